@@ -67,9 +67,10 @@ class Session:
             match key.split():
                 case ["attention"]:
                     tile_configs.ATTENTION_CONFIG = tile_configs.AttentionConfig(*values)
-                case ["gemm", kind, rows, n, k]:
-                    config = None if values is None else tile_configs.GemmConfig(*values)
-                    tile_configs.GEMM_CONFIGS[kind, int(rows), int(n), int(k)] = config
+                case ["gemm", *kind, rows, n, k]:
+                    tile_configs.GEMM_CONFIGS[" ".join(kind), int(rows), int(n), int(k)] = tile_configs.GemmConfig(
+                        *values
+                    )
                 case [role, kind]:
                     tile_configs.SKINNY_CONFIGS[role, kind] = tile_configs.SkinnyConfig(*values)
 

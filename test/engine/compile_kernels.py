@@ -17,7 +17,7 @@ from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, resample, towers
+from vla_ros.engine.kernels import attention, jpeg, linear, lowbit, pointwise, resample, towers
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import ATTENTION_CONFIG, GEMM_CANDIDATES, GEMM_CONFIGS, PACKED_ROWS, SKINNY_CONFIGS
 
@@ -119,7 +119,7 @@ def compile_many_rows(kind: str) -> None:
     words, scale = WEIGHTS[kind]
     types = {"x": B, "words": words, "scale": scale, "out": B}
     common = {"K": HIDDEN, "KIND": kind, "ASM": True}
-    tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == kind and config)
+    tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == kind)
     for config in dict.fromkeys((*GEMM_CANDIDATES, *tuned)):
         sizes = {
             "FRAGMENTS": config.block_n // 8,
@@ -147,11 +147,24 @@ def compile_many_rows(kind: str) -> None:
             config.stages,
             config.max_registers,
         )
-    compile_kernel(f"dequantize {kind}", lowbit.dequantize_kernel, types, {**common, "FRAGMENTS": 4}, 4, 3)
+    if kind == "int4":
+        compile_fp8_rows(types)
     types = {"sums": "*fp32", "scale": scale, "out": B}
     compile_kernel(
         f"sum {kind}", lowbit.reduce_kernel, types, {"KIND": kind, "ADD": True, "SPLIT_K": 3, "BLOCK": 1024}, 4, 3
     )
+
+
+def compile_fp8_rows(types) -> None:
+    types = {**types, "x": "*fp8e4nv", "row_scale": "*fp32", "sums": "*fp32", "grid": "*i32"}
+    tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == "int4 fp8")
+    for config in dict.fromkeys((*GEMM_CANDIDATES, *tuned)):
+        sizes = {"FRAGMENTS": config.block_n // 8, "BLOCK_M": config.block_m, "TAIL_M": config.tail_m}
+        every = {**sizes, "K": HIDDEN, "ADD": False, "ASM": True, "EVEN": True, "ROOM": 32}
+        every["SPLIT_K"] = config.split_k
+        name = f"gemm int4 fp8 {' '.join(map(str, astuple(config)))}"
+        out = {"out": B if config.split_k == 1 else "*fp32"}
+        compile_kernel(name, lowbit.gemm_fp8_kernel, {**types, **out}, every, config.warps, config.stages)
 
 
 def compile_towers() -> None:
@@ -207,10 +220,11 @@ def main() -> None:
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
     for name, out, constants in (
-        ("norm", B, {"ADD": False, "FP8": False}),
-        ("norm fp8", "*fp8e4nv", {"ADD": True, "FP8": True}),
+        ("norm", B, {"ADD": False, "FP8": False, "GROUPED": False}),
+        ("norm fp8", "*fp8e4nv", {"ADD": True, "FP8": True, "GROUPED": False}),
+        ("norm fp8 int4", "*fp8e4nv", {"ADD": False, "FP8": True, "GROUPED": True}),
     ):
-        types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "eps": "fp32"}
+        types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "sums": "*fp32", "eps": "fp32"}
         types |= {"row_scale": "*fp32", "column_scale": "*fp32"}
         compile_kernel(name, pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN, **constants}, 8, 3)
     types = {"table": B, "index": "*i64", "hidden": B, "norm": B, "scaled": B, "squares": "*fp64"}
@@ -219,20 +233,24 @@ def main() -> None:
     types = {"qkv": B, "cosine": B, "sine": B, **cache, "row_scale": "*fp32", "column_scale": "*fp32"}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 32, "SCALED": True}, 4, 3)
     compile_towers()
+    names = ("to_ycc", "offsets", "forward", "before", "factors", "after", "steps", "scales", "from_chroma")
+    types = dict.fromkeys(names, "*i32") | dict.fromkeys(("images", "luma", "chroma", "out"), "*u8")
+    compile_kernel("jpeg code", jpeg.code_kernel, types, {"ROWS": 16, "COLUMNS": 16}, 4, 3)
+    compile_kernel("jpeg merge", jpeg.merge_kernel, types, {"ROWS": 16, "COLUMNS": 16, "BLOCK": 256}, 4, 3)
     images, at = {"images": "*u8", "out": "*u8"}, "*i64"
     weights = {"rows": at, "columns": at, "row_weights": "*fp32", "column_weights": "*fp32"}
     compile_kernel("lanczos", resample.float_resize_kernel, {**images, **weights}, {"BLOCK": 256}, 4, 3, fuse=False)
     shares = dict.fromkeys(("above", "below", "left", "right"), at) | {"across": "*fp32", "down": "*fp32"}
     types = {**images, **shares, "unit": "fp32"}
     compile_kernel("crop", resample.crop_kernel, types, {"BLOCK": 256}, 4, 3, fuse=False)
-    types = {"both": B, "out": B, "scales": "*fp32", "row_scale": "*fp32", "column_scale": "*fp32"}
-    compile_kernel(
-        "silu", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "SCALED": False, "FP8": False}, 4, 3
-    )
-    types |= {"out": "*fp8e4nv"}
-    compile_kernel(
-        "silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "SCALED": True, "FP8": True}, 8, 3
-    )
+    types = {"both": B, "scales": "*fp32", "sums": "*fp32", "row_scale": "*fp32", "column_scale": "*fp32"}
+    for name, out, flags in (
+        ("silu", B, (False, False, False)),
+        ("silu fp8", "*fp8e4nv", (True, True, False)),
+        ("silu fp8 int4", "*fp8e4nv", (False, True, True)),
+    ):
+        every = {"BLOCK": 2048, **dict(zip(("SCALED", "FP8", "GROUPED"), flags, strict=True))}
+        compile_kernel(name, pointwise.silu_multiply_kernel, {**types, "out": out}, every, 8 if flags[1] else 4, 3)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def hazards(sass: str) -> list[str]:
     for text in _walk(code):
         name, _, rest = text.partition(" ")
         words = [word.strip() for word in rest.split(",")]
-        if name.startswith("HGMMA"):
+        if name.startswith(("HGMMA", "QGMMA")):
             flying.append((_registers(words[1], 4), "gsb0" in text))
         elif text.startswith("WARPGROUP.DEPBAR.LE gsb0"):
             flying = _latest(flying, int(words[1], 16))
@@ -41,7 +41,7 @@ def _walk(code: list[tuple[int, str]]) -> list[str]:
         walked.append(text)
         jump = re.match(r"BRA\s.*?0x([0-9a-f]+)", text)
         back = at.get(int(jump[1], 16), index + 1) if jump else index + 1
-        if back < index and index not in again and any("HGMMA" in code[i][1] for i in range(back, index)):
+        if back < index and index not in again and any("GMMA" in code[i][1] for i in range(back, index)):
             again.add(index)
             index = back
         else:

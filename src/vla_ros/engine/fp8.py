@@ -15,6 +15,12 @@ CAPABILITY = (8, 9)
 """Compute capability from which tensor cores multiply this format (Ada)."""
 
 
+@cache
+def runs_on(device: torch.device) -> bool:
+    """Return whether tensor cores of ``device`` multiply this format; a CPU computes the same in float32."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows [..., K]; returns them and their scales, float32 [..., 1]."""
     wide = rows.float()

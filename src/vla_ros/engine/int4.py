@@ -46,6 +46,20 @@ def unpack_grid(grid: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
+def reorder(rows: Tensor) -> Tensor:
+    """Put the inputs of rows [M, K] into the order in which FP8 rows meet packed weights; K may be filled up.
+
+    Input 64 i + 32 n + 16 p + 8 h + 2 t + e of a group becomes number 64 h + 32 i + 16 p + 4 t + 2 e + n: the four
+    bytes of a word of 32 bits, or of the word moved by 4 bits, are then four successive numbers.
+    """
+    return lowbit.widen(rows).view(len(rows), -1, 2, 2, 2, 2, 4, 2).permute(0, 1, 5, 2, 4, 6, 7, 3).flatten(1)
+
+
+def restore(rows: Tensor) -> Tensor:
+    """Undo :func:`reorder`, for rows [M, a multiple of 128]."""
+    return rows.view(len(rows), -1, 2, 2, 2, 4, 2, 2).permute(0, 1, 3, 7, 4, 2, 5, 6).flatten(1)
+
+
 def _grid(scale: Tensor, zero: Tensor) -> Tensor:
     halves = torch.stack([scale, (-128.0 - zero).to(torch.bfloat16)], dim=-1)  # whole numbers up to 143: exact
     count = scale.shape[1]

@@ -34,8 +34,9 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
         EngineMismatchError: A product differs by more than rounding.
     """
     bounds, kind = TOLERANCES[weights.dtype], weights.layers[0].qkv.kind
-    if kind == "fp8":  # a number that a norm rounded differently may be quantised to the next one, 1/8 away
-        bounds = replace(bounds, product=2 * bounds.product, element=2 * bounds.element)
+    # What a norm rounded differently may become the next number of FP8, 1/8 away: 0.04 was seen after two products.
+    slack = {"fp8": 2, "int4": 4}.get(kind, 1)
+    bounds = replace(bounds, product=slack * bounds.product, element=slack * bounds.element)
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         pairs = zip(_products(ops, weights, rows), _products(Ops(), weights, rows), strict=True)
         for (name, ours), (_, theirs) in pairs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine import fp8
+from vla_ros.engine import fp8, int4
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
 
@@ -60,7 +60,7 @@ class Positions:
     # causality or nothing hides any, or if Triton's kernels go by ``length``.
     mask: Tensor | None = None
     causal: bool = True  # whether a prompt's rows see only those before them
-    # Int32 [1], positions of a bidirectional prompt in front of its padding; None without padding.
+    # Int32 [B], positions of a bidirectional prompt in front of its padding; None without padding.
     length: Tensor | None = None
     # Type of what attention of few rows returns; None for that of its queries.
     rows_dtype: torch.dtype | None = None
@@ -85,10 +85,15 @@ class ScaledProduct(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Rows that were quantised where they were computed: FP8 [M, K], and scales float32 [M, 1]."""
+    """Rows that were quantised where they were computed: FP8 [M, K], and scales float32 [M, 1].
+
+    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums`` float32
+    [M, groups] holds those of each group's numbers, times 2^-9.
+    """
 
     values: Tensor
     scale: Tensor
+    sums: Tensor | None = None
 
 
 Rows = Tensor | QuantizedRows
@@ -119,12 +124,12 @@ class Ops:
     def locate_both_ways(
         self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
     ) -> Positions:
-        """Prepare a prompt whose rows see each other in both directions, up to ``length``, int32 [1]."""
+        """Prepare a prompt whose rows see each other in both directions, up to ``length``, int32 [B]."""
         mask = None
         if length is not None:
             # Added to scores, in their type: attention would convert a boolean mask in every layer.
-            mask = torch.zeros(at.shape[1], dtype=weights.dtype, device=at.device)
-            mask = mask.masked_fill(at[0] >= length, float("-inf"))[None, None, None]
+            mask = torch.zeros(at.shape, dtype=weights.dtype, device=at.device)
+            mask = mask.masked_fill(at >= length[:, None], float("-inf"))[:, None, None]
         return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
 
     def start(self, hidden: Tensor, norm: Tensor) -> Residual:
@@ -265,11 +270,26 @@ def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Ten
 def rounded(rows: Rows, matrix: Matrix) -> Tensor:
     """Rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
     if isinstance(rows, QuantizedRows):
-        return rows.values.float() * rows.scale
-    if matrix.kind != "fp8" or rows.numel() <= SKINNY * rows.shape[-1]:
+        values = rows.values.float()
+        return (values if rows.sums is None else int4.restore(values)[:, : matrix.inputs]) * rows.scale
+    if not rounds(rows, matrix):
         return rows
     values, scale = fp8.quantize(rows)
     return (values.float() * scale).to(rows.dtype)
+
+
+def rounds(rows: Rows, matrix: Matrix) -> bool:
+    """Return whether a product with ``matrix`` rounds ``rows`` to FP8: a prompt's, for FP8 and 4-bit weights.
+
+    For 4 bits only where tensor cores take FP8, and never float32, which is for checks.
+    """
+    if isinstance(rows, QuantizedRows):
+        return True
+    if rows.numel() <= SKINNY * rows.shape[-1]:
+        return False
+    return matrix.kind == "fp8" or (
+        matrix.kind == "int4" and rows.dtype != torch.float32 and fp8.runs_on(rows.device)
+    )
 
 
 def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

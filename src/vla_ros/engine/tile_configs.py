@@ -124,18 +124,18 @@ class GemmConfig:
 _THREE_STAGES = GemmConfig(64, 128, 16, 4, 3, 168)
 _SPLIT_K = GemmConfig(128, 128, 16, 8, 4, 128, split_k=4)
 
-GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig | None] = {
+GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig] = {
     ("int8", 288, 12288, 4096): _THREE_STAGES,
     ("int8", 288, 22016, 4096): GemmConfig(128, 64, 32, 8, 3, 128, k_groups=2),
     ("int8", 288, 4096, 4096): _SPLIT_K,
     ("int8", 288, 4096, 11008): _SPLIT_K,
-    ("int4", 288, 12288, 4096): _THREE_STAGES,
-    ("int4", 288, 22016, 4096): GemmConfig(128, 64, 32, 8, 3, 128),
-    ("int4", 288, 4096, 4096): _THREE_STAGES,
-    ("int4", 288, 4096, 11008): GemmConfig(128, 128, 16, 8, 3, None, split_k=2),
+    ("int4 fp8", 288, 12288, 4096): GemmConfig(64, 64, 32, 4, 4),
+    ("int4 fp8", 288, 22016, 4096): GemmConfig(64, 64, 32, 4, 4),
+    ("int4 fp8", 288, 4096, 4096): GemmConfig(64, 64, 32, 4, 4, split_k=2),
+    ("int4 fp8", 288, 4096, 11008): GemmConfig(64, 64, 32, 4, 4, split_k=2),
 }
-"""Kind of weight, rows, outputs and inputs to what ``benchmarks/gpu_session.py`` found best on an H200, for
-OpenVLA-7B with a usual prompt; None dequantises the weight first."""
+"""Kind of weight (``int4 fp8``: for rows in FP8), rows, outputs and inputs to what ``benchmarks/gpu_session.py``
+found best on an H200, for OpenVLA-7B with a usual prompt."""
 
 TUNED_FOR = 132
 """Multiprocessors of the GPUs that these hold for: H100 and H200 (SXM)."""
@@ -151,8 +151,8 @@ GEMM_CANDIDATES = (
 """What :func:`choose_gemm` chooses from; estimated, not measured."""
 
 
-def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig | None:
-    """Return the configuration for a product, or None if dequantising the weight first is faster.
+def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig:
+    """Return the configuration for a product.
 
     Shapes that are not in :data:`GEMM_CONFIGS` are chosen by a cost model: waves of programs over the
     multiprocessors, times rows of a program. Unpacking and filling the pipeline count like 24 rows.

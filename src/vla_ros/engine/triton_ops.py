@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from vla_ros.engine import fp8, tile_configs
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
-from vla_ros.engine.lowbit import FRAGMENT_N
-from vla_ros.engine.ops import KVCache, Ops, Positions, QuantizedRows, Residual, Rows, ScaledProduct
+from vla_ros.engine.lowbit import ALIGN_K, FRAGMENT_N
+from vla_ros.engine.ops import KVCache, Ops, Positions, QuantizedRows, Residual, Rows, ScaledProduct, rounds
 from vla_ros.engine.tile_configs import (
     PACKED_ROWS,
     SKINNY,
@@ -43,22 +43,19 @@ class PrescaledResidual(Residual):
 class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
-    ``configs`` takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``fused_gemm``
-    multiplies many rows with quantised weights in one kernel that dequantises on its way; else each weight is
-    dequantised first. ``attention`` is of few rows; ``gemma`` None chooses by
-    :func:`~vla_ros.engine.tile_configs.choose_gemm`.
+    ``configs`` takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` is
+    of few rows, ``gemm`` of many rows with packed weights; None takes
+    :func:`~vla_ros.engine.tile_configs.choose_gemm`'s.
     """
 
     def __init__(
         self,
         configs: dict[tuple[str, str], SkinnyConfig] | None = None,
-        fused_gemm: bool = True,
         attention: AttentionConfig | None = None,
         gemm: GemmConfig | None = None,
     ) -> None:
         super().__init__()
         self.configs = {**tile_configs.SKINNY_CONFIGS, **(configs or {})}
-        self.fused_gemm = fused_gemm
         self.attention = attention or tile_configs.ATTENTION_CONFIG
         self.gemm = gemm
 
@@ -149,8 +146,8 @@ class TritonOps(Ops):
         if not isinstance(stream, PrescaledResidual):
             if matrix.kind == "fp8":  # scaled and added by the next norm's kernel
                 return Residual(stream.hidden, norm, branch=_fp8_product(rows, matrix))
-            assert isinstance(rows, Tensor)
-            return Residual(self._product(rows, matrix, stream.hidden), norm)
+            self._product(rows, matrix, stream.hidden, add=True)
+            return Residual(stream.hidden, norm)
         assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
         partial = (
@@ -180,12 +177,12 @@ class TritonOps(Ops):
             return out
         out = hidden.new_empty(batch, rows, width)
         both = self._normed_product(weights, stream, matrix)
-        quantized = weights.layers[index].down_proj.kind == "fp8"
-        block = min(2048, triton.next_power_of_2(width))
-        made = _empty_fp8(out) if quantized else QuantizedRows(out, out)
+        quantized = rounds(out, weights.layers[index].down_proj)
+        block = min(2048, max(128, triton.next_power_of_2(width)))
+        made = _empty_fp8(out, weights.layers[index].down_proj) if quantized else QuantizedRows(out, out)
         pointwise.silu_multiply_kernel[(batch * rows, 1 if quantized else triton.cdiv(width, block))](
-            *both, *made, width, SCALED=matrix.kind == "fp8", FP8=quantized, BLOCK=block,
-            num_warps=8 if quantized else 4,
+            *both, *made, width, SCALED=matrix.kind == "fp8", FP8=quantized, GROUPED=made.sums is not None,
+            BLOCK=block, num_warps=8 if quantized else 4,
         )  # fmt: skip
         return made if quantized else out
 
@@ -194,7 +191,7 @@ class TritonOps(Ops):
         hidden, matrix = stream.hidden, weights.lm_head
         batch, rows, _ = hidden.shape
         if not isinstance(stream, PrescaledResidual):
-            return self._product(self.norm(weights, stream), matrix).float()
+            return functional.linear(self.norm(weights, stream), matrix.data).float()
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
         config = self._config(matrix, hidden, 1)
         linear.lm_head_kernel[_grid(matrix, hidden, matrix.outputs // config.block_n)](
@@ -230,94 +227,99 @@ class TritonOps(Ops):
     def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         out = torch.empty_like(stream.hidden)
-        self._norm(weights, stream, QuantizedRows(out, out), False)
+        self._norm(weights, stream, QuantizedRows(out, out))
         return out
 
     def _normed_product(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> ScaledProduct:
         """Many rows behind their norm, times ``matrix``; the scales count for FP8 weights only."""
-        if matrix.kind != "fp8":
-            product = self._product(self.norm(weights, stream), matrix)
-            return ScaledProduct(product, product, product)
-        rows = _empty_fp8(stream.hidden)
-        self._norm(weights, stream, rows, True)
-        return _fp8_product(rows, matrix)
+        hidden = stream.hidden
+        rows: Rows = _empty_fp8(hidden, matrix) if rounds(hidden, matrix) else torch.empty_like(hidden)
+        self._norm(weights, stream, rows if isinstance(rows, QuantizedRows) else QuantizedRows(rows, rows))
+        if matrix.kind == "fp8":
+            return _fp8_product(rows, matrix)
+        out = hidden.new_empty(*hidden.shape[:2], matrix.outputs)
+        self._product(rows, matrix, out)
+        return ScaledProduct(out, out, out)
 
-    def _norm(self, weights: DecoderWeights, stream: Residual, out: QuantizedRows, quantized: bool) -> None:
+    def _norm(self, weights: DecoderWeights, stream: Residual, out: QuantizedRows) -> None:
         hidden, width = stream.hidden, stream.hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
             hidden, *(stream.branch or (None, None, None)), stream.norm, *out, weights.shape.rms_norm_eps,
-            ADD=stream.branch is not None, FP8=quantized, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+            ADD=stream.branch is not None, FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
+            BLOCK=max(128, triton.next_power_of_2(width)), num_warps=8,
         )  # fmt: skip
 
-    def _product(self, rows: Tensor, matrix: Matrix, add: Tensor | None = None) -> Tensor:
-        """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
-        batch, count, _ = rows.shape
-        flat = rows.reshape(batch * count, -1).contiguous()
-        config = self._gemm_config(flat, matrix) if matrix.packed and self.fused_gemm else None
-        if config is not None:
-            out = add if add is not None else rows.new_empty(batch, count, matrix.outputs)
-            self._fused(flat, matrix, out, config, add is not None)
-            return out
-        weight = self._dequantize(matrix, rows.dtype) if matrix.packed else matrix.data
-        if add is None:
-            return functional.linear(flat, weight).view(batch, count, -1)
-        target = add.view(batch * count, -1)
-        torch.addmm(target, flat, weight.t(), out=target)  # the residual is added by the product itself
-        return add
+    def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> None:
+        """``out [B, R, N] = [out +] rows @ matrix.T`` for many rows, dense or packed."""
+        if matrix.packed:
+            self._packed_product(rows, matrix, out, add)
+            return
+        assert isinstance(rows, Tensor)
+        flat, target, weight = rows.reshape(-1, matrix.inputs), out.view(-1, matrix.outputs), matrix.data.t()
+        if add:
+            torch.addmm(target, flat, weight, out=target)  # the residual is added by the product itself
+        else:
+            torch.mm(flat, weight, out=target)
 
-    def _gemm_config(self, flat: Tensor, matrix: Matrix) -> GemmConfig | None:
-        if flat.dtype == torch.float32:  # for checks only: twice the shared memory, and no tensor cores
-            return GemmConfig(block_n=32, block_m=32, tail_m=0)
-        if self.gemm is not None:
-            return self.gemm
-        return choose_gemm(matrix.kind, flat.shape[0], matrix.outputs, matrix.inputs, _multiprocessors(flat.device))
-
-    def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, config: GemmConfig, add: bool) -> None:
-        count, block_n, split_k = flat.shape[0], divisor(matrix.outputs, config.block_n), config.split_k
-        limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+    def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> None:
+        count, kind = out.numel() // matrix.outputs, "int4 fp8" if rounds(rows, matrix) else matrix.kind
+        config = self.gemm or choose_gemm(kind, count, matrix.outputs, matrix.inputs, _multiprocessors(out.device))
+        if out.dtype == torch.float32:  # for checks only: twice the shared memory, and no tensor cores
+            config = GemmConfig(block_n=32, block_m=32, tail_m=0)
+        block_n, block_m, split_k = (
+            divisor(matrix.outputs, config.block_n), config.block_m + config.tail_m, config.split_k
+        )  # fmt: skip
         to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
-        block_m = config.block_m + config.tail_m
-        lowbit.gemm_kernel[(triton.cdiv(count, block_m), matrix.outputs // block_n, split_k)](
-            flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
-            ASM=_use_asm(flat), FRAGMENTS=block_n // FRAGMENT_N,
-            K_GROUPS=divisor(matrix.data.shape[1], config.k_groups), BLOCK_M=config.block_m, TAIL_M=config.tail_m,
-            SPLIT_K=split_k, EVEN=count % block_m == 0,
-            WGMMA=flat.dtype != torch.float32 and _has_wgmma(flat.device), PRECISION=_precision(flat),
-            num_warps=config.warps, num_stages=config.stages, **limit,
-        )  # fmt: skip
+        grid, common = (triton.cdiv(count, block_m), matrix.outputs // block_n, split_k), {
+            "K": matrix.inputs, "ADD": add, "ASM": _use_asm(out), "FRAGMENTS": block_n // FRAGMENT_N,
+            "BLOCK_M": config.block_m, "TAIL_M": config.tail_m, "SPLIT_K": split_k, "EVEN": count % block_m == 0,
+            "num_warps": config.warps, "num_stages": config.stages,
+        }  # fmt: skip
+        groups = matrix.data.shape[1]
+        if kind == "int4 fp8":
+            quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
+            lowbit.gemm_fp8_kernel[grid](
+                *quantized, *_data(matrix), to, count, matrix.outputs,
+                ROOM=max(16, triton.next_power_of_2(triton.cdiv(groups, split_k))), **common,
+            )  # fmt: skip
+        else:
+            assert isinstance(rows, Tensor)
+            limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+            lowbit.gemm_kernel[grid](
+                rows.contiguous(), *_data(matrix), to, count, matrix.outputs, KIND=kind,
+                K_GROUPS=divisor(groups, config.k_groups), PRECISION=_precision(out),
+                WGMMA=out.dtype != torch.float32 and _has_wgmma(out.device), **common, **limit,
+            )  # fmt: skip
         if split_k > 1:
-            lowbit.reduce_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](
+            lowbit.reduce_kernel[(triton.cdiv(out.numel(), 1024),)](
                 to, _data(matrix)[1], out, count, matrix.outputs, KIND=matrix.kind, ADD=add, SPLIT_K=split_k,
                 BLOCK=1024,
             )  # fmt: skip
 
-    def _dequantize(self, matrix: Matrix, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(matrix.outputs, matrix.inputs, dtype=dtype, device=matrix.data.device)
-        fragments = divisor(matrix.outputs // FRAGMENT_N, 4)
-        lowbit.dequantize_kernel[(matrix.outputs // FRAGMENT_N // fragments, matrix.data.shape[1])](
-            *_data(matrix), out, K=matrix.inputs, KIND=matrix.kind, ASM=_use_asm(out), FRAGMENTS=fragments
-        )
-        return out
 
-
-def _empty_fp8(like: Tensor) -> QuantizedRows:
-    rows = like.numel() // like.shape[-1]
+def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:
+    """Make room for rows like ``like`` as a product with ``matrix`` takes them."""
+    rows, width, sums = like.numel() // like.shape[-1], like.shape[-1], None
+    if matrix.packed:
+        groups = matrix.data.shape[1]
+        width, sums = groups * ALIGN_K, like.new_empty(rows, groups, dtype=torch.float32)
     scale = like.new_empty(rows, 1, dtype=torch.float32)
-    return QuantizedRows(like.new_empty(rows, like.shape[-1], dtype=fp8.FP8), scale)
+    return QuantizedRows(like.new_empty(rows, width, dtype=fp8.FP8), scale, sums)
 
 
-def _quantize(rows: Tensor) -> QuantizedRows:
-    out, width = _empty_fp8(rows), rows.shape[-1]
+def _quantize(rows: Tensor, matrix: Matrix) -> QuantizedRows:
+    out, width = _empty_fp8(rows, matrix), rows.shape[-1]
     pointwise.quantize_kernel[(out.scale.shape[0],)](
-        rows, *out, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
-    )
+        rows, *out, GROUPED=out.sums is not None, N=width, BLOCK=max(128, triton.next_power_of_2(width)),
+        num_warps=8,
+    )  # fmt: skip
     return out
 
 
 def _fp8_product(rows: Rows, matrix: Matrix) -> ScaledProduct:
     assert matrix.scale is not None
-    values, scale = _quantize(rows) if isinstance(rows, Tensor) else rows
-    return ScaledProduct(fp8.product(values, matrix.data), scale, matrix.scale)
+    quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
+    return ScaledProduct(fp8.product(quantized.values, matrix.data), quantized.scale, matrix.scale)
 
 
 def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:

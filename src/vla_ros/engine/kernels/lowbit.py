@@ -17,6 +17,7 @@ from vla_ros.engine.kernels.unpack import (
     as_operand,
     in_eight,
     in_four,
+    matrix_fp8,
     matrix_int4,
     matrix_int8,
     narrow,
@@ -107,23 +108,6 @@ def load_weights(
     else:
         weight = matrix_int8(packed, FRAGMENTS, DTYPE, ASM)
     return weight
-
-
-@triton.jit
-def dequantize_kernel(
-    words, scale, out, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, FRAGMENTS: tl.constexpr
-):  # fmt: skip
-    """[N, K] in the type of ``out``; a program computes 8 FRAGMENTS outputs of one K-group."""
-    size: tl.constexpr = 128 if KIND == "int4" else 64
-    fragment = tl.program_id(0) * FRAGMENTS + tl.arange(0, FRAGMENTS)
-    place = fragment * tl.num_programs(1) + tl.program_id(1)
-    weight = load_weights(words, scale, place, KIND, ASM, FRAGMENTS, out.dtype.element_ty)
-    rows = tl.program_id(0) * FRAGMENTS * FRAGMENT_N + tl.arange(0, FRAGMENTS * FRAGMENT_N)
-    if KIND == "int8":
-        weight = weight.to(tl.float32) * tl.load(scale + rows)[:, None]
-    columns = tl.program_id(1) * size + tl.arange(0, size)
-    at = out + rows[:, None].to(tl.int64) * K + columns[None, :]
-    tl.store(at, weight.to(out.dtype.element_ty), mask=(columns < K)[None, :])
 
 
 @triton.jit
@@ -228,6 +212,68 @@ def gemm_kernel(
     epilogue(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLIT_K)
     if TAIL_M > 0:
         epilogue(out, rest, scale, more, outputs, M, N, split, KIND, ADD, SPLIT_K)
+
+
+@triton.jit
+def zero_points(
+    grid, sums, fragment, rows, first, last, M, COUNT: tl.constexpr, FRAGMENTS: tl.constexpr, ROOM: tl.constexpr
+):  # fmt: skip
+    """What K-groups ``first`` to ``last`` - 1 contribute by their zero points: float32 [8 FRAGMENTS, rows]."""
+    group = first + tl.arange(0, ROOM)
+    there = group < last
+    at = (fragment[:, None, None] * COUNT + group[None, :, None]) * FRAGMENT_N
+    entries = tl.load(grid + at + tl.arange(0, FRAGMENT_N)[None, None, :], mask=there[None, :, None], other=0)
+    factor, offset = read_grid(entries)
+    weight = (factor * (offset + 128.0)).permute(0, 2, 1).reshape(FRAGMENTS * FRAGMENT_N, ROOM)
+    seen = (rows < M)[None, :] & there[:, None]
+    return tl.dot(weight, tl.load(sums + rows[None, :] * COUNT + group[:, None], mask=seen, other=0.0))
+
+
+@triton.jit
+def epilogue_fp8(out, total, row_scale, rows, outputs, M, N, split, ADD: tl.constexpr, SPLIT_K: tl.constexpr):
+    """As :func:`epilogue`, for sums that are still to be multiplied by 2^9 and the scales of their rows."""
+    total *= 512.0 * tl.load(row_scale + rows, mask=rows < M, other=0.0)[None, :]
+    epilogue(out, total, row_scale, rows, outputs, M, N, split, "int4", ADD, SPLIT_K)
+
+
+@triton.jit
+def gemm_fp8_kernel(
+    x, row_scale, sums, words, grid, out, M, N, K: tl.constexpr, ADD: tl.constexpr, ASM: tl.constexpr,
+    FRAGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    ROOM: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """As :func:`gemm_kernel`, for rows in FP8 (``ops.QuantizedRows``) and weights of 4 bits, on FP8 tensor cores.
+
+    Nibbles are multiplied as they are. A K-group's sums are multiplied by its scales; zero points, which need no
+    more than the sums of the rows' groups, are the sums' first value. ROOM is a power of two, at least a split's
+    K-groups.
+    """
+    count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K
+    each: tl.constexpr = (count + SPLIT_K - 1) // SPLIT_K
+    start, split = tl.program_id(0) * (BLOCK_M + TAIL_M), tl.program_id(2)
+    first, last = split * each, tl.minimum(split * each + each, count)
+    rows = start + tl.arange(0, BLOCK_M)
+    fragment = tl.program_id(1) * FRAGMENTS + tl.arange(0, FRAGMENTS)
+    total = zero_points(grid, sums, fragment, rows, first, last, M, count, FRAGMENTS, ROOM)
+    if TAIL_M > 0:
+        more = start + BLOCK_M + tl.arange(0, TAIL_M)
+        rest = zero_points(grid, sums, fragment, more, first, last, M, count, FRAGMENTS, ROOM)
+    scales = grid + (fragment * count)[:, None, None] * FRAGMENT_N + tl.arange(0, FRAGMENT_N)[None, None, :]
+    entries = tl.load(scales + first * FRAGMENT_N)
+    for group in range(first, last):
+        place = (fragment * count + group)[:, None, None]
+        weight = matrix_fp8(tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :]), FRAGMENTS, ASM)
+        factor = read_grid(entries)[0].reshape(FRAGMENTS * FRAGMENT_N)[:, None]
+        entries = tl.load(scales + tl.minimum(group + 1, last - 1) * FRAGMENT_N)  # Triton would not load it ahead
+        some = load_rows(x, rows, group * ALIGN_K, M, count * ALIGN_K, EVEN, ALIGN_K)
+        total += tl.dot(weight, some) * factor
+        if TAIL_M > 0:
+            some = load_rows(x, more, group * ALIGN_K, M, count * ALIGN_K, EVEN, ALIGN_K)
+            rest += tl.dot(weight, some) * factor
+    outputs = tl.program_id(1) * FRAGMENTS * FRAGMENT_N + tl.arange(0, FRAGMENTS * FRAGMENT_N)
+    epilogue_fp8(out, total, row_scale, rows, outputs, M, N, split, ADD, SPLIT_K)
+    if TAIL_M > 0:
+        epilogue_fp8(out, rest, row_scale, more, outputs, M, N, split, ADD, SPLIT_K)
 
 
 @triton.jit

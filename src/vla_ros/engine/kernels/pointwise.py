@@ -12,31 +12,45 @@ from vla_ros.engine.kernels.linear import saturate
 
 
 @triton.jit
-def store_row(value, out, scales, at, row, inside, FP8: tl.constexpr):
-    """Store one whole row; with FP8 as numbers up to 448 and the row's scale."""
-    if FP8:
-        value = value.to(tl.float32)
-        scale = tl.maximum(tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0), 1e-12) / 448.0
-        tl.store(scales + row, scale)
-        value /= scale
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+def fp8_scale(largest):
+    """The scale of a row with this largest magnitude, which becomes 448."""
+    return tl.maximum(largest, 1e-12) / 448.0
 
 
 @triton.jit
-def quantize_kernel(x, out, scales, N: tl.constexpr, BLOCK: tl.constexpr):
+def store_fp8(value, scale, out, sums, row, start, N, GROUPED: tl.constexpr):
+    """Store ``value / scale`` [BLOCK] as columns from ``start`` on of a row; values behind column N are zero.
+
+    With GROUPED in the order of :func:`vla_ros.engine.int4.reorder`, with the sum of each group, times 2^-9.
+    """
+    size: tl.constexpr = value.shape[0]
+    column, end = start + tl.arange(0, size), N
+    number = (value.to(tl.float32) * (1.0 / scale)).to(out.dtype.element_ty)
+    if GROUPED:
+        count = (N + 127) // 128
+        group = start // 128 + tl.arange(0, size // 128)
+        total = tl.sum(number.to(tl.float32).reshape(size // 128, 128), axis=1)
+        tl.store(sums + row * count + group, total * 0.001953125, mask=group < count)
+        number = number.reshape(size // 128, 2, 2, 2, 2, 4, 2).permute(0, 4, 1, 3, 5, 6, 2).reshape(size)
+        end = count * 128
+    tl.store(out + row * end + column, number, mask=column < end)
+
+
+@triton.jit
+def quantize_kernel(x, out, scales, sums, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
     """One program per row: ``x`` [M, N] to FP8 and scales [M]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < N
-    store_row(
-        tl.load(x + row * N + column, mask=inside, other=0.0), out, scales, row * N + column, row, inside, True
-    )
+    value = tl.load(x + row * N + column, mask=column < N, other=0.0)
+    scale = fp8_scale(tl.max(tl.abs(value.to(tl.float32)), axis=0))
+    tl.store(scales + row, scale)
+    store_fp8(value, scale, out, sums, row, 0, N, GROUPED)
 
 
 @triton.jit
 def rms_norm_kernel(
-    x, branch, row_scale, column_scale, norm, out, scales, eps,
-    ADD: tl.constexpr, FP8: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    x, branch, row_scale, column_scale, norm, out, scales, sums, eps,
+    ADD: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row: if ADD, adds the scaled ``branch`` to ``x`` [M, N]; the norm of ``x`` goes to ``out``.
 
@@ -55,7 +69,13 @@ def rms_norm_kernel(
         tl.store(x + at, total, mask=inside)
         value = total.to(tl.float32)
     root = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
-    store_row((value * root).to(x.dtype.element_ty) * weight, out, scales, at, row, inside, FP8)
+    normed = (value * root).to(x.dtype.element_ty) * weight
+    if FP8:
+        scale = fp8_scale(tl.max(tl.abs(normed.to(tl.float32)), axis=0))
+        tl.store(scales + row, scale)
+        store_fp8(normed, scale, out, sums, row, 0, N, GROUPED)
+    else:
+        tl.store(out + at, normed, mask=inside)
 
 
 @triton.jit
@@ -133,12 +153,13 @@ def gated(both, row_scale, column_scale, row, column, N, SCALED: tl.constexpr):
         factor = tl.load(row_scale + row)
         gate *= tl.load(column_scale + column, mask=inside, other=0.0) * factor
         up *= tl.load(column_scale + N + column, mask=inside, other=0.0) * factor
-    return (gate / (1.0 + tl.exp(-gate)) * up).to(both.dtype.element_ty)
+    return (gate / (1.0 + tl.exp2(gate * -1.4426950408889634)) * up).to(both.dtype.element_ty)
 
 
 @triton.jit
 def silu_multiply_kernel(
-    both, row_scale, column_scale, out, scales, N, SCALED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr
+    both, row_scale, column_scale, out, scales, sums, N,
+    SCALED: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
 
@@ -151,12 +172,11 @@ def silu_multiply_kernel(
         for start in range(0, N, BLOCK):
             value = gated(both, row_scale, column_scale, row, start + tl.arange(0, BLOCK), N, SCALED)
             top = tl.maximum(top, tl.abs(value.to(tl.float32)))
-        scale = tl.maximum(tl.max(top, axis=0), 1e-12) / 448.0
+        scale = fp8_scale(tl.max(top, axis=0))
         tl.store(scales + row, scale)
         for start in range(0, N, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            value = gated(both, row_scale, column_scale, row, column, N, SCALED).to(tl.float32) / scale
-            tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=column < N)
+            value = gated(both, row_scale, column_scale, row, start + tl.arange(0, BLOCK), N, SCALED)
+            store_fp8(value, scale, out, sums, row, start, N, GROUPED)
     else:
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         value = gated(both, row_scale, column_scale, row, column, N, SCALED)
