@@ -154,7 +154,7 @@ class PreviousChunk:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy is asked: images, state vectors and the instruction, as its spec names them."""
+    """The input of a policy: images, state vectors and the instruction, named as in its spec."""
 
     # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] with T moments, oldest first.
     images: Mapping[str, UInt8Array]

@@ -1,4 +1,4 @@
-"""What all measurements share: the device with its limits, and the figures that every report has."""
+"""Shared parts of all measurements: the device with its limits, and the figures in every report."""
 
 from __future__ import annotations
 

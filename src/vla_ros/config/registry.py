@@ -2,8 +2,8 @@
 
 An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
 class. Its attribute ``Options``, a dataclass that extends :class:`~vla_ros.config.policy.PolicyConfig`, declares
-the policy's options; without it the policy has the common ones only. Its attribute ``claims`` is asked whose a
-checkpoint is (:meth:`vla_ros.policies.base.Policy.claims`).
+the policy's options; without it the policy has the common ones only. Its attribute ``claims`` decides whether it
+runs a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
 from __future__ import annotations

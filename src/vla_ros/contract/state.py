@@ -168,7 +168,7 @@ Bound = tuple[Read, tuple[str, ...]]
 
 
 def _joints(part: Part, arm: Arm, need: str) -> Bound:
-    """Positions, velocities or efforts: ``(measured - origin) * factor + offset``."""
+    """Read positions, velocities or efforts: ``(measured - origin) * factor + offset``."""
     names = part.joints or arm.joints
     known = (*arm.joints, *arm.fingers)
     if not known:

@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """One step: the action, and the commands that were made of it."""
+    """One step: the action and the commands made from it."""
 
     stamp: int  # stamp of the frame behind it, nanoseconds
     index: int  # position of the step in its chunk

@@ -1,4 +1,4 @@
-"""From the samples of all bags to the figures of the JSON file; docs/replay.md explains each."""
+"""Computes the figures of the JSON file from the samples of all bags; docs/replay.md explains each."""
 
 from __future__ import annotations
 
@@ -234,9 +234,9 @@ def _bag(bag: Samples) -> dict[str, Any]:
 def summarize(
     bags: Sequence[Samples], counted: Sequence[Samples], spec: PolicySpec, config: Config, options: Options
 ) -> dict[str, Any]:
-    """Return all figures but verdict, configuration and versions.
+    """Return all figures except verdict, configuration and versions.
 
-    ``bags`` are as the policy answered, ``counted`` the same with gripper numbers as they reach the fingers
+    ``bags`` contain the policy's own actions, ``counted`` the same with gripper numbers as they reach the fingers
     (:func:`samples.commanded`).
     """
     compare = Comparer(spec, config)

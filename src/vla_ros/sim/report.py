@@ -122,7 +122,7 @@ def episode_card(episode: EpisodeResult) -> Markup:
 
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
-    """Seed, instruction, outcome and steps of every episode."""
+    """Return a table with seed, instruction, outcome and steps of every episode."""
     rows: list[list[page.Cell]] = [
         [episode.seed, episode.instruction, outcome(episode), episode.steps, episode.touched or "–"]
         for episode in episodes

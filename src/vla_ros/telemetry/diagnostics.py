@@ -44,7 +44,7 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
 
 
 def frames_part(frames: Mapping[str, Any]) -> Part:
-    """Counts of used, dropped and replaced frames."""
+    """Report the counts of used, dropped and replaced frames."""
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
@@ -71,7 +71,7 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
 
 
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
-    """Stage times of recent frames in milliseconds.
+    """Report stage times of recent frames in milliseconds.
 
     ``frame_age`` runs from the frame's stamp to its command, or to its action while the node is disarmed.
     """

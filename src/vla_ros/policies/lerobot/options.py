@@ -10,7 +10,7 @@ from vla_ros.config.policy import PolicyConfig
 
 @dataclass(frozen=True)
 class LeRobotOptions(PolicyConfig):
-    """Which checkpoint answers."""
+    """The checkpoint and how to run it."""
 
     checkpoint: str = option("", "Folder that LeRobot wrote: config.json, model.safetensors and the processors")
     python: str = option(

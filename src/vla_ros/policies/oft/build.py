@@ -45,8 +45,8 @@ def make_chunk_engine(
 ) -> ChunkInference:
     """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
 
-    ``weights`` is the decoder, if it was quantised while it was read; None fuses that of ``model`` with
-    ``quantization``. None for ``ops`` and ``encode`` takes what suits the device.
+    ``weights`` is the decoder if it was quantised while loading; None fuses the one in ``model`` with
+    ``quantization``. If ``ops`` and ``encode`` are None, the device decides.
     """
     if weights is None:
         weights = fuse(model.language_model, quantization)
