@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
-from vla_ros.contract.spec import PolicySpec
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies import Policy
 from vla_ros.replay import evaluate, trials
 from vla_ros.replay.play import Options
 from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk
+from vla_ros.vision.processors import LiberoResize
 
 PERIOD = 100_000_000
 
@@ -128,3 +129,12 @@ def test_frames_on_which_both_are_right_do_not_speak_against_a_change():
     assert trials.is_far_better(before, right + 1e-4, guess)
     assert not trials.is_far_better(before, np.where(np.arange(16) < 6, 4.0, 0.0), guess)
     assert not trials.is_far_better(before, 0.45 * before, guess)  # better, but not good
+
+
+@pytest.mark.parametrize("crop_area", [0.9, 1.0])
+def test_the_crop_of_an_image_is_known_whatever_the_camera_is_called(crop_area):
+    image = ImageFeature("observation/image", LiberoResize(crop_area=crop_area), camera="front")
+    config = build({"camera.keys": ["front"]})
+    names = [change.name for change in trials.changes(config, PolicySpec((image,)))]
+    assert names[-1] == f"camera.crop_area {0.9 if crop_area == 1.0 else 1.0}"
+    assert sum(name.startswith("camera.orientation") for name in names) == 5

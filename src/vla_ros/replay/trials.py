@@ -99,7 +99,8 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
     """Other orientations of each camera, swapped colours, another crop."""
     camera = config.camera
     now = [one.orientation for one in camera.each]
-    for index in (camera.keys.index(one.source) for one in spec.images if one.source in camera.keys):
+    used = [(camera.keys.index(one.source), one) for one in spec.images if one.source in camera.keys]
+    for index, _ in used:
         where = f" for {camera.topics[index]}" if len(now) > 1 else ""
         for turn in ORIENTATIONS:
             if turn != now[index]:
@@ -113,9 +114,8 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
         {},
         lambda image: np.ascontiguousarray(image[..., ::-1]),
     )
-    named = [getattr(spec.processors.get(one.key), "crop_area", 1.0) for one in camera.each]
-    cropped = any((one.crop_area or area) != 1.0 for one, area in zip(camera.each, named, strict=True))
-    crop = 1.0 if cropped else 0.9
+    areas = [camera.each[index].crop_area or getattr(image.processor, "crop_area", 1.0) for index, image in used]
+    crop = 0.9 if set(areas) <= {1.0} else 1.0
     yield Change(f"camera.crop_area {crop}", f"try -p camera.crop_area:={crop}", {"crop_area": (crop,)})
 
 
