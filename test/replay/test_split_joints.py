@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_ros.config import load
+from vla_ros.config import Config, build, load
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
@@ -13,6 +13,7 @@ from vla_ros.graph.messages import message_types
 from vla_ros.node.receiver import joint_state_of, stamp_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
+from vla_ros.replay.records import BagError
 from vla_ros.replay.topics import select
 from vla_ros.sim.expert import ExpertPolicy
 
@@ -105,3 +106,28 @@ def test_joints_that_are_never_known_together_stay_as_recorded(write_bag, make, 
         feed = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b")).joints
     assert feed.main.names == ("a",)
     assert len(feed.main.times) == 3
+
+
+def test_arms_on_topics_of_their_own_are_read_together(write_bag, make):
+    config = build(
+        {
+            "robot.arms": ["left", "right"],
+            "left.joint_states": "/left/joints",
+            "right.joint_states": "/right/joints",
+        }
+        | {"left.command": "/left/command", "right.command": "/right/command"}
+    )
+    messages = [(make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8)))]
+    for step in range(5):
+        at = make.start + step * 10_000_000
+        messages += [(at, "/left/joints", make.joints(at, [float(step)], ["a"]))]
+        messages += [(at + 1, "/right/joints", make.joints(at, [-float(step)], ["b"]))]
+    with Bag(write_bag("two", messages)) as bag:
+        selection = select(bag.topics, config, {})
+        assert selection.joint_states == ("/left/joints", "/right/joints")
+        assert select(bag.topics, Config(), {"joint_states": "/left/joints,/right/joints"}) == selection
+        feed = series.read(bag, selection, ("a", "b")).joints
+        with pytest.raises(BagError, match="/left/joints and /right/joints have the same names"):
+            series.read(bag, selection, ("a", "a"))
+    found = feed.newest(make.start + 40_000_002)
+    assert dict(zip(found.names, found.positions, strict=True)) == {"a": 4.0, "b": -4.0}

@@ -23,14 +23,14 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
         pytest.param(
             {"/other/image": IMAGE, **CAMERA, **OWN, "/vla_policy/instruction": TEXT},
             {},
-            {"cameras": ("/camera/image_raw",), "transport": "raw", "joint_states": "/joint_states"}
+            {"cameras": ("/camera/image_raw",), "transport": "raw", "joint_states": ("/joint_states",)}
             | {"instruction": "/vla_policy/instruction", "truth": "/vla_policy/action", "truth_type": ARRAY},
             id="the node's own names come first",
         ),
         pytest.param(
             {"/cam0/rgb": IMAGE, "/cam0/depth": IMAGE, "/robot/states": JOINTS, "/servo/twist": TWIST},
             {},
-            {"cameras": ("/cam0/rgb",), "joint_states": "/robot/states", "instruction": None}
+            {"cameras": ("/cam0/rgb",), "joint_states": ("/robot/states",), "instruction": None}
             | {"truth": "/servo/twist", "truth_type": TWIST},
             id="other names are found by type",
         ),
@@ -52,7 +52,7 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
         pytest.param(
             {**CAMERA, "/sim/objects": JOINTS},
             FEED,
-            {"joint_states": None, "state": (("objects", "/sim/objects"),)},
+            {"joint_states": (), "state": (("objects", "/sim/objects"),)},
             id="a feed is not a joint state",
         ),
         pytest.param({"/wrist": IMAGE, "/front": IMAGE}, TWO, {"cameras": ("/front", "/wrist")}, id="two cameras"),

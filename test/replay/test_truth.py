@@ -27,7 +27,7 @@ def table(times_ms, values, names=None, stamps_ms=None):
 
 
 def selection(kind, topic="/truth"):
-    return Selection(("/camera",), "raw", "/joint_states", None, topic, kind)
+    return Selection(("/camera",), "raw", ("/joint_states",), None, topic, kind)
 
 
 def at(times_ms):

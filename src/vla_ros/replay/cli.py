@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ROLE=/TOPIC",
         help="topic of the camera, joint_states, instruction or truth if types and names are ambiguous "
-        "(truth=joint_states compares with the measured motion, truth=none with nothing)",
+        "(several cameras or joint states with commas; truth=joint_states compares with the measured motion, "
+        "truth=none with nothing)",
     )
     parser.add_argument(
         "--tolerance",

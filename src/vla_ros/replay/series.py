@@ -18,6 +18,7 @@ from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
+from vla_ros.replay.records import BagError
 from vla_ros.replay.topics import ARRAY, JOINTS, TEXT, TRAJECTORY, TWIST, Selection
 from vla_ros.types import FloatArray, IntArray, JointState
 
@@ -157,13 +158,18 @@ class _Collector:
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
     """Read every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
-    roles = {"joints": selection.joint_states, "truth": selection.truth}
-    roles |= {f"state/{key}": topic for key, topic in selection.state}
-    collected = {role: _Collector() for role, topic in roles.items() if topic}
+    if len(selection.joint_states) > 1 and len(set(needed)) < len(needed):
+        raise BagError(
+            f"the arms' joints on {' and '.join(selection.joint_states)} have the same names; a recording can only "
+            "be read where each joint has a name of its own"
+        )
+    roles = {"joints": selection.joint_states, "truth": (selection.truth,) if selection.truth else ()}
+    roles |= {f"state/{key}": (topic,) for key, topic in selection.state}
+    collected = {role: _Collector() for role, topics in roles.items() if topics}
     skipped: Counter[str] = Counter()
     instructions: list[tuple[int, str]] = []
     types, store = bag.topics, message_types()
-    wanted = {topic for topic in (*roles.values(), selection.instruction) if topic}
+    wanted = {topic for topics in (*roles.values(), (selection.instruction,)) for topic in topics if topic}
     classes = {topic: store.message(types[topic]) for topic in wanted}
     for record in bag.records(wanted, verify=False):
         kind = types[record.topic]
@@ -178,7 +184,7 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
             continue
         stamp, names, values = _columns(message, kind)
         for role, rows in collected.items():
-            if roles[role] == record.topic:
+            if record.topic in roles[role]:
                 # A joint state without a stamp was measured when it was received, as for the live node.
                 when = stamp if role == "truth" else stamp or record.time
                 if not rows.add(record.time, when, names, values):

@@ -31,7 +31,7 @@ class Selection:
 
     cameras: tuple[str, ...]  # one topic per camera of the policy, in the order of ``camera.topics``
     transport: str  # ``raw`` or ``compressed``; the same for all cameras
-    joint_states: str | None  # topic of measured joint states, or None
+    joint_states: tuple[str, ...]  # topics of measured joint states; several where arms have their own
     instruction: str | None  # topic of the instruction, or None
     # Topic of the recorded commands or actions; None if there is none or joint states are differenced.
     truth: str | None
@@ -41,10 +41,11 @@ class Selection:
     @property
     def described(self) -> dict[str, str]:
         """Map each role to its topic, as text for people."""
-        truth = f"{self.joint_states}, differenced" if self.truth_type else "none"
+        joints = ", ".join(self.joint_states) or "none"
+        truth = f"{joints}, differenced" if self.truth_type else "none"
         return {
             "camera": ", ".join(self.cameras),
-            "joint_states": self.joint_states or "none",
+            "joint_states": joints,
             "instruction": self.instruction or "none",
             "truth": f"{self.truth} ({self.truth_type})" if self.truth else truth,
         }
@@ -58,7 +59,7 @@ def expand(name: str) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Parse ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas."""
+    """Parse ``role=/topic`` pairs of ``--topics``; several cameras or joint states are separated by commas."""
     found: dict[str, str] = {}
     for text in texts:
         role, separator, topic = text.partition("=")
@@ -96,8 +97,8 @@ def select(
     truth, truth_type = find.truth()
     taken = {truth, *(topic for _, topic in feeds)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
-    joints = find.optional("joint_states", JOINTS, config.topics.joint_states, states)
-    if truth_type == JOINTS and truth is None and joints is None:
+    joints = find.joint_states(states)
+    if truth_type == JOINTS and truth is None and not joints:
         truth_type = ""
     texts = [
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
@@ -135,6 +136,17 @@ class _Finder:
         if self.by_name.get(expand(usual)) == kind:
             return expand(usual)
         return self.choose(role, candidates) if candidates else None
+
+    def joint_states(self, candidates: Sequence[str]) -> tuple[str, ...]:
+        """The topics of ``--topics``, those of all arms, or one of the candidates."""
+        usual = tuple(dict.fromkeys(expand(arm.joint_states) for arm in self.config.arms))
+        named = self.overrides.get("joint_states")
+        if named is None and all(self.by_name.get(topic) == JOINTS for topic in usual):
+            return usual
+        if named and "," in named:
+            return tuple(self.named(topic.strip(), "joint_states", (JOINTS,)) for topic in named.split(","))
+        found = self.optional("joint_states", JOINTS, usual[0], candidates)
+        return (found,) if found else ()
 
     def choose(self, role: str, candidates: Sequence[str]) -> str:
         """Return the only candidate, or the one that a person chooses."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.config.sections import ORIENTATIONS
+from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
@@ -195,10 +196,11 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
     """The frames ``rows`` of one bag with the inputs at their times, read once more."""
     recording = None
     for frame in read_again(samples, rows, result.config, result.options.topics):
-        names, lockstep = frame.config.robot.joint_names, frame.config.control.lockstep
-        recording = recording or series.read(frame.bag, frame.selection, names)
+        if recording is None:
+            joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
+            recording = series.read(frame.bag, frame.selection, joints)
         instruction = samples.instructions[int(samples.episodes[frame.row])]
-        stamp = int(samples.stamps[frame.row]) if lockstep else 0
+        stamp = int(samples.stamps[frame.row]) if frame.config.control.lockstep else 0
         yield frame, recording.inputs(frame.time, stamp, instruction)
 
 
