@@ -22,6 +22,10 @@ from vla_ros.types import FloatArray
 SHOWN = 24
 """Episodes shown with images; a hundred would make a file that no phone opens."""
 
+_LATENCY_NOTES = (
+    "Measured in the policy node, warm-up apart.",
+    "wait, frame_age and total in simulated time; the others as this machine took, inference with the delay.",
+)
 _DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
@@ -48,7 +52,7 @@ def render(result: DemoResult, config: Config | None = None) -> str:
             [motion(episode, result, opened=index == 0) for index, episode in enumerate(chosen)],
             "The policy's actions before limits and kinematics, and where the tools went.",
         ),
-        page.section("Latency", latency(result), "Measured in the policy node, warm-up apart."),
+        page.section("Latency", latency(result), _LATENCY_NOTES[result.mode == "simulated_time"]),
         page.section("Frames", frames(result.frames)),
         page.section("Plan", execution(result.execution), "As the policy node counted it, also between episodes."),
         page.section("Configuration and versions", configuration(result, config)),
