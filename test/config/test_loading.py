@@ -38,6 +38,10 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
             {"control.ask_ahead": True},
             "control.ask_ahead: no such parameter any more; it is part of control.schedule",
         ),
+        (
+            {"policy.name": "wiggle", "policy.checkpoint": "x"},
+            "policy.name is 'wiggle'; set policy.name:=openvla or leave it out",
+        ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
         ({"control.rate_hz": "fast"}, "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz)"),

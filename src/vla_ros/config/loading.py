@@ -211,7 +211,8 @@ def unknown(name: str, config: Config) -> str:
     section, _, leaf = name.rpartition(".")
     of = owner(leaf) if section == "policy" else None
     if of is not None:
-        return f"{name}: an option of the policy '{of}', and policy.name is '{config.policy.name}'; leave it out"
+        other = f"an option of the policy '{of}', and policy.name is '{config.policy.name}'"
+        return f"{name}: {other}; set policy.name:={of} or leave it out"
     if name in _REPLACED:
         return f"{name}: no such parameter any more; it is part of {_REPLACED[name]}"
     known = entries(config)

@@ -138,7 +138,11 @@ class WebSocket(Transport):
             raise kind(f"{self._authority}: {_refusal(error.response)}") from None
         except (OSError, InvalidHandshake, EOFError) as error:
             self.close()
-            hints = {ssl.SSLEOFError: "; a server without TLS is ws://", InvalidMessage: "; with TLS it is wss://"}
+            hints = {
+                ssl.SSLCertVerificationError: "; SSL_CERT_FILE names the certificate of a server with its own",
+                ssl.SSLEOFError: "; a server without TLS is ws://",
+                InvalidMessage: "; with TLS it is wss://",
+            }
             why = _reason(error) + hints.get(type(error), "")
             raise ServerLostError(f"{self._authority}: no websocket there ({why})") from None
         except BaseException:
