@@ -6,7 +6,6 @@ the command in force just before the next tick. docs/export.md has the rules.
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,19 +60,10 @@ class Episode:
 
 
 class Resampler:
-    """Makes the episodes of one bag.
+    """Makes the episodes of one bag; ``names`` are those of the numbers of state and action.
 
-    Args:
-        bag: The open bag.
-        config: The node's options; cameras, arms, topics and timeouts are used.
-        options: How the bag is split and resampled.
-
-    Attributes:
-        names: Names of the numbers of state and action.
-        notes: What was left out and how often.
-
-    Raises:
-        VlaRosError: It has no camera, joint states or commands, or a part needs something that the robot lacks.
+    ``notes`` counts what was left out. Raises VlaRosError if the bag has no camera, joint states or commands, or a
+    part needs what the robot does not have.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:
@@ -147,7 +137,7 @@ class Resampler:
         times = self._recorded.times[0]
         cuts = set((np.flatnonzero(np.diff(times) > self._options.gap_s * 1e9) + 1).tolist())
         if not self._options.instruction:
-            cuts |= {int(np.searchsorted(times, time)) for time, _ in self._recorded.instructions[1:]}
+            cuts |= {int(np.searchsorted(times, time)) for time, _ in self._recorded.recording.instructions[1:]}
         edges = sorted({0, len(times), *cuts})
         whole = [(int(times[a]), int(times[b - 1])) for a, b in pairwise(edges) if b > a]
         if self._options.episodes == "bag":
@@ -168,9 +158,8 @@ class Resampler:
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
             self.notes["ticks with a stale or missing joint state"] += 1
             return None
-        feeds = {key: found for key, feed in recorded.feeds.items() if (found := feed.newest(tick))}
         try:
-            state = self._state.read(Measured(now, feeds), now.stamp, 0.0)
+            state = self._state.read(Measured(now, recorded.recording.inputs(tick, 0, "").state), now.stamp, 0.0)
         except StateError as error:
             self.notes[str(error)] += 1
             return None
@@ -193,9 +182,7 @@ class Resampler:
 
     def _task(self, begin: int) -> str:
         """Return the instruction at an episode's start; the first one also applies before it was recorded."""
-        texts = self._recorded.instructions
-        at = bisect.bisect_right(texts, begin, key=lambda item: item[0]) - 1
-        recorded = texts[max(at, 0)][1] if texts else self._config.policy.instruction
+        recorded = self._recorded.recording.instruction(begin, self._config.policy.instruction)
         if not (self._options.instruction or recorded):
             raise ExportError(
                 f"{self._path}: no instruction was recorded; name its topic with --topics instruction=/topic, or "

@@ -60,21 +60,9 @@ class Clock:
 class Recorded:
     """An open bag whose small topics have been read.
 
-    Args:
-        bag: The open bag.
-        selection: The topics by role.
-        config: Options from :func:`~vla_ros.replay.prepare.fit`.
-        arms: The arms by name.
-        stamped: Use header stamps instead of the recorder's times.
-
-    Attributes:
-        times: Image times of each camera, int64 [F], ascending.
-        joints: Measured joint states.
-        feeds: Further feeds by name.
-        instructions: (time, text), ascending; only changes.
-
-    Raises:
-        ExportError: The bag has no images or no joint states.
+    ``config`` is from :func:`~vla_ros.replay.prepare.fit`; ``stamped`` uses header stamps instead of the recorder's
+    times. ``times`` are the image times of each camera, int64 [F], ascending; ``recording`` and its ``joints`` have
+    the same clock. Raises ExportError if the bag has no images or no joint states.
     """
 
     def __init__(
@@ -98,8 +86,12 @@ class Recorded:
         if recording.joints is None:
             raise ExportError(f"{bag.path}: has no joint states, so there is neither state nor action")
         self.joints = self._clock.feed(recording.joints)
-        self.feeds = {key: self._clock.feed(feed) for key, feed in recording.state.items()}
-        self.instructions = [(self._time(time), text) for time, text in recording.instructions]
+        self.recording = replace(
+            recording,
+            joints=self.joints,
+            state={key: self._clock.feed(feed) for key, feed in recording.state.items()},
+            instructions=tuple((self._time(time), text) for time, text in recording.instructions),
+        )
         self._commands: list[Feed] | None = None
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:

@@ -48,14 +48,7 @@ class _Chunk:
 
 
 class McapFile:
-    """One open MCAP file.
-
-    Attributes:
-        losses: What could not be read so far; grows while reading.
-
-    Raises:
-        BagError: It is not an MCAP file.
-    """
+    """One open MCAP file; ``losses`` is what could not be read so far. Raises BagError if it is none."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name

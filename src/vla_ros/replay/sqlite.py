@@ -21,14 +21,9 @@ _SETTINGS = (
 
 
 class SqliteFile:
-    """One open ``.db3`` file.
+    """One open ``.db3`` file; ``topics`` is name to type, and ``losses`` what could not be read so far.
 
-    Attributes:
-        topics: Topic name to type.
-        losses: What could not be read so far; grows while reading.
-
-    Raises:
-        BagError: It is not a SQLite bag, or its list of topics cannot be read.
+    Raises BagError if it is not a SQLite bag, or its list of topics cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

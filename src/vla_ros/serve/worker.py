@@ -76,18 +76,11 @@ class Done:
 
 
 class InferenceWorker:
-    """Loads a policy and runs jobs on a separate thread.
+    """Loads a policy and answers jobs on a thread of its own, the only one that calls the policy.
 
-    Args:
-        policy: Not loaded yet; only this thread calls it.
-        deliver: Called with finished jobs, a batch at a time, on the worker's thread; must not block.
-        max_batch: Maximum number of requests in one call of the policy.
-        clock: Monotonic clock in seconds.
-
-    Attributes:
-        state: Read from any thread.
-        error: Error that ended the thread or made the device fail.
-        running: Requests in the current batch.
+    ``deliver`` is given finished jobs, a batch at a time, on that thread, and must not wait. ``state`` may be read
+    from any thread, ``error`` is what ended the thread or made the device fail, and ``running`` counts the requests
+    in the present batch.
     """
 
     def __init__(

@@ -14,11 +14,8 @@ from vla_ros.types import UInt8Array
 class LazyImages(Mapping[str, UInt8Array]):
     """Maps image keys to uint8 [H, W, 3]; each image is prepared on first access.
 
-    Args:
-        makers: Maps an image key to the function that prepares it, called at most once by each accessing thread.
-
-    Attributes:
-        spent_ms: Milliseconds spent on preparation so far.
+    ``makers`` maps a key to the function that prepares its image; called at most once by each accessing thread.
+    ``spent_ms`` is the time spent so far.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], UInt8Array]]) -> None:
