@@ -1,6 +1,5 @@
 """Folders in both layouts: what is read, and every way in which one can be wrong, by its name."""
 
-import json
 import re
 from dataclasses import replace
 from math import prod
@@ -9,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
@@ -21,9 +17,8 @@ from vla_ros.policies.pi.loading import build_empty
 from vla_ros.policies.pi.memory import check_memory, plan_memory
 from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.robots import find_robot
-from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 
-from .conftest import DATA, MODELS, edit_json
+from .conftest import MODELS, edit_json
 
 LIBERO = find_robot("libero")
 
@@ -376,57 +371,6 @@ def test_relative_actions_need_as_many_states(checkpoint):
     edit_json(folder / "config.json", lambda c: c["output_features"]["action"].update(shape=[9]))
     with pytest.raises(CheckpointError, match="9 relative actions, but the state has 8"):
         read(folder)
-
-
-def test_the_tokenizer_is_looked_for_and_named(tmp_path):
-    with pytest.raises(CheckpointError, match="no tokenizer"):
-        find_tokenizer(tmp_path)
-    assert find_tokenizer(tmp_path, DATA) == DATA / "tokenizer.json"
-    assert find_tokenizer(tmp_path, DATA / "tokenizer.model") == DATA / "tokenizer.model"
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_a_tokenizer_of_another_vocabulary_is_refused(name, tmp_path):
-    tokenizer = load_tokenizer(DATA / name, 900)
-    assert tokenizer.encode("<eos>fold") != [1, *tokenizer.encode("fold")], "control tokens in a text are text"
-    with pytest.raises(CheckpointError, match=r"900 pieces .* trained with 257152 pieces"):
-        load_tokenizer(DATA / name, 257152)
-    damaged = tmp_path / name
-    damaged.write_bytes((DATA / name).read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="not a"):
-        load_tokenizer(damaged, 900)
-
-
-def test_a_tokenizer_with_other_control_tokens_is_refused(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    text = (DATA / "tokenizer.json").read_text()
-    path.write_text(text.replace("<bos>", "<s>"))
-    with pytest.raises(CheckpointError, match="'<bos>': None"):
-        load_tokenizer(path, 900)
-
-
-def test_a_tokenizer_whose_line_break_is_no_piece_is_refused(tmp_path):
-    words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "<bos>": 2, "go": 3}, unk_token="<pad>"))
-    words.pre_tokenizer = Whitespace()
-    words.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match=r"a line break is \[\], expected one piece"):
-        load_tokenizer(tmp_path / "tokenizer.json", 4)
-
-
-def test_an_image_token_behind_the_vocabulary_does_not_count(tmp_path):
-    content = json.loads((DATA / "tokenizer.json").read_text())
-    content["added_tokens"].append({**content["added_tokens"][0], "id": 900, "content": "<image>"})
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(content))
-    assert load_tokenizer(path, 900).encode("fold the towel") == load_tokenizer(DATA / path.name, 900).encode(
-        "fold the towel"
-    )
-
-
-def test_both_tokenizers_give_the_same_ids():
-    one, other = (load_tokenizer(DATA / f"tokenizer.{end}", 900) for end in ("json", "model"))
-    for text in ("pick up the cup", "Task: go, State: -1 128 255;\nAction: ", "\n", " über  zwei"):
-        assert one.encode(text) == other.encode(text)
 
 
 def test_a_chunk_that_is_no_number_is_refused(loaded):
