@@ -4,88 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
-from wire_golden import one, recorded
+from wire_golden import recorded
 
 from vla_ros.errors import ServerLostError, VlaRosError
-from vla_ros.policies.remote.dialect import Query, ServerSaidError
-from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA, Dialect
 from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, Peer, pause
 from vla_ros.policies.remote.messages import WireError, pack, unpack
-from vla_ros.policies.remote.transport import Target
 
-PATIENCE = 20.0
-QUERY = Query({"observation/image": np.zeros((8, 8, 3), np.uint8), "observation/state": np.ones(3)}, "go", "A")
-GOOD = pack({"actions": np.ones((2, 7), np.float32)})
-Handler = Callable[[ServerConnection], None]
-
-
-@contextlib.contextmanager
-def websocket(handler: Handler, port: int = 0, **given: Any) -> Iterator[int]:
-    """A server that greets with empty metadata and then does what ``handler`` says."""
-
-    def greet(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed, OSError):
-            connection.send(pack({}))
-            handler(connection)
-
-    with serve(greet, "127.0.0.1", port, compression=None, max_size=None, **given) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.socket.getsockname()[1]
-        finally:
-            server.shutdown()
-            thread.join(PATIENCE)
-
-
-def obliging(connection: ServerConnection) -> None:
-    for _ in connection:
-        connection.send(GOOD)
-
-
-def link_to(port: int, dialect: Dialect = OPENPI, scheme: str = "ws", **given: Any) -> Link:
-    target = Target(f"{scheme}://127.0.0.1:{port}", dialect, max_answer=given.pop("max_answer", 1 << 20))
-    return Link(target, **given)
-
-
-@contextlib.contextmanager
-def linked(port: int, *args: Any, **given: Any) -> Iterator[Link]:
-    link = link_to(port, *args, **given)
-    link.start(PATIENCE)
-    try:
-        yield link
-    finally:
-        link.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def connected(link: Link) -> bool:
-    try:
-        return link.peer is not None
-    except ServerLostError:
-        return False
+from .links import GOOD, PATIENCE, QUERY, connected, link_to, linked, obliging, until, websocket
 
 
 def test_a_question_is_answered() -> None:
@@ -333,129 +267,3 @@ def test_a_server_with_other_metadata_is_not_asked() -> None:
         server.shutdown()
         thread.join(PATIENCE)
     link.close()
-
-
-def test_roboarena_is_recognised_and_told_of_a_new_episode() -> None:
-    greeting = one("roboarena", "default_config", 2).payload
-    said = []
-
-    def arena(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            connection.send(greeting)
-            for frame in connection:
-                message = unpack(bytes(frame))  # type: ignore[arg-type]
-                said.append(message["endpoint"])
-                connection.send("reset successful" if message["endpoint"] == "reset" else GOOD)
-
-    with serve(arena, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        with linked(server.socket.getsockname()[1]) as link:
-            assert link.peer.dialect is ROBOARENA
-            link.ask(QUERY, PATIENCE, begins=True)
-            link.ask(QUERY, PATIENCE)
-        server.shutdown()
-        thread.join(PATIENCE)
-    assert said == ["reset", "infer", "infer"]
-
-
-@contextlib.contextmanager
-def gr00t(answers: dict[str, bytes]) -> Iterator[int]:
-    """A REP socket that answers each endpoint with some bytes."""
-    context = zmq.Context()
-    responder = context.socket(zmq.REP)
-    responder.setsockopt(zmq.LINGER, 0)
-    port = responder.bind_to_random_port("tcp://127.0.0.1")
-    ending = threading.Event()
-
-    def run() -> None:
-        while not ending.is_set():
-            if responder.poll(20):
-                message = unpack(responder.recv())
-                responder.send(answers.get(message["endpoint"], b"ERROR"))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield port
-    finally:
-        ending.set()
-        thread.join(PATIENCE)
-        context.destroy(linger=0)
-
-
-def test_gr00t_is_asked_over_zeromq() -> None:
-    scenario = [one("gr00t", "main_basic", number).payload for number in (11, 15, 19)]
-    answers = dict(zip(("get_modality_config", "get_action", "reset"), scenario, strict=True))
-    query = Query(
-        {"video.wrist_image_left": np.zeros((8, 8, 3), np.uint8), "state.joint_position": np.ones(7)}, "go"
-    )
-    with gr00t(answers) as port, linked(port, GR00T, "zmq") as link:
-        assert link.peer.metadata["version"] == "nd"
-        assert link.ask(query, PATIENCE, begins=True).actions["joint_position"].shape == (40, 7)
-        answers["get_action"] = pack({"error": "camera 2 lost"})
-        with pytest.raises(ServerSaidError, match="camera 2 lost"):
-            link.ask(query, PATIENCE)
-        answers["get_action"] = b"\xc1"
-        with pytest.raises(WireError, match="not valid msgpack"):
-            link.ask(query, PATIENCE)
-        until(lambda: connected(link))
-        answers["get_action"] = scenario[1]
-        link.ask(query, PATIENCE)
-
-
-def test_oft_is_asked_over_http() -> None:
-    body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
-    replies = [(200, body), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, body)]
-
-    class Act(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status, data = replies.pop(0)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Act)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        with linked(server.server_port, OFT, "http") as link:
-            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-            for said in ("answered with an error: error", "status 500", "an answer of over"):
-                until(lambda: connected(link))
-                with pytest.raises(WireError, match=said):
-                    link.ask(QUERY, PATIENCE)
-            until(lambda: connected(link))
-            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-    finally:
-        server.shutdown()
-        thread.join(PATIENCE)
-        server.server_close()
-
-
-def test_a_key_is_never_shown(tmp_path: Path) -> None:
-    target = Target("ws://host", OPENPI, "a-secret-of-mine")
-    assert "secret" not in repr(target) + str(target)
-
-
-def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
-    subprocess.run([openssl, *words, "-keyout", key, "-out", certificate], capture_output=True, check=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with (
-        websocket(obliging, ssl=context) as port,
-        pytest.raises(ServerLostError, match=r"certificate.*; SSL_CERT_FILE names"),
-    ):
-        link_to(port, scheme="wss").start(0.5)
