@@ -131,3 +131,27 @@ def test_arms_on_topics_of_their_own_are_read_together(write_bag, make):
             series.read(bag, selection, ("a", "a"))
     found = feed.newest(make.start + 40_000_002)
     assert dict(zip(found.names, found.positions, strict=True)) == {"a": 4.0, "b": -4.0}
+
+
+def test_velocities_and_efforts_are_read_where_a_publisher_gives_them(write_bag, make, demo_config):
+    def joints(time, names, **more):
+        message = make.joints(time, [0.1] * len(names), names)
+        for field, numbers in more.items():
+            setattr(message, field, np.array(numbers))
+        return time, "/joint_states", message
+
+    messages = [
+        (make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8))),
+        joints(make.start, ["a", "b"], velocity=[1.0, 2.0]),
+        joints(make.start + 1000, ["c"], effort=[3.0]),
+        joints(make.start + 2000, ["a", "b"], velocity=[4.0]),
+    ]
+    with Bag(write_bag("dynamic", messages)) as bag:
+        recording = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b", "c"))
+        plain = series.read(bag, select(bag.topics, demo_config, {})).joints
+    found = recording.inputs(make.start + 1500, 0, "go").joints
+    assert found.names == ("a", "b", "c")
+    np.testing.assert_array_equal(found.velocities, [1.0, 2.0, np.nan])
+    np.testing.assert_array_equal(found.efforts, [np.nan, np.nan, 3.0])
+    assert plain.newest(make.start + 500).velocities.tolist() == [1.0, 2.0]
+    assert not len(plain.newest(make.start + 3000).velocities), "one number for two joints"

@@ -127,10 +127,8 @@ def _resolved(topic: str, node: str) -> str:
 def _inputs(config: Config, node: str) -> list[str]:
     """Return the topics of the bag to which the node subscribes, without commands."""
     feeds = [feed.topic for feed in config.robot.feeds]
-    topics = config.topics
-    return [
-        _resolved(topic, node) for topic in (*config.camera.topics, topics.joint_states, topics.instruction, *feeds)
-    ]
+    joints = dict.fromkeys(arm.joint_states for arm in config.arms)
+    return [_resolved(topic, node) for topic in (*config.camera.topics, *joints, config.topics.instruction, *feeds)]
 
 
 def _report_arguments(context: LaunchContext, output: Path) -> list[str]:

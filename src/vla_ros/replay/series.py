@@ -31,6 +31,9 @@ class Table:
     times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
     stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 where the type has none
     values: FloatArray  # float64 [N, C]
+    # Float64 [N, C], of joint states; without rows where the publisher gives none.
+    velocities: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    efforts: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def newest(self, time: int) -> int:
         """Return the row of the newest message at or before ``time``; -1 if there is none."""
@@ -38,14 +41,15 @@ class Table:
 
     def joint_state(self, row: int) -> JointState:
         """Return a row as a joint state."""
-        return JointState(self.names, self.values[row], int(self.stamps[row]))
+        more = (each[row] if len(each) else np.zeros(0) for each in (self.velocities, self.efforts))
+        return JointState(self.names, self.values[row], int(self.stamps[row]), *more)
 
 
 @dataclass(frozen=True)
 class Feed:
     """A topic whose messages may name different joints, because of several publishers or changing objects.
 
-    There is a table per set of names, the one with the most messages first.
+    There is a table per set of names (and of what is known of them), the one with the most messages first.
     """
 
     tables: tuple[Table, ...]
@@ -103,7 +107,9 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     for time, table, row in sorted(rows, key=lambda item: item[0]):
         found = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
         if found is not None and set(needed) <= set(found.joints.names):
-            whole.add(time, found.joints.stamp, found.joints.names, found.joints.positions.tolist())
+            joints = found.joints
+            numbers = (joints.positions.tolist(), joints.velocities.tolist(), joints.efforts.tolist())
+            whole.add(time, joints.stamp, joints.names, *numbers)
     return whole.feed() or feed
 
 
@@ -134,25 +140,36 @@ class _Collector:
     """Collects the messages of one topic in flat arrays, which need a fifth of the memory of message objects."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
+        # By names, and whether there are velocities and efforts: times, stamps and three kinds of numbers.
+        self._columns: dict[tuple[tuple[str, ...], bool, bool], tuple[array[Any], ...]] = {}
 
-    def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
-        """Add a message; False if it has no names or not one number per name."""
+    def add(
+        self,
+        time: int,
+        stamp: int,
+        names: tuple[str, ...],
+        values: Sequence[float],
+        velocities: Sequence[float] = (),
+        efforts: Sequence[float] = (),
+    ) -> bool:
+        """Add a message, without velocities and efforts that do not fit; False if it has not one value per name."""
         if not names or len(values) != len(names):
             return False
-        times, stamps, numbers = self._columns.setdefault(names, (array("q"), array("q"), array("d")))
-        times.append(time)
-        stamps.append(stamp)
-        numbers.extend(values)
+        more = [each if len(each) == len(names) else () for each in (velocities, efforts)]
+        key = names, len(more[0]) > 0, len(more[1]) > 0
+        columns = self._columns.setdefault(key, tuple(map(array, "qqddd")))
+        for column, numbers in zip(columns, ([time], [stamp], values, *more), strict=True):
+            column.extend(numbers)
         return True
 
     def feed(self) -> Feed | None:
         tables = []
-        for names, (received, stamps, numbers) in self._columns.items():
+        for (names, *_), (received, stamps, *numbers) in self._columns.items():
             times = np.array(received, np.int64)
             order = np.argsort(times, kind="stable")
-            values = np.array(numbers).reshape(len(times), len(names))
-            tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], values[order]))
+            rows = [np.array(each).reshape(-1, len(names)) for each in numbers]
+            found = [each[order] if len(each) else each for each in rows]
+            tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], *found))
         return Feed(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
 
 
@@ -182,12 +199,12 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
             if not instructions or instructions[-1][1] != message.data:
                 instructions.append((record.time, message.data))
             continue
-        stamp, names, values = _columns(message, kind)
+        stamp, names, *numbers = _columns(message, kind)
         for role, rows in collected.items():
             if record.topic in roles[role]:
                 # A joint state without a stamp was measured when it was received, as for the live node.
                 when = stamp if role == "truth" else stamp or record.time
-                if not rows.add(record.time, when, names, values):
+                if not rows.add(record.time, when, names, *numbers):
                     skipped[f"{record.topic}: without a number for every name"] += 1
     feeds = {role: feed for role, rows in collected.items() if (feed := rows.feed())}
     joints, truth = feeds.pop("joints", None), feeds.pop("truth", None)
@@ -205,13 +222,13 @@ def messages(bag: Bag, topic: str) -> Iterator[tuple[int, Any]]:
             yield record.time, store.deserialize(record.data, kind)
 
 
-def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:
-    """Return the stamp, names and numbers of a message."""
+def _columns(message: Any, kind: str) -> tuple[Any, ...]:
+    """Return the stamp, names and numbers of a message; of joint states also velocities and efforts."""
     if kind == ARRAY:
         return 0, tuple(f"[{i}]" for i in range(len(message.data))), message.data
     stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
     if kind == JOINTS:
-        return stamp, tuple(message.name), message.position
+        return stamp, tuple(message.name), message.position, message.velocity, message.effort
     if kind == TWIST:
         linear, angular = message.twist.linear, message.twist.angular
         values = (linear.x, linear.y, linear.z, angular.x, angular.y, angular.z)
