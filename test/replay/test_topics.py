@@ -24,14 +24,14 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
             {"/other/image": IMAGE, **CAMERA, **OWN, "/vla_policy/instruction": TEXT},
             {},
             {"cameras": ("/camera/image_raw",), "transport": "raw", "joint_states": ("/joint_states",)}
-            | {"instruction": "/vla_policy/instruction", "truth": "/vla_policy/action", "truth_type": ARRAY},
+            | {"instruction": "/vla_policy/instruction", "truth": ("/vla_policy/action",), "truth_type": ARRAY},
             id="the node's own names come first",
         ),
         pytest.param(
             {"/cam0/rgb": IMAGE, "/cam0/depth": IMAGE, "/robot/states": JOINTS, "/servo/twist": TWIST},
             {},
             {"cameras": ("/cam0/rgb",), "joint_states": ("/robot/states",), "instruction": None}
-            | {"truth": "/servo/twist", "truth_type": TWIST},
+            | {"truth": ("/servo/twist",), "truth_type": TWIST},
             id="other names are found by type",
         ),
         pytest.param(
@@ -47,7 +47,7 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
             id="compressed only, nothing to compare with",
         ),
         pytest.param(
-            {**CAMERA, "/joint_states": JOINTS}, {}, {"truth": None, "truth_type": JOINTS}, id="differenced"
+            {**CAMERA, "/joint_states": JOINTS}, {}, {"truth": (), "truth_type": JOINTS}, id="differenced"
         ),
         pytest.param(
             {**CAMERA, "/sim/objects": JOINTS},
@@ -61,7 +61,7 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
 def test_each_role_gets_its_topic(topics, options, expected):
     found = select(topics, build(options), {})
     assert expected.items() <= asdict(found).items()
-    if found.truth_type == JOINTS and found.truth is None:
+    if found.truth_type == JOINTS and not found.truth:
         assert "differenced" in found.described["truth"]
 
 

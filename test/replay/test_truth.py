@@ -12,9 +12,10 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
 from vla_ros.replay.series import Feed, Recording, Table
-from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection
+from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection, select
 
 MS = 1_000_000
+IMAGE = "sensor_msgs/msg/Image"
 HOME = np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0])
 SPEC = PolicySpec()
 
@@ -27,7 +28,7 @@ def table(times_ms, values, names=None, stamps_ms=None):
 
 
 def selection(kind, topic="/truth"):
-    return Selection(("/camera",), "raw", ("/joint_states",), None, topic, kind)
+    return Selection(("/camera",), "raw", ("/joint_states",), None, (topic,) if topic else (), kind)
 
 
 def at(times_ms):
@@ -82,6 +83,20 @@ def test_twists_become_displacements_of_one_period():
     found = align(TWIST, table([10, 110], [[0.1, 0, -0.2, 0, 0, 1.0], [0] * 6]), options=options)
     assert found.actions[0, :6] == pytest.approx([0.2, 0, -0.4, 0, 0, 0.2])
     assert np.isnan(found.actions[:, 6]).all()
+
+
+def test_commands_of_arms_on_topics_of_their_own_are_paired_each():
+    robot = {"robot.arms": ["left", "right"], "left.joint_names": ["a"], "right.joint_names": ["b"]}
+    robot |= {"left.command": "/left", "right.command": "/right"}
+    config = build(robot)
+    found = select({"/camera/image_raw": IMAGE, "/left": JOINTS, "/right": JOINTS}, config, {})
+    assert (found.truth, found.truth_type) == (("/left", "/right"), JOINTS)
+    spec = PolicySpec(action=parse_parts("left.joint_position + right.joint_position", action=True), dimension=2)
+    left, right = table([10, 110, 210], [[1.0], [2.0], [3.0]], ["a"]), table([30, 230], [[-1.0], [-3.0]], ["b"])
+    recording = Recording(None, Feed((left, right)))
+    frames = at([0, 100, 200])
+    actions = truth.align(frames, frames + 1, recording, found, spec, config, 60 * MS, 100 * MS).actions
+    assert np.nan_to_num(actions).tolist() == [[1.0, -1.0], [0.0, 0.0], [3.0, -3.0]]
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ class Recorded:
                 kind = self._bag.topics.get(topic)
                 if kind is None or topic in self._bag.empty:
                     continue
-                feed = series.read(self._bag, Selection((), "raw", (), None, topic, kind)).truth
+                feed = series.read(self._bag, Selection((), "raw", (), None, (topic,), kind)).truth
                 if feed is not None:
                     feed = feed if kind in (JOINTS, TRAJECTORY) else _named(feed, joints, topic)
                     found.append(self._clock.feed(feed))

@@ -175,12 +175,13 @@ class _Collector:
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
     """Read every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
-    if len(selection.joint_states) > 1 and len(set(needed)) < len(needed):
+    several = next((topics for topics in (selection.joint_states, selection.truth) if len(topics) > 1), ())
+    if several and len(set(needed)) < len(needed):
         raise BagError(
-            f"the arms' joints on {' and '.join(selection.joint_states)} have the same names; a recording can only "
-            "be read where each joint has a name of its own"
+            f"the arms' joints on {' and '.join(several)} have the same names; a recording can only be read where "
+            "each joint has a name of its own"
         )
-    roles = {"joints": selection.joint_states, "truth": (selection.truth,) if selection.truth else ()}
+    roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": (topic,) for key, topic in selection.state}
     collected = {role: _Collector() for role, topics in roles.items() if topics}
     skipped: Counter[str] = Counter()

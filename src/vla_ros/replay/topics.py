@@ -33,9 +33,9 @@ class Selection:
     transport: str  # ``raw`` or ``compressed``; the same for all cameras
     joint_states: tuple[str, ...]  # topics of measured joint states; several where arms have their own
     instruction: str | None  # topic of the instruction, or None
-    # Topic of the recorded commands or actions; None if there is none or joint states are differenced.
-    truth: str | None
-    truth_type: str  # its type; JointState with ``truth`` None means differencing; "" means nothing is recorded
+    # Topics of recorded actions or commands, several where arms have their own; none: joints are differenced.
+    truth: tuple[str, ...]
+    truth_type: str  # its type; JointState with ``truth`` empty means differencing; "" means nothing is recorded
     state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
 
     @property
@@ -47,7 +47,7 @@ class Selection:
             "camera": ", ".join(self.cameras),
             "joint_states": joints,
             "instruction": self.instruction or "none",
-            "truth": f"{self.truth} ({self.truth_type})" if self.truth else truth,
+            "truth": f"{', '.join(self.truth)} ({self.truth_type})" if self.truth else truth,
         }
 
 
@@ -95,10 +95,10 @@ def select(
     feeds = [(feed.key, expand(feed.topic)) for feed in config.robot.feeds]
     state = tuple((key, topic) for key, topic in feeds if topic in by_name)
     truth, truth_type = find.truth()
-    taken = {truth, *(topic for _, topic in feeds)}
+    taken = {*truth, *(topic for _, topic in feeds)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
     joints = find.joint_states(states)
-    if truth_type == JOINTS and truth is None and not joints:
+    if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
     texts = [
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
@@ -184,23 +184,26 @@ class _Finder:
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
         return (self.choose("camera", plain),)
 
-    def truth(self) -> tuple[str | None, str]:
-        """Return topic and type of the recorded actions, otherwise of commands, otherwise of joint states."""
+    def truth(self) -> tuple[tuple[str, ...], str]:
+        """Recorded actions first, then commands, then the joint states themselves: the topics and their type."""
         named = self.overrides.get("truth")
         if named in ("none", "joint_states"):
-            return None, "" if named == "none" else JOINTS
+            return (), "" if named == "none" else JOINTS
         if named:
             name = self.named(named, "truth", COMMAND_TYPES)
-            return name, self.by_name[name]
+            return (name,), self.by_name[name]
         action, command = expand(self.config.topics.action), expand(self.config.topics.command)
+        arms = tuple(dict.fromkeys(expand(arm.command) for arm in self.config.arms))
+        kinds = {self.by_name.get(name, "") for name in arms}
         ranked = [
-            *(name for name in self.of_type(ARRAY) if name == action),
-            *(name for name in self.of_type(ARRAY) if "action" in name.lower()),
-            *(name for name in self.of_type(JOINTS, TRAJECTORY, TWIST) if name == command),
-            *self.of_type(TWIST, TRAJECTORY),
-            *(name for name in self.of_type(JOINTS) if _is_command(name)),
+            *((name,) for name in self.of_type(ARRAY) if name == action),
+            *((name,) for name in self.of_type(ARRAY) if "action" in name.lower()),
+            *([arms] if len(kinds) == 1 and kinds <= {JOINTS, TRAJECTORY} else []),
+            *((name,) for name in self.of_type(JOINTS, TRAJECTORY, TWIST) if name == command),
+            *((name,) for name in self.of_type(TWIST, TRAJECTORY)),
+            *((name,) for name in self.of_type(JOINTS) if _is_command(name)),
         ]
-        return (ranked[0], self.by_name[ranked[0]]) if ranked else (None, JOINTS)
+        return (ranked[0], self.by_name[ranked[0][0]]) if ranked else ((), JOINTS)
 
 
 def _has_word(name: str, words: str) -> bool:

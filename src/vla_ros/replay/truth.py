@@ -79,14 +79,14 @@ def align(
     try:
         if not selection.truth_type:
             raise BagError("the bag has neither actions, commands nor joint states")
-        if selection.truth is None:
+        if not selection.truth:
             rule = "difference"
             known, target = _differenced(frame_times, recording, period)
         else:
             rule, known, target = _paired(frame_times, frame_stamps, recording, selection, tolerance)
         if selection.truth_type == ARRAY:
             if target.values.shape[1] != spec.dimension:
-                found = f"{selection.truth} has {target.values.shape[1]} numbers"
+                found = f"{selection.truth[0]} has {target.values.shape[1]} numbers"
                 raise BagError(f"{found}, the policy's actions have {spec.dimension}")
             actions[known] = target.values
         elif selection.truth_type == TWIST:
@@ -105,16 +105,22 @@ def align(
 def _paired(
     frame_times: IntArray, frame_stamps: IntArray, recording: Recording, selection: Selection, tolerance: int
 ) -> tuple[str, IntArray, Table]:
-    """Return the rule, the frames that have a recorded message, and these messages."""
+    """Return the rule, the frames that have a recorded message on every topic, and these messages."""
+    named = " and ".join(selection.truth)
     if recording.truth is None:
-        raise BagError(f"{selection.truth} holds no message that can be used")
-    table = recording.truth.main
-    rows, rule = pair(frame_times, frame_stamps, table, tolerance)
-    known = np.flatnonzero(rows >= 0)
+        raise BagError(f"{named} holds no message that can be used")
+    tables: list[Table] = []
+    for table in recording.truth.tables:  # of each topic the most frequent set of names
+        if len(tables) < len(selection.truth) and not any(set(table.names) & set(one.names) for one in tables):
+            tables.append(table)
+    pairs = [pair(frame_times, frame_stamps, table, tolerance) for table in tables]
+    known = np.flatnonzero(np.all([rows >= 0 for rows, _ in pairs], axis=0))
     if not known.size:
-        raise BagError(f"no message of {selection.truth} came within {tolerance / 1e9:g} s after a frame")
-    rows = rows[known]
-    return rule, known, Table(table.names, frame_times[known], table.stamps[rows], table.values[rows])
+        raise BagError(f"no message of {named} came within {tolerance / 1e9:g} s after a frame")
+    names = tuple(name for table in tables for name in table.names)
+    values = np.hstack([table.values[rows[known]] for table, (rows, _) in zip(tables, pairs, strict=True)])
+    stamps = tables[0].stamps[pairs[0][0][known]]
+    return pairs[0][1], known, Table(names, frame_times[known], stamps, values)
 
 
 def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tuple[IntArray, Table]:
