@@ -56,6 +56,14 @@ def test_every_reason_has_a_test_that_causes_it(reason: Reason, causes: str) -> 
         assert f"{file}::{name} {reason.value}" in causes, "the test does not say that it causes the reason"
 
 
+@pytest.mark.parametrize("section", ["States", "Limits on every command"])
+def test_every_promise_names_a_test(section: str) -> None:
+    text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
+    items = re.findall(r"^(?:- |\d\. ).*(?:\n  .*)*", text, re.MULTILINE)
+    assert len(items) > 8
+    assert [item for item in items if not CITATION.search(item)] == []
+
+
 @pytest.mark.parametrize(("file", "name"), sorted(set(CITATION.findall(PAGE))))
 def test_every_test_that_is_named_exists(file: str, name: str) -> None:
     found = [path.read_text(encoding="utf-8") for path in TESTS.parent.rglob(file)]
