@@ -14,7 +14,9 @@ The schedules (``control.schedule``) differ in when the policy infers, and in th
   exp(-m i) with i = 0 for the oldest (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost
   Hardware", 2023).
 - ``rtc`` takes the newest chunk as it is, because the policy was given the rest of the old one and completes it
-  (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025).
+  (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025). If the old chunk ends
+  as the new one arrives, there is no rest to follow: positions are interpolated over ``blend_steps`` from where
+  the last motion leads in one more step.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class ChunkSchedule:
         decay: ACT's m.
         unblended: Entries of the action that are never blended (binary grippers).
         rotations: Entries that are a rotation, with its form.
+        positions: Actions are positions, not motions.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ChunkSchedule:
         decay: float = 0.01,
         unblended: tuple[int, ...] = (),
         rotations: tuple[tuple[slice, str], ...] = (),
+        positions: bool = False,
     ) -> None:
         self.horizon = horizon
         self.execute_steps = execute_steps
@@ -84,6 +88,7 @@ class ChunkSchedule:
         self._executed = 0
         self._unblended = list(unblended)
         self._rotations = rotations
+        self._positions = positions
         self.reset()
 
     @classmethod
@@ -104,6 +109,7 @@ class ChunkSchedule:
             decay=config.ensemble_decay,
             unblended=unblended,
             rotations=rotations,
+            positions=spec.motion in ("joint_position", "tip_position"),
         )
 
     def configure(self, config: ControlConfig) -> None:
@@ -115,6 +121,7 @@ class ChunkSchedule:
         self._placed: deque[_Placed] = deque()
         self._since_load = 0
         self._last: FloatArray | None = None
+        self._before_last: FloatArray | None = None
         self._before_load: FloatArray | None = None
 
     @property
@@ -161,7 +168,7 @@ class ChunkSchedule:
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
         start = self._executed if start is None else start
-        self._before_load = self._last
+        self._before_load = self._last if self.kind == "blend" else self._onward(start)
         self._placed.append(_Placed(chunk, start))
         self._since_load = 0
         keep = {"ensemble": len(self._placed), "blend": 2}.get(self.kind, 1)
@@ -179,7 +186,7 @@ class ChunkSchedule:
         own = newest.at(self._executed)
         if own is None:
             return None
-        if self.kind == "blend":
+        if self.kind in ("blend", "rtc"):
             action = self._linear(own)
         elif self.kind == "ensemble":
             action = self._ensemble(own)
@@ -194,7 +201,7 @@ class ChunkSchedule:
         step = self.next(overrun=True)
         if step is None:
             raise RuntimeError("executed() without a step: load a chunk first")
-        self._last = step.action
+        self._before_last, self._last = self._last, step.action
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
         if old is not None:  # where the old chunk ends, the blend goes on from its last action
             self._before_load = old
@@ -202,6 +209,14 @@ class ChunkSchedule:
         self._since_load += 1
         while len(self._placed) > 1 and self._placed[0].at(self._executed) is None:
             self._placed.popleft()
+
+    def _onward(self, start: int) -> FloatArray | None:
+        """Return where the plan's last motion leads, if the plan ends as a chunk from ``start`` on arrives."""
+        before, last = self._before_last, self._last
+        ended = self.kind == "rtc" and start < self._executed and not self.left
+        if not ended or not self._positions or last is None or before is None:
+            return None
+        return 2 * last - self._like(before, last)
 
     def _linear(self, own: FloatArray) -> FloatArray:
         """Blend from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
