@@ -29,10 +29,10 @@ from urllib.parse import urlsplit
 import numpy as np
 from websockets.asyncio.client import connect
 
+from vla_ros.allocator import keep_freed_memory
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Session
-from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.dialect import Query
 from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import Link

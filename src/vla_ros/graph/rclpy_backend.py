@@ -22,8 +22,8 @@ from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 
+from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.node import RawSubscription
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_actions import create_action_server

@@ -67,8 +67,8 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
+    from vla_ros.allocator import keep_freed_memory
     from vla_ros.errors import VlaRosError
-    from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.middleware import uses_iceoryx
     from vla_ros.middleware.daemons import answered_by_roudi, wait_for_roudi
     from vla_ros.node.lifecycle_node import VlaPolicyNode

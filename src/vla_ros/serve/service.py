@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from vla_ros.allocator import keep_freed_memory
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
-from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.serve import wire
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State

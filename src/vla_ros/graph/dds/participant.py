@@ -11,8 +11,8 @@ from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
+from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.dds.wire import endpoint_qos, wire_type
 from vla_ros.graph.environment import DdsEnvironment
 from vla_ros.graph.messages import MessageTypes

@@ -43,8 +43,7 @@ def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntA
 
     A model that never runs its vision towers still returns an action, always the same. This happens when the
     published code runs with a transformers version that skips the image, or with incomplete weights. Raises
-    CheckpointError
-    if logits are not finite, or equal for the two images, uint8 [H, W, 3].
+    CheckpointError if logits are not finite, or equal for the two images, uint8 [H, W, 3].
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
     first, second = (

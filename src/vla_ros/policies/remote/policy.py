@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from vla_ros.allocator import keep_freed_memory
 from vla_ros.config import Config
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.remote import spec
-from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
