@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import os
 from typing import Any
@@ -31,6 +32,8 @@ def choose_backend() -> str:
 
 
 def _make_context(width: int, height: int) -> Any:
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401 - once Mesa has loaded its LLVM, importing Triton (as torch does) crashes
     backend = choose_backend()
     try:
         if backend == "egl":
