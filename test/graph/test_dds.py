@@ -92,7 +92,7 @@ def test_bytes_that_are_no_message_are_refused_when_published(dds):
 def test_other_settings_for_a_domain_that_is_open_are_refused(dds, monkeypatch):
     dds()
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
-    with pytest.raises(VlaRosError, match="already, with other settings"):
+    with pytest.raises(VlaRosError, match="with other settings of ROS_AUTOMATIC"):
         dds()
 
 
