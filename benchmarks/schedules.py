@@ -1,8 +1,8 @@
 """Measures every schedule of chunks at several delays, and prints one table.
 
-Each row is a run of `vla-ros demo --checkpoint demo-pi` in simulated time, where a delay is that of the whole
-inference, and machine and load change nothing but the duration. With `--real-time` the delay comes on top of the
-inference itself; each of the `--jobs` then needs a core and a half, or measures its neighbours.
+Each row is a run of `vla-ros demo --checkpoint demo-pi` in simulated time: a delay is that of the whole inference,
+and speed and load of the machine change nothing. With `--real-time` the delay comes on top of the inference itself;
+each of the `--jobs` then needs a core and a half, or measures its neighbours.
 
     python benchmarks/schedules.py [--real-time] [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
 """

@@ -26,7 +26,7 @@ from vla_ros.vision.messages import encode_image
 
 
 class SimulatedTime:
-    """A clock that stands still while the policy infers, so that results depend on no machine and no load.
+    """A clock that stands still while the policy infers: results depend on no machine's speed and load.
 
     Each answer comes ``control.inject_delay_ms`` after its question, and nothing else takes time. The control loop,
     the watchdog and all limits are those of the node; the graph and its threads are left out. As in real time, an
