@@ -87,7 +87,10 @@ def align(
         if selection.truth_type == ARRAY:
             if target.values.shape[1] != spec.dimension:
                 found = f"{selection.truth[0]} has {target.values.shape[1]} numbers"
-                raise BagError(f"{found}, the policy's actions have {spec.dimension}")
+                raise BagError(
+                    f"{found}, the policy's actions have {spec.dimension}; name the recorded commands, or take the "
+                    "measured motion: --topics truth=/COMMANDS, or truth=joint_states"
+                )
             actions[known] = target.values
         elif selection.truth_type == TWIST:
             if spec.motion != "tip_delta":
