@@ -146,7 +146,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
     state, action = resampler.names
     return Schema(
         resampler.rate,
-        arguments.robot or Path(config.robot.urdf).stem or "robot",
+        arguments.robot or Path(config.arms[0].robot.urdf).stem or "robot",
         (Vector("observation.state", state), Vector("action", action)),
         tuple(Video(f"observation.images.{key}", *size) for key, size in resampler.image_sizes().items()),
         arguments.codec,

@@ -29,7 +29,7 @@ def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
     try:
         return _fitted(config, policy), ""
     except ConfigError:
-        if config.robot.urdf:
+        if any(arm.robot.urdf for arm in config.arms):
             raise
         control = dataclasses.replace(config.control, output="twist_stamped")
         limits = dataclasses.replace(config.limits, workspace_low=(), workspace_high=())
