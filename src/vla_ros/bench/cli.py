@@ -17,6 +17,9 @@ from typing import Any
 
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import MissingDependencyError, VlaRosError
+from vla_ros.policies.base import policy_of
+from vla_ros.policies.openvla import has_action_head
+from vla_ros.policies.shipped import SHIPPED
 
 MODELS = {
     **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="tiny",
-        help=f"{', '.join(MODELS)} (random weights) or a checkpoint's folder",
+        help=f"{', '.join(MODELS)} (random weights) or the folder of an OpenVLA",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
@@ -99,12 +102,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _module(arguments: argparse.Namespace) -> str:
     if arguments.policy:
         return "policy"
-    module = MODELS.get(arguments.model, "openvla" if Path(arguments.model).is_dir() else "")
-    if not module:
-        raise VlaRosError(
-            f"--model {arguments.model}: expected a checkpoint's folder or one of {', '.join(MODELS)}"
-        )
-    return module
+    model = arguments.model
+    if model in MODELS:
+        return MODELS[model]
+    if model not in SHIPPED and not Path(model).is_dir():
+        raise VlaRosError(f"--model {model}: expected a checkpoint's folder or one of {', '.join(MODELS)}")
+    name = "oft" if has_action_head(Path(model)) else policy_of(model)
+    if name != "openvla" or model in SHIPPED:
+        how = f"--policy {name} -p policy.checkpoint:={model}"
+        raise VlaRosError(f"--model {model}: a checkpoint of the policy '{name}'; time it with {how}")
+    return name
 
 
 def _rounded(value: Any) -> Any:

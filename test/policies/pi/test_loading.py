@@ -214,7 +214,7 @@ def test_a_robot_with_more_numbers_than_the_model(folders):
 
 def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
     folder = checkpoint("pi05")
-    with pytest.raises(ConfigError, match=r"name one of .*libero"):
+    with pytest.raises(ConfigError, match=r"set policy\.robot to one of .*libero"):
         read_checkpoint(folder)
     with pytest.raises(CheckpointError, match=r"assets/mine/norm_stats.json: no such file; .*'trossen'"):
         read_checkpoint(folder, LIBERO, asset="mine")

@@ -29,7 +29,8 @@ class _OpenVLA(LazyPolicy):
 
     def __call__(self, config: Config) -> Policy:
         """See :class:`~vla_ros.policies.base.LazyPolicy`."""
-        if isinstance(config.policy, OpenVLAOptions) and _has_head(Path(config.policy.checkpoint).expanduser()):
+        options = config.policy
+        if isinstance(options, OpenVLAOptions) and has_action_head(Path(options.checkpoint).expanduser()):
             from vla_ros.policies.oft import OFT, OFTOptions
 
             common = {one.name: getattr(config.policy, one.name) for one in fields(CheckpointOptions)}
@@ -37,7 +38,8 @@ class _OpenVLA(LazyPolicy):
         return super().__call__(config)
 
 
-def _has_head(folder: Path) -> bool:
+def has_action_head(folder: Path) -> bool:
+    """Return True for OpenVLA-OFT's checkpoints, whose ``config.json`` is OpenVLA's."""
     index = folder / "model.safetensors.index.json"
     return bool(list(folder.glob("action_head--*.pt"))) or (
         index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")

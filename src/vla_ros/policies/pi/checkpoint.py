@@ -80,7 +80,8 @@ def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -
         return PiCheckpoint(folder, layout, architecture, stored, processing, steps, delay)
     if robot is None:
         raise ConfigError(
-            f"{folder}: openpi's layout does not say for which robot it was trained; name one of {sorted(ROBOTS)}"
+            f"{folder}: openpi's layout does not say for which robot it was trained; set policy.robot to one of "
+            f"{', '.join(sorted(ROBOTS))}"
         )
     return PiCheckpoint(folder, layout, architecture, stored, _openpi(folder, architecture, robot, asset))
 
