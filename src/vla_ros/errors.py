@@ -5,9 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 4000  # characters of a message
+
 
 class VlaRosError(Exception):
     """Base of every error that this package raises on purpose. Its text is fit to be shown to a user."""
+
+    def __str__(self) -> str:
+        """Return the text without the middle of a very long one, such as a file's content in place of a name."""
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
 
 class ConfigError(VlaRosError):
@@ -36,7 +43,7 @@ class OutOfMemoryError(VlaRosError):
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

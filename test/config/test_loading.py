@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -342,3 +343,50 @@ def test_shipped_parameter_files_are_valid() -> None:
     for path in files:
         if "/**" in yaml.safe_load(path.read_text()):
             load([path])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/**: {ros__parameters: &p {policy: *p}}", "too many values or levels; does an alias contain itself"),
+        ("[" * 5000 + "]" * 5000, "is not a YAML file"),
+        ("/**: {ros__parameters: {camera: {topics: &t [*t]}}}", r"camera.topics: found \[\[\[...\]\]\]"),
+        (
+            "/**: {ros__parameters: {policy: {name: " + "x" * 900_000 + "}}}",
+            r"policy.name: found 'x+.* \[\.\.\.\] ",
+        ),
+        ("# " + "x" * (1 << 20), "cannot be read .larger than 1 MiB"),
+    ],
+)
+def test_a_file_without_end_is_refused_at_once(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load([path])
+    assert re.search(message, str(caught.value))
+    assert len(str(caught.value)) < 5000
+
+
+def test_lists_of_aliases_are_never_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12))
+    path.write_text(f"l0: &l0 [x]\n{levels}\n/**: {{ros__parameters: {{camera: {{topics: *l11}}}}}}")
+    with pytest.raises(ConfigError, match=r"camera\.topics: found .*, expected a list, each item text"):
+        load([path])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"robot.joint_names": ["a", "a", "b"]},
+            "robot.joint_names and robot.gripper_joint_names: found a more than",
+        ),
+        ({"robot.joint_names": ["a", "b"], "robot.gripper_joint_names": ["b"]}, "found b more than once"),
+        ({"topics.command": "/joint_states"}, "the same as topics.joint_states: commands would be taken for"),
+    ],
+)
+def test_a_joint_or_topic_that_is_named_twice_is_refused(values: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(values)
+    assert expected in str(caught.value)

@@ -85,6 +85,15 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
     elif any(a >= b for a, b in zip(low, high, strict=True)):
         yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
     fingers = arm.robot.gripper_joint_names
+    joints = (*arm.robot.joint_names, *fingers)
+    twice = sorted({name for name in joints if joints.count(name) > 1})
+    if twice:
+        names = [_name(config, arm, leaf) for leaf in ("joint_names", "gripper_joint_names")]
+        yield f"{names[0]} and {names[1]}: found {', '.join(twice)} more than once, expected each joint once"
+    for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
+        if topic and topic == arm.joint_states:
+            own = [_name(config, arm, name) for name in (leaf, "joint_states")]
+            yield f"{own[0]}: found {topic}, the same as {own[1]}: commands would be taken for measurements"
     if arm.output in ARM_OUTPUTS and fingers and not arm.gripper_topic:
         named = _name(config, arm, "gripper_joint_names")
         yield (

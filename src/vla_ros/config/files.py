@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 import yaml
 
 from vla_ros.errors import ConfigError, did_you_mean
+
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 20, 10_000, 16  # aliases make a small YAML file endless
 
 
 def config_file(name: str) -> Path:
@@ -74,6 +77,15 @@ def _parse(text: str) -> Any:
         loader.dispose()
 
 
+def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """Return a file's content; raises OSError if it is longer than ``most`` bytes (``/dev/zero`` never ends)."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
+    return content
+
+
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     """Flat values of a ROS parameter file: sections for ``/**`` and for this node, later ones win.
 
@@ -81,10 +93,10 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     not YAML, repeats a key, has no ``ros__parameters`` for this node, or has some for several nodes of its name.
     """
     try:
-        document = _parse(path.read_text(encoding="utf-8"))
+        document = _parse(read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not a YAML file ({_where(error)})") from None
     if not isinstance(document, dict):
         raise ConfigError(
@@ -96,7 +108,10 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
         if str(key) in wanted:
             if not isinstance(section, dict) or not isinstance(section.get("ros__parameters"), dict):
                 raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
-            flat.update(_flat(section["ros__parameters"], ""))
+            for name, value in _flat(section["ros__parameters"], ""):
+                flat[name] = value
+                if len(flat) > _MOST_VALUES or name.count(".") >= _DEEPEST:
+                    raise ConfigError(f"{path}: found too many values or levels; does an alias contain itself?")
     if not flat:
         raise ConfigError(
             f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}; a parameter file "
@@ -131,7 +146,7 @@ def _where(error: Exception) -> str:
 
 def _flat(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and prefix.count(".") < _DEEPEST:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -258,16 +259,19 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
     return item
 
 
+_SHORT = reprlib.Repr()  # of a few items: repr() of a list of aliases may never end
+_SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 30, 30, 2
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+
+
 def _wrong(entry: Entry, value: Any) -> ConfigError:
-    found = list(value) if isinstance(value, tuple) else value
-    hint = did_you_mean(str(value), entry.option.choices or ())
+    found = _SHORT.repr(list(value) if isinstance(value, tuple) else value)
+    hint = did_you_mean(value if isinstance(value, str) else found, entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
         hint = "; to YAML this is no text: put it into quotes"
     elif entry.is_list and entry.item_type is str and isinstance(value, str):
-        hint = f"; for one item write [{value}]"
-    return ConfigError(
-        f"{entry.name}: found {found!r} ({type(value).__name__}), expected {entry.expectation}{hint}"
-    )
+        hint = f"; for one item write [{value:.200}]"
+    return ConfigError(f"{entry.name}: found {found} ({type(value).__name__}), expected {entry.expectation}{hint}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -9,12 +9,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_ros.config.files import read_bytes
 from vla_ros.errors import ConfigError
 
 DEMO, DEMO_TWO_ARMS = "demo", "demo_two_arms"
 TWO_ARMS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
 """Where ``demo_two_arms`` mounts its arms on the link ``table``, metres; both face +x."""
 _MOVABLE = ("revolute", "prismatic", "continuous")
+_MOST_BYTES = 16 << 20
 _UNBOUNDED = 1e6  # rad; a continuous joint turns as often as it likes
 
 
@@ -119,7 +121,7 @@ def read(urdf: str) -> Description:
     """Read the URDF that ``robot.urdf`` names; raises ConfigError if it is none, or a xacro file."""
     path = resolve(urdf)
     try:
-        root = ElementTree.fromstring(path.read_bytes())
+        root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
     except OSError as error:
         raise ConfigError(f"robot.urdf: {path} cannot be read ({error.strerror})") from None
     except ElementTree.ParseError as error:
