@@ -68,8 +68,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
     return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
 
 
-REAL_TIME = ("graph", "node", "replay", "ros", "serve", "sim", "tools/faults", "test_security.py")
+REAL_TIME = ("graph", "node", "replay", "ros", "serve", "tools/faults", "test_security.py")
 """Tests of running nodes: one worker runs them one after another, the others all that only computes."""
+LOCKSTEP = ("sim",)
+"""Tests in which a simulation waits for its node: one worker at a time runs them, too."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -81,12 +83,13 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with running nodes and with slow files, so that no worker ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (_worker(item.nodeid) != "real time", item.path not in slow))
+    order = {"real time": 0, "lockstep": 1}
+    items.sort(key=lambda item: (order.get(_worker(item.nodeid), 2), item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep a file's tests, and all in real time, on one worker."""
+    """Keep a file's tests, all in real time, and all in lockstep, on one worker each."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -98,4 +101,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def _worker(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return "real time" if file.partition("/")[2].startswith(REAL_TIME) else file
+    place = file.partition("/")[2]
+    return "real time" if place.startswith(REAL_TIME) else "lockstep" if place.startswith(LOCKSTEP) else file
