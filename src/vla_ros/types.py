@@ -1,4 +1,4 @@
-"""What crosses a boundary between rooms: observations in, action chunks out.
+"""Data that crosses boundaries between rooms: observations in, action chunks out.
 
 Plain frozen dataclasses over numpy arrays; nothing here imports torch, ROS or a DDS library.
 """
@@ -24,7 +24,7 @@ _NO_NUMBERS: FloatArray = np.zeros(0)
 
 @dataclass(frozen=True)
 class JointState:
-    """What was measured at the robot's joints, as ``sensor_msgs/JointState`` carries it."""
+    """Measured joints, as in ``sensor_msgs/JointState``."""
 
     names: tuple[str, ...]  # joint names, N of them
     positions: FloatArray  # float64 [N], radians (revolute) or metres (prismatic)
@@ -117,7 +117,7 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Uint8 [H, W, 3] RGB, upright, to uint8 [*size, 3] RGB.
+        """Convert uint8 [H, W, 3] RGB, upright, to uint8 [*size, 3] RGB.
 
         Raises:
             ImageError: ``image`` is not uint8 [H, W, 3] with pixels.
@@ -144,7 +144,7 @@ class RawImage:
 
 @dataclass(frozen=True, eq=False)
 class PreviousChunk:
-    """What is left of the chunk that is being executed, for a policy that continues it (real-time chunking)."""
+    """The rest of the chunk that is being executed, for a policy that continues it (real-time chunking)."""
 
     # Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time of the
     # observation.

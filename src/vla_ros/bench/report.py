@@ -1,4 +1,4 @@
-"""What the tables of all measurements share."""
+"""Shared parts of the tables of all measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def heading(result: dict[str, Any], *words: str) -> str:
-    """What was measured, on what."""
+    """Return a heading that names the measurement and the machine."""
     about = (result["dtype"], f"quantisation {result['quantization']}", *words, f"{result['steps']} steps")
     return f"{result['model']} on {result['machine']}, {', '.join(about)}, {result['graphs']}"
 

@@ -23,7 +23,7 @@ COMPILED_UNUSED: dict[str, Any] = {"compiled_ms": None, "compiled_left_out": "no
 
 @dataclass(frozen=True)
 class Setup:
-    """What a measurement runs on, and for how long."""
+    """Device and length of a measurement."""
 
     device: torch.device  # where the model runs
     dtype: torch.dtype  # of its weights

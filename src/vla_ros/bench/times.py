@@ -28,7 +28,7 @@ class Stopwatch:
 
     @property
     def milliseconds(self) -> dict[str, float]:
-        """Of each stage, with ``total``."""
+        """Times of each stage, with ``total``."""
         return {"total": 1e3 * (self._last - self._began), **self._stages}
 
 

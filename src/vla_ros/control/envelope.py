@@ -1,4 +1,4 @@
-"""Where a command may take one arm: the limits of its joints, of its tip's step, and the box."""
+"""Limits of one arm's commands: joints, the tip's step, and the workspace box."""
 
 from __future__ import annotations
 

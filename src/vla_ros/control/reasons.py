@@ -12,7 +12,7 @@ from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
 
 
 class Level(str, Enum):
-    """What a reason does.
+    """The reaction to a reason.
 
     ``DROP``: the message is not used and counted; nothing else happens. ``HOLD``: the arm keeps its last
     measured position until the reason has ended. ``STOP``: the same, until a person resets.

@@ -80,7 +80,7 @@ class RobotController:
 
     @property
     def counters(self) -> Counter[str]:
-        """As :attr:`ArmController.counters`, of all arms together."""
+        """Sum of :attr:`ArmController.counters` over all arms."""
         return sum((arm.counters for arm in self.arms), Counter())
 
     def reset(self) -> None:
@@ -149,7 +149,7 @@ class RobotController:
         return any(arm.is_moving for arm in self.arms)
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """As :meth:`ArmController.onward`, of all arms that move."""
+        """Call :meth:`ArmController.onward` for all arms that move."""
         tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
         for each in tried:
             if isinstance(each, Refused):

@@ -237,7 +237,7 @@ class Watchdog:
         return found
 
     def _of_joints(self, now: Now) -> dict[Reason, str]:
-        """What holds all arms: of any arm, or with ``control.arms_hold_alone`` where it is so of every arm."""
+        """Reasons that hold all arms: those of any arm or, with ``control.arms_hold_alone``, those of every arm."""
         needed = {name: joints for name, joints in self._arms.items() if joints.needed}
         found, good = dict[Reason, str](), 0
         for name, joints in needed.items():

@@ -34,7 +34,7 @@ _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is 
 
 
 class Did(Enum):
-    """What one iteration of the loop did."""
+    """Result of one iteration of the loop."""
 
     WAITED = "nothing was due, or no frame came"
     INFERRED = "the policy answered, and the first step of it was made"

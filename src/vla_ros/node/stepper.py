@@ -81,7 +81,7 @@ class Stepper:
 
     @property
     def spec(self) -> PolicySpec:
-        """What the policy expects and returns; valid after :meth:`load`."""
+        """The policy's inputs and outputs; valid after :meth:`load`."""
         return self.binding.spec
 
     @property

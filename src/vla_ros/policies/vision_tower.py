@@ -27,7 +27,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, shape.width, shape.patch_size, shape.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, patches, width], rows first."""
+        """Map [B, 3, H, W] to [B, patches, width], row by row."""
         batch, channels, height, width = pixels.shape
         size = self.patch_size
         grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(shape.width, shape.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, N, width] to the same."""
+        """Map [B, N, width] to [B, N, width]."""
         batch, count, width = tokens.shape
         qkv = self.qkv(tokens).view(batch, count, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, heads, N, head_dim]
@@ -72,7 +72,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[..., width] to the same."""
+        """Map [..., width] to [..., width]."""
         output: Tensor = self.fc2(functional.gelu(self.fc1(tokens)))
         return output
 
@@ -185,7 +185,7 @@ class VisionBackbone(nn.Module):
         return pixels.repeat(1, self.mean.shape[1] // 3, 1, 1).sub_(self.mean).div_(self.std)
 
     def forward(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
-        """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths].
+        """Encode normalised pixels [B, 3 * towers, H, W] as features [B, patches, sum of widths].
 
         ``film`` holds each tower's :meth:`VisionTower.modulations`, or is empty.
         """

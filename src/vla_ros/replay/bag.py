@@ -82,7 +82,7 @@ class Bag:
 
     @property
     def losses(self) -> list[Loss]:
-        """What could not be read so far; grows while reading."""
+        """Losses so far; grows while reading."""
         return [*self._losses, *(loss for storage in self._storages for loss in storage.losses)]
 
     @property

@@ -94,7 +94,7 @@ def scores(
     columns: Sequence[int],
     episodes: IntArray,
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
-    """Skill against each guess [M, D] in the numbers ``columns``, and its 95 % interval over episodes."""
+    """Return the skill against each guess [M, D] in ``columns``, and its 95 % interval over episodes."""
     own = squared_errors(predicted, recorded, columns)
     found: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}

@@ -112,7 +112,7 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
 
 
 def _missing_bytes(path: Path) -> int:
-    """How many bytes are missing according to the header (SQLite file format, section 1.3); 0 for intact files."""
+    """Return the missing bytes according to the header (SQLite file format, section 1.3); 0 for intact files."""
     with path.open("rb") as file:
         head = file.read(100).ljust(100, b"\0")
     size = path.stat().st_size

@@ -37,7 +37,7 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "joint_velocity": ("joint_velocity", "gripper"),
     "eef_pose": ("tip_position", "tip_rotation[rot6d]", "gripper"),
 }
-"""What the expert can answer with: the parts of each arm's numbers."""
+"""The expert's kinds of action: the parts of each arm's numbers."""
 
 FEED = "objects"
 """Feed of the object positions."""

@@ -81,7 +81,7 @@ class ReceivedCommand:
 
 
 def wrist_topic(camera: str) -> str:
-    """Where the image of a wrist camera of the world is published."""
+    """Return the topic of a wrist camera."""
     return f"/{camera}_camera/image_raw"
 
 

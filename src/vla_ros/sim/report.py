@@ -112,7 +112,7 @@ def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
 
 
 def outcome(episode: EpisodeResult) -> Markup:
-    """How the episode ended, in colour."""
+    """Return the episode's outcome as a coloured label."""
     return page.flag("good" if episode.success else "bad", episode.reason.replace("_", " "))
 
 

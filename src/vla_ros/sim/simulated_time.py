@@ -51,7 +51,7 @@ class SimulatedTime:
 
     @property
     def stats(self) -> dict[str, object]:
-        """As ``vla-ros run --stats`` writes them."""
+        """The same content as ``vla-ros run --stats``."""
         return self._node.stats.summary()
 
     def run(self, seed: int) -> EpisodeResult:

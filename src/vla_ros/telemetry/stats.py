@@ -114,7 +114,7 @@ class Stats:
             return {name: ring.copy() for name, ring in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
-        """What ``vla-ros run --stats`` writes: execution, latency, frames and samples of the latency."""
+        """The content of ``vla-ros run --stats``: execution, latency, frames and latency samples."""
         return {
             "execution": self.execution.summary(),
             "latency_ms": self.latency_ms(),

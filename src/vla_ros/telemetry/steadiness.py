@@ -1,4 +1,4 @@
-"""How steadily commands follow each other: the one definition of stalls and seams.
+"""Measures how steadily commands follow each other: the single definition of stalls and seams.
 
 The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`), demo and benchmarks the commands
 that the robot's side receives.

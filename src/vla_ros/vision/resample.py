@@ -96,7 +96,7 @@ def crop_taps(source: int, target: int, area: float) -> CropTaps:
 
 
 PRECISION_BITS = 22
-"""Of Pillow's fixed-point weights."""
+"""Fractional bits of Pillow's fixed-point weights."""
 
 
 @lru_cache(maxsize=32)
@@ -158,7 +158,7 @@ class Separable:
         self._columns = _column_blocks(columns)
 
     def __call__(self, image: UInt8Array) -> NDArray[np.float32]:
-        """Resampled uint8 ``image`` before rounding: float32 [target height, target width, 3], levels 0 to 255."""
+        """Resample uint8 ``image`` without rounding: float32 [target height, target width, 3], levels 0 to 255."""
         height, width, _ = image.shape
         source = image.astype(np.float32).reshape(height, width * _CHANNELS)
         tall = np.empty((self._shape[0], source.shape[1]), np.float32)
@@ -210,7 +210,7 @@ class Lanczos3:
         self._doubt = np.float32(2 * (taps + 2) * 2.0**-24 * 255 * gain)
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Uint8 [height, width, 3] of ``source`` to uint8 [height, width, 3] of ``target``."""
+        """Resize uint8 [height, width, 3] from ``source`` to ``target``."""
         result = self._fast(image)
         middle = np.floor(result)
         middle += np.float32(0.5)

@@ -38,7 +38,7 @@ UNKNOWN_NAMESPACE = "_NODE_NAMESPACE_UNKNOWN_"
 
 @dataclass(frozen=True)
 class TopicEndpointInfo:
-    """One publisher or subscription, as discovery knows it."""
+    """One publisher or subscription known from discovery."""
 
     node_name: str
     node_namespace: str

@@ -7,7 +7,7 @@ from vla_ros.policies.base import LazyPolicy, Policy, options_of
 from vla_ros.policies.lerobot.options import LeRobotOptions
 
 LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make", lambda config: "input_features" in config)
-"""What the entry point names."""
+"""The entry point's target."""
 
 
 def make(config: Config) -> Policy:

@@ -12,4 +12,4 @@ from vla_ros.policies.oft.options import OFTOptions
 __all__ = ["OFT", "OFTOptions"]
 
 OFT = LazyPolicy(OFTOptions, "vla_ros.policies.oft.policy:OFTPolicy")
-"""What the entry point names."""
+"""The entry point's target."""

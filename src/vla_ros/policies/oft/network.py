@@ -53,7 +53,7 @@ class Mlp2(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """[..., inputs] to [..., width]."""
+        """Map [..., inputs] to [..., width]."""
         projected: Tensor = self.fc2(functional.gelu(self.fc1(numbers)))
         return projected
 
@@ -66,7 +66,7 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to the same."""
+        """Map [..., width] to [..., width]."""
         total: Tensor = x + self.ffn(x)
         return total
 
@@ -83,7 +83,7 @@ class ActionHead(nn.Module):
         self.fc2 = nn.Linear(width, action)
 
     def forward(self, states: Tensor) -> Tensor:
-        """[B, K * D, width] to [B * K, D]."""
+        """Map [B, K * D, width] to [B * K, D]."""
         x = functional.relu(self.fc1(self.layer_norm1(states.view(-1, self.fc1.in_features))))
         for block in self.mlp_resnet_blocks:
             x = block(x)

@@ -51,7 +51,7 @@ OPENVLA = _OpenVLA(
     "vla_ros.policies.openvla.policy:OpenVLAPolicy",
     lambda config: 2 * (config.get("model_type") == "openvla"),
 )
-"""What the entry point names."""
+"""The entry point's target."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Writing a checkpoint directory in the published layout: config.json, safetensors shards with index, tokenizer."""
+"""Writes a checkpoint in the published layout: config.json, safetensors shards with index, tokenizer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: s
 
 
 def empty(make: Callable[[], M], quantize: str = "none") -> M:
-    """What ``make`` returns, without memory for its weights; see :func:`build_empty`."""
+    """Call ``make`` without allocating memory for weights; see :func:`build_empty`."""
     with torch.device("meta"):
         model = make()
         quantization.install(model.language_model.layers, quantize)

@@ -32,7 +32,7 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(llm_width, llm_width) if fused else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, patches, vision_width] to [B, patches, llm_width]."""
+        """Project [B, patches, vision_width] to [B, patches, llm_width]."""
         hidden: Tensor = self.fc2(functional.gelu(self.fc1(features)))
         return hidden if self.fc3 is None else self.fc3(functional.gelu(hidden))
 
@@ -87,11 +87,11 @@ class OpenVLAModel(nn.Module):
         return self.vision_backbone.featurizer.pos_embed.dtype
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Uint8 [B, H, W, 3] RGB to normalised pixels [B, 3 * towers, H, W] in the model's data type."""
+        """Normalise uint8 [B, H, W, 3] RGB to pixels [B, 3 * towers, H, W] in the model's data type."""
         return self.vision_backbone.normalize(images).to(self.dtype)
 
     def embed_image(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
-        """Normalised pixels to patch embeddings [B, patches, llm_width]; ``film`` as of the vision backbone."""
+        """Embed normalised pixels as patches [B, patches, llm_width]; ``film`` as in the vision backbone."""
         patches: Tensor = self.projector(self.vision_backbone(pixels, film))
         return patches
 

@@ -38,7 +38,7 @@ LONG_PROMPT = 80
 """Tokens of a long prompt. Its graph is captured at the start: it answers while a better one is captured."""
 
 NATIVE_GRIPPER = "0..1"
-"""What the data sets of Open X-Embodiment and LIBERO mean: 0 closed, 1 open."""
+"""The gripper convention of Open X-Embodiment and LIBERO: 0 closed, 1 open."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ L = TypeVar("L", bound=LoadedNetwork)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a network runs."""
+    """Device, data type and engine of a network."""
 
     device: torch.device  # of the weights
     dtype: str  # name of the type of activations and unquantised weights

@@ -43,7 +43,7 @@ def tiny_architecture(
     empty_token: int = LLAMA2_EMPTY_TOKEN,
     prompt_version: str = "v0.2",
 ) -> Architecture:
-    """Return the sizes of a small model whose two towers have the two kinds of the published ones.
+    """Return the sizes of a small model with the two kinds of vision tower of the published ones.
 
     Each tower stores ``vision_blocks``, of which one fewer runs. ``vocabulary`` counts the tokens without
     ``padding``, of which the last 255 are actions; ``empty_token`` closes a prompt.

@@ -26,7 +26,7 @@ PROMPT_WORDS = (
     *("A", "chat", "between", "a", "curious", "user", "and", "an", "artificial", "intelligence", "assistant", "."),
     *("The", "gives", "helpful", ",", "detailed", "polite", "answers", "'", "s", "questions", "USER", "ASSISTANT"),
 )
-"""What the prompt templates are made of."""
+"""The words of the prompt templates."""
 
 TABLE_WORDS = (
     *("pick", "up", "push", "place", "put", "move", "left", "right", "on", "in", "into", "of", "from", "next"),

@@ -21,4 +21,4 @@ def _claims(config: Mapping[str, Any]) -> int:
 
 
 PI = LazyPolicy(PiOptions, "vla_ros.policies.pi.policy:PiPolicy", _claims)
-"""What the entry point names."""
+"""The entry point's target."""

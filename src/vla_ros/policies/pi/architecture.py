@@ -20,7 +20,7 @@ from vla_ros.policies.checkpoint_files import read_json
 PI0 = "pi0"
 PI05 = "pi05"
 PROMPT_TOKENS: Mapping[str, int] = {PI0: 48, PI05: 200}
-"""Where each model's training cut the prompt."""
+"""Length to which each model's training truncated the prompt."""
 
 SO400M = replace(TIMM_TOWERS["vit_so400m_patch14_siglip_224"], used_blocks=27)
 """The published vision tower. Unlike OpenVLA's, all blocks and the final norm run."""

@@ -21,7 +21,7 @@ class SiglipTower(VisionTower):
         self.norm = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
 
     def forward(self, images: Tensor, ops: TowerOps) -> Tensor:
-        """Images [N, S, S, 3], uint8 or float32 in [0, 1], to features [N, patches, width]."""
+        """Encode images [N, S, S, 3], uint8 or float32 in [0, 1], as features [N, patches, width]."""
         tokens = self.embed(images)
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         normed: Tensor = blocks[0].norm1(tokens)

@@ -8,4 +8,4 @@ from vla_ros.policies.base import LazyPolicy
 from vla_ros.policies.remote.options import RemoteOptions
 
 REMOTE = LazyPolicy(RemoteOptions, "vla_ros.policies.remote.policy:RemotePolicy")
-"""What the entry point names."""
+"""The entry point's target."""

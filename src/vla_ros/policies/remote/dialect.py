@@ -19,7 +19,7 @@ Frame = bytes | str
 """One message as it came: binary, or text."""
 
 Metadata = Mapping[str, Any]
-"""What a server says about itself."""
+"""A server's description of itself."""
 
 NO_METADATA: Metadata = MappingProxyType({})
 
