@@ -149,10 +149,6 @@ def compile_many_rows(kind: str) -> None:
         )
     if kind == "int4":
         compile_fp8_rows(types)
-    types = {"sums": "*fp32", "scale": scale, "out": B}
-    compile_kernel(
-        f"sum {kind}", lowbit.reduce_kernel, types, {"KIND": kind, "ADD": True, "SPLIT_K": 3, "BLOCK": 1024}, 4, 3
-    )
 
 
 def compile_fp8_rows(types) -> None:
@@ -220,9 +216,9 @@ def main() -> None:
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
     for name, out, constants in (
-        ("norm", B, {"ADD": False, "FP8": False, "GROUPED": False}),
-        ("norm fp8", "*fp8e4nv", {"ADD": True, "FP8": True, "GROUPED": False}),
-        ("norm fp8 int4", "*fp8e4nv", {"ADD": False, "FP8": True, "GROUPED": True}),
+        ("norm", B, {"PARTS": 0, "FP8": False, "GROUPED": False}),
+        ("norm fp8", "*fp8e4nv", {"PARTS": 1, "FP8": True, "GROUPED": False}),
+        ("norm fp8 int4", "*fp8e4nv", {"PARTS": 2, "FP8": True, "GROUPED": True}),
     ):
         types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "sums": "*fp32", "eps": "fp32"}
         types |= {"row_scale": "*fp32", "column_scale": "*fp32"}

@@ -106,7 +106,7 @@ def poisoned(weights: DecoderWeights) -> KVCache:
     return cache
 
 
-def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
+def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: float) -> None:
     """Weights of several groups, the last one not full, for every shape of program that tuning may choose."""
     generator = torch.Generator().manual_seed(2)
     matrices = [
@@ -124,7 +124,10 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
         gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
         ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
         stream = ops.gather(hidden[0], torch.arange(rows)[None], gain)
-        close(f"{rows} rows, {config}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
+        added = ops.add_linear(stream, x, matrix, gain)
+        if added.branch is not None:
+            ops.norm(weights, added)  # adds it
+        close(f"{rows} rows, {config}", added.hidden, expected, bound)
 
 
 def check_choice(ours: Ops, theirs: Ops, generator: torch.Generator) -> None:
@@ -223,7 +226,7 @@ def main(kind: str, name: str) -> None:
     if kind != "fp8" or dtype != torch.float32:  # FP8 computes in 16 bits, and has bounds for these alone
         check_products(ours, weights)  # what the engine asks itself at the start
     if layer.qkv.packed:
-        many_groups(kind, dtype, bound)
+        many_groups(weights, kind, dtype, bound)
     print("equal", kind)
 
 

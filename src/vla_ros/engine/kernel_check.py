@@ -71,7 +71,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
         return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm, weights.rows_dtype)
 
     def copied(one: Residual) -> Residual:
-        return replace(one, hidden=one.hidden.clone())  # a norm adds FP8's branch in place
+        return replace(one, hidden=one.hidden.clone())  # a norm adds the branch in place
 
     def inputs(width: int) -> Tensor:
         return noise(width).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)

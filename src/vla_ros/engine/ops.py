@@ -77,11 +77,11 @@ class Residual:
 
 
 class ScaledProduct(NamedTuple):
-    """A product [M, N] that is still to be multiplied by scales of its rows [M, 1] and of its columns [N]."""
+    """A product [M, N], or parts of its sums, without the scales of its rows [M, 1] and of its columns [N]."""
 
     values: Tensor
-    rows: Tensor
-    columns: Tensor
+    rows: Tensor | None
+    columns: Tensor | None
 
 
 class QuantizedRows(NamedTuple):

@@ -146,8 +146,14 @@ class TritonOps(Ops):
         if not isinstance(stream, PrescaledResidual):
             if matrix.kind == "fp8":  # scaled and added by the next norm's kernel
                 return Residual(stream.hidden, norm, branch=_fp8_product(rows, matrix))
-            self._product(rows, matrix, stream.hidden, add=True)
-            return Residual(stream.hidden, norm)
+            sums = self._product(rows, matrix, stream.hidden, add=True)
+            if sums is stream.hidden:
+                return Residual(sums, norm)
+            return Residual(
+                stream.hidden,
+                norm,
+                branch=ScaledProduct(sums, None, matrix.scale if matrix.kind == "int8" else None),
+            )
         assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
         partial = (
@@ -242,26 +248,31 @@ class TritonOps(Ops):
         return ScaledProduct(out, out, out)
 
     def _norm(self, weights: DecoderWeights, stream: Residual, out: QuantizedRows) -> None:
-        hidden, width = stream.hidden, stream.hidden.shape[-1]
+        hidden, width, branch = stream.hidden, stream.hidden.shape[-1], stream.branch
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, *(stream.branch or (None, None, None)), stream.norm, *out, weights.shape.rms_norm_eps,
-            ADD=stream.branch is not None, FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
+            hidden, *(branch or (None, None, None)), stream.norm, *out, weights.shape.rms_norm_eps,
+            PARTS=0 if branch is None else branch.values.numel() // hidden.numel(),
+            FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
             BLOCK=max(128, triton.next_power_of_2(width)), num_warps=8,
         )  # fmt: skip
 
-    def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> None:
-        """``out [B, R, N] = [out +] rows @ matrix.T`` for many rows, dense or packed."""
+    def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> Tensor:
+        """``out [B, R, N] = [out +] rows @ matrix.T`` for many rows, dense or packed.
+
+        Returns ``out``, or, where programs share the inputs of a packed weight, their sums, float32 [programs,
+        B * R, N] without int8's scales.
+        """
         if matrix.packed:
-            self._packed_product(rows, matrix, out, add)
-            return
+            return self._packed_product(rows, matrix, out, add)
         assert isinstance(rows, Tensor)
         flat, target, weight = rows.reshape(-1, matrix.inputs), out.view(-1, matrix.outputs), matrix.data.t()
         if add:
             torch.addmm(target, flat, weight, out=target)  # the residual is added by the product itself
         else:
             torch.mm(flat, weight, out=target)
+        return out
 
-    def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> None:
+    def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> Tensor:
         count, kind = out.numel() // matrix.outputs, "int4 fp8" if rounds(rows, matrix) else matrix.kind
         config = self.gemm or choose_gemm(kind, count, matrix.outputs, matrix.inputs, _multiprocessors(out.device))
         if out.dtype == torch.float32:  # for checks only: twice the shared memory, and no tensor cores
@@ -290,11 +301,7 @@ class TritonOps(Ops):
                 K_GROUPS=divisor(groups, config.k_groups), PRECISION=_precision(out),
                 WGMMA=out.dtype != torch.float32 and _has_wgmma(out.device), **common, **limit,
             )  # fmt: skip
-        if split_k > 1:
-            lowbit.reduce_kernel[(triton.cdiv(out.numel(), 1024),)](
-                to, _data(matrix)[1], out, count, matrix.outputs, KIND=matrix.kind, ADD=add, SPLIT_K=split_k,
-                BLOCK=1024,
-            )  # fmt: skip
+        return to
 
 
 def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:

@@ -181,7 +181,7 @@ def gemm_kernel(
     A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows: a prompt's length is no power of two, and each
     weight should be unpacked for as many rows as there are. The weight is the left operand: on Hopper it may come
     from registers, where dequantisation leaves it. Programs of one weight run together, so that it is read once.
-    SPLIT_K programs may share the inputs: each leaves its sums in ``out``, for :func:`reduce_kernel`.
+    SPLIT_K programs may share the inputs: each leaves its sums in ``out``, and whoever reads them adds them up.
     """
     size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
@@ -274,20 +274,3 @@ def gemm_fp8_kernel(
     epilogue_fp8(out, total, row_scale, rows, outputs, M, N, split, ADD, SPLIT_K)
     if TAIL_M > 0:
         epilogue_fp8(out, rest, row_scale, more, outputs, M, N, split, ADD, SPLIT_K)
-
-
-@triton.jit
-def reduce_kernel(
-    sums, scale, out, M, N, KIND: tl.constexpr, ADD: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """``out [M, N] = [out +]`` what :func:`gemm_kernel` left in ``sums`` [SPLIT_K, M, N], in their order."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < M * N
-    total = tl.load(sums + at, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLIT_K):
-        total += tl.load(sums + split * (M * N) + at, mask=inside, other=0.0)
-    if KIND == "int8":
-        total *= tl.load(scale + at % N, mask=inside, other=0.0)
-    if ADD:
-        total += tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

@@ -50,11 +50,12 @@ def quantize_kernel(x, out, scales, sums, GROUPED: tl.constexpr, N: tl.constexpr
 @triton.jit
 def rms_norm_kernel(
     x, branch, row_scale, column_scale, norm, out, scales, sums, eps,
-    ADD: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: if ADD, adds the scaled ``branch`` to ``x`` [M, N]; the norm of ``x`` goes to ``out``.
+    """One program per row: adds the scaled sum of ``branch`` [PARTS, M, N] to ``x`` [M, N], whose norm is ``out``.
 
     It is rounded before the weight is applied, as in Llama. With FP8 it is quantised, with ``scales`` [M].
+    PARTS may be 0; ``row_scale`` [M] and ``column_scale`` [N] may be None.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -62,9 +63,14 @@ def rms_norm_kernel(
     at = row * N + column
     weight = tl.load(norm + column, mask=inside, other=0.0)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
+    if PARTS > 0:
         added = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
-        added *= tl.load(column_scale + column, mask=inside, other=0.0) * tl.load(row_scale + row)
+        for part in tl.static_range(1, PARTS):
+            added += tl.load(branch + part * tl.num_programs(0) * N + at, mask=inside, other=0.0)
+        if column_scale is not None:
+            added *= tl.load(column_scale + column, mask=inside, other=0.0)
+        if row_scale is not None:
+            added *= tl.load(row_scale + row)
         total = (value + added).to(x.dtype.element_ty)
         tl.store(x + at, total, mask=inside)
         value = total.to(tl.float32)
