@@ -231,7 +231,7 @@ def main() -> None:
     compile_towers()
     names = ("to_ycc", "offsets", "forward", "before", "factors", "after", "steps", "scales", "from_chroma")
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(("images", "luma", "chroma", "out"), "*u8")
-    compile_kernel("jpeg code", jpeg.code_kernel, types, {"ROWS": 16, "COLUMNS": 16}, 4, 3)
+    compile_kernel("jpeg code", jpeg.code_kernel, types, {"ROWS": 16, "COLUMNS": 16}, 8, 3)
     compile_kernel("jpeg merge", jpeg.merge_kernel, types, {"ROWS": 16, "COLUMNS": 16, "BLOCK": 256}, 4, 3)
     images, at = {"images": "*u8", "out": "*u8"}, "*i64"
     weights = {"rows": at, "columns": at, "row_weights": "*fp32", "column_weights": "*fp32"}

@@ -115,7 +115,7 @@ def _fused(
         chroma = images.new_empty(batch, 2, 8 * tiles["ROWS"], 8 * tiles["COLUMNS"])
         out = torch.empty_like(images)
         grid = (batch * tiles["ROWS"] * tiles["COLUMNS"],)
-        kernels.code_kernel[grid](images, *tables, luma, chroma, height, width, **tiles, num_warps=4)
+        kernels.code_kernel[grid](images, *tables, luma, chroma, height, width, **tiles, num_warps=8)
         kernels.merge_kernel[(batch * height, -(-width // 256))](
             luma, chroma, transforms.from_chroma, out, height, width, **tiles, BLOCK=256, num_warps=4
         )
