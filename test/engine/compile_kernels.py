@@ -19,7 +19,14 @@ from triton.compiler import ASTSource
 
 from vla_ros.engine.kernels import attention, jpeg, linear, lowbit, pointwise, resample, towers
 from vla_ros.engine.lowbit import BITS
-from vla_ros.engine.tile_configs import ATTENTION_CONFIG, GEMM_CANDIDATES, GEMM_CONFIGS, PACKED_ROWS, SKINNY_CONFIGS
+from vla_ros.engine.tile_configs import (
+    ATTENTION_CONFIG,
+    FP8_ROWS,
+    GEMM_CANDIDATES,
+    GEMM_CONFIGS,
+    PACKED_ROWS,
+    SKINNY_CONFIGS,
+)
 
 B = "*bf16"
 HIDDEN, HEADS, HEAD = 4096, 32, 128
@@ -154,13 +161,21 @@ def compile_many_rows(kind: str) -> None:
 def compile_fp8_rows(types) -> None:
     types = {**types, "x": "*fp8e4nv", "row_scale": "*fp32", "sums": "*fp32", "grid": "*i32"}
     tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == "int4 fp8")
-    for config in dict.fromkeys((*GEMM_CANDIDATES, *tuned)):
+    for config in dict.fromkeys((FP8_ROWS, *tuned)):
         sizes = {"FRAGMENTS": config.block_n // 8, "BLOCK_M": config.block_m, "TAIL_M": config.tail_m}
         every = {**sizes, "K": HIDDEN, "ADD": False, "ASM": True, "EVEN": True, "ROOM": 32}
         every["SPLIT_K"] = config.split_k
         name = f"gemm int4 fp8 {' '.join(map(str, astuple(config)))}"
         out = {"out": B if config.split_k == 1 else "*fp32"}
-        compile_kernel(name, lowbit.gemm_fp8_kernel, {**types, **out}, every, config.warps, config.stages)
+        compile_kernel(
+            name,
+            lowbit.gemm_fp8_kernel,
+            {**types, **out},
+            every,
+            config.warps,
+            config.stages,
+            config.max_registers,
+        )
 
 
 def compile_towers() -> None:

@@ -287,15 +287,15 @@ class TritonOps(Ops):
             "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
         groups = matrix.data.shape[1]
+        limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
         if kind == "int4 fp8":
             quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
             lowbit.gemm_fp8_kernel[grid](
                 *quantized, *_data(matrix), to, count, matrix.outputs,
-                ROOM=max(16, triton.next_power_of_2(triton.cdiv(groups, split_k))), **common,
+                ROOM=max(16, triton.next_power_of_2(triton.cdiv(groups, split_k))), **common, **limit,
             )  # fmt: skip
         else:
             assert isinstance(rows, Tensor)
-            limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
             lowbit.gemm_kernel[grid](
                 rows.contiguous(), *_data(matrix), to, count, matrix.outputs, KIND=kind,
                 K_GROUPS=divisor(groups, config.k_groups), PRECISION=_precision(out),
