@@ -67,6 +67,14 @@ def test_what_needs_a_graph_is_refused(option: tuple[str, ...]) -> None:
         plan(parsed("--simulated-time", *option))
 
 
+def test_a_camera_that_the_simulation_lacks_is_named() -> None:
+    assert run("-p", "camera.topics:=[/wrist_camera/image_raw]").success
+    with pytest.raises(
+        ConfigError, match=r"camera.topics: found /side, the simulation has /camera/image_raw, /wrist"
+    ):
+        run("-p", "camera.topics:=[/side]")
+
+
 @pytest.mark.parametrize("words", [(), ("--actions", "joint_velocity"), ("--arms", "2", "--actions", "eef_pose")])
 def test_arms_obey_as_over_the_graph(words: tuple[str, ...]) -> None:
     result = run(*words)

@@ -11,6 +11,7 @@ from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command, split
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import State
+from vla_ros.errors import ConfigError
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.stepper import Stepper
 from vla_ros.sim.arm import JOINT_NAMES
@@ -42,7 +43,9 @@ class SimulatedTime:
         self._clock = SimulatedClock(SECOND)
         self._node = SimulatedNode(config, stepper, self._clock, self, self._prepare)
         self._arms = {arm.name: arm for arm in config.arms}
-        cameras = {wrist_topic(name): name for name in options.wrist} | {IMAGE_TOPIC: "front"}
+        cameras = {IMAGE_TOPIC: "front"} | {wrist_topic(name): name for name in world.wrist_cameras}
+        if unknown := set(config.camera.topics) - set(cameras):
+            raise ConfigError(f"camera.topics: found {min(unknown)}, the simulation has {', '.join(cameras)}")
         self._cameras = [cameras[topic] for topic in config.camera.topics]
         self._next_frame = self._clock.steady()
         self._trace, self._received, self._tick_count = Trace(), list[tuple[float, ReceivedCommand]](), 0
@@ -125,7 +128,7 @@ class SimulatedTime:
             self._node.inputs.set_state(feed.key, world.object_state(stamp))
 
     def _publish_images(self) -> UInt8Array:
-        images = {camera: self._world.render(camera) for camera in {"front": None, **dict.fromkeys(self._cameras)}}
+        images = {camera: self._world.render(camera) for camera in {"front", *self._cameras}}
         for index, camera in enumerate(self._cameras):
             shown = np.zeros_like(images[camera]) if self._options.blank else images[camera]
             self._node.cameras.receive(index, encode_image(shown[::-1, ::-1], self._clock.ros(), camera))
