@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from vla_ros.bench import times
 from vla_ros.cli.main import main
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
@@ -62,6 +63,7 @@ def test_tiny_bench_measures_everything(tmp_path, capsys):
         (("--model", "/no/such/folder", "--device", "cpu"), "expected a checkpoint's folder or one of tiny, "),
         (("--steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--baseline-steps", "-3", "--device", "cpu"), "expected at least one step"),
+        (("--pause", "-3", "--device", "cpu"), "no negative pause"),
         (("--trace", "/no/such/folder/trace.json"), "cannot be written"),
     ],
 )
@@ -69,6 +71,17 @@ def test_wrong_use_ends_with_one_line(words, message, capsys):
     assert main(["bench", *words]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_every_step_rests_before_its_time_is_taken(monkeypatch, tmp_path):
+    rests, file = [], tmp_path / "bench.json"
+    monkeypatch.setattr(times.time, "sleep", rests.append)
+    options = ["--model", "tiny-oft", "--device", "cpu", "--steps", "2", "--no-baseline", "--pause", "250"]
+    assert main(["bench", *options, "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert (result["steps"], result["pause_ms"]) == (2, 250.0)
+    assert rests.count(0.25) >= 2
+    assert main(["bench", "--model", "no such model"]) == 1  # without it again
 
 
 def test_a_wrong_frame_size_is_wrong_usage(capsys):

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vla_ros.bench.times import Stopwatch
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import MissingDependencyError, VlaRosError
 from vla_ros.policies.base import policy_of
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4", "fp8"))
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0: 200 on a GPU, 3 on a CPU")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, metavar="MS",
+        help="rest between steps; without it a GPU may reach its power limit, which slows it down",
+    )  # fmt: skip
     parser.add_argument("--prompt-tokens", type=int, default=22, help="tokens of the prompt, without patches")
     parser.add_argument("--images", type=int, default=3, help="pi0, pi05: cameras")
     parser.add_argument("--horizon", type=int, default=50, help="pi0, pi05: actions in a chunk")
@@ -77,13 +82,15 @@ def run(arguments: argparse.Namespace) -> int:
         if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
             raise VlaRosError(f"{option} {path}: cannot be written; check that {path.parent} is a writable folder")
     # Check the numbers before importing torch, which takes seconds.
-    if arguments.steps < 0 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
+    if min(arguments.steps, arguments.baseline_steps, arguments.pause) < 0 or arguments.prompt_tokens < 2:
         raise VlaRosError(
-            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
-            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
+            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --pause {arguments.pause:g} "
+            f"--prompt-tokens {arguments.prompt_tokens}: expected at least one step (0: the usual number), no "
+            "negative pause, and two tokens"
         )
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("bench needs torch: pip install 'vla_ros[openvla]'")
+    Stopwatch.pause = 1e-3 * arguments.pause
     module = importlib.import_module(f"vla_ros.bench.{_module(arguments)}")
     result = module.bench(arguments, _progress())
     text = json.dumps(_rounded(result), indent=2)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vla_ros.bench.machine import Machine, measure_machine, memory_gb
-from vla_ros.bench.times import Times, between, median_of, percentiles, stage_medians
+from vla_ros.bench.times import Stopwatch, Times, between, median_of, percentiles, stage_medians
 from vla_ros.policies.devices import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
@@ -78,6 +78,7 @@ def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict
         "quantization": setup.quantization,
         "graphs": "CUDA graphs" if setup.cuda else "no graphs (CPU)",
         "steps": len(times["total"]),
+        "pause_ms": 1e3 * Stopwatch.pause,
         "total_ms": total,
         "stages_ms": stage_medians(times),
         "in_and_out_ms": median_of(times, *IN_AND_OUT),

@@ -16,7 +16,10 @@ Times = Mapping[str, FloatArray]
 class Stopwatch:
     """Takes the times of one step's stages, from its creation on."""
 
+    pause = 0.0  # seconds to rest before a step, as a robot does that executes the last one
+
     def __init__(self) -> None:
+        time.sleep(self.pause)
         self._began = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
