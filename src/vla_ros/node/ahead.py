@@ -22,19 +22,19 @@ from vla_ros.vision.messages import CdrBytes
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class InferenceRequest:
     """The last request to the policy."""
 
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock
-    position: int  # of the schedule then: the first action of the answer belongs to it
+    position: int  # of the schedule then: the first action of the chunk belongs to it
     task: tuple[int, int]  # epoch of the inputs and number of the arming
     interruptions: int  # of motion until then
-    previous: PreviousChunk | None  # what the answer continues, or None
+    previous: PreviousChunk | None  # what the chunk continues, or None
     beside: bool  # True if commands are sent meanwhile
 
 
-class Asker:
+class InferenceRunner:
     """Runs one inference at a time. Used from the control thread.
 
     Args:
@@ -44,16 +44,16 @@ class Asker:
     def __init__(self, context: Context, stepper: Stepper, changed: threading.Condition) -> None:
         self._context, self._clock, self._stepper = context, context.clock, stepper
         self._worker: Worker[Inference] = Worker(context.clock, changed, self._ended)
-        self._question: Question | None = None
+        self._request: InferenceRequest | None = None
         self._in_time = True
 
     @property
-    def question(self) -> Question | None:
+    def pending(self) -> InferenceRequest | None:
         """The request that is pending or finished; None after :meth:`take`."""
-        return self._question
+        return self._request
 
     @property
-    def answered(self) -> bool:
+    def finished(self) -> bool:
         """True if :meth:`take` has something to return or raise."""
         return self._worker.ready
 
@@ -62,7 +62,7 @@ class Asker:
         overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
         return control.refill_steps or self._worker.seconds / period + overlap
 
-    def ask(
+    def start(
         self,
         frame: Frame,
         data: list[CdrBytes | None],
@@ -73,16 +73,16 @@ class Asker:
         beside: bool,
         position: int | None = None,
     ) -> None:
-        """Infer on a frame; without ``beside``, wait for the result.
+        """Start to infer on a frame; without ``beside``, wait for the result.
 
         Args:
             frame: Frame of the first camera.
             data: The newest message of each camera.
             inputs: Joint states, feeds and instruction at that moment.
-            task: As :class:`Question`.
+            task: See :class:`InferenceRequest`.
             period: Seconds for each step that is executed meanwhile.
-            beside: As :class:`Question`.
-            position: That of the step just sent, where the frame is no newer than it; None takes the next one's.
+            beside: See :class:`InferenceRequest`.
+            position: Position of the step just sent, if the frame is no newer than it; None means the next one's.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
         previous, position = None, schedule.position if position is None else position
@@ -92,22 +92,22 @@ class Asker:
             previous = PreviousChunk(rest, delay)
         interruptions = self._context.safety.interruptions
         began = self._clock.steady()
-        self._question = Question(frame, began, position, task, interruptions, previous, beside)
+        self._request = InferenceRequest(frame, began, position, task, interruptions, previous, beside)
 
         def job() -> Inference:
-            answer = self._stepper.ask(data, inputs, previous)
+            inference = self._stepper.ask(data, inputs, previous)
             if not control.inject_delay_ms:
-                return answer
+                return inference
             self._clock.sleep(control.inject_delay_ms / 1e3)
-            inference = answer.stages_ms["inference"] + control.inject_delay_ms
-            return replace(answer, stages_ms={**answer.stages_ms, "inference": inference})
+            delayed = inference.stages_ms["inference"] + control.inject_delay_ms
+            return replace(inference, stages_ms={**inference.stages_ms, "inference": delayed})
 
         self._context.watchdog.inference_began(self._clock.now())
         self._worker.begin(job, beside=beside)
 
     def take(self) -> tuple[Inference, bool]:
         """Return the result, and True if it came within ``timeouts.inference``; raises ImageError or Refused."""
-        self._question = None
+        self._request = None
         return self._worker.result(), self._in_time
 
     def close(self, timeout: float) -> bool:

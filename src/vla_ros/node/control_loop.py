@@ -21,7 +21,7 @@ from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.ahead import Asker, Question
+from vla_ros.node.ahead import InferenceRequest, InferenceRunner
 from vla_ros.node.context import Context
 from vla_ros.node.frames import Frames
 from vla_ros.node.receiver import Frame
@@ -73,7 +73,7 @@ class ControlLoop:
         self._held: set[Reason] = set()
         self._joints = {arm.name: len(arm.arm_names) for arm in stepper.controller.arms}
         self._ended = threading.Condition()
-        self._asker = Asker(context, stepper, self._ended)
+        self._runner = InferenceRunner(context, stepper, self._ended)
         self._unconfigured = False  # options changed while the policy was being asked
         self._failed: tuple[Refused, Frame] | None = None  # for which the arm holds once it rests
         self._thread: threading.Thread | None = None
@@ -97,7 +97,7 @@ class ControlLoop:
         until = self._clock.steady() + timeout
         if thread is not None:
             thread.join(timeout)
-        ended = self._asker.close(max(0.0, until - self._clock.steady()))
+        ended = self._runner.close(max(0.0, until - self._clock.steady()))
         return ended and (thread is None or not thread.is_alive())
 
     def _run(self) -> None:
@@ -108,9 +108,9 @@ class ControlLoop:
             self._safety.stop(Reason.THREAD_DIED, f"{type(error).__name__}: {error}")
             self._context.logger.error(f"the control thread ended: {type(error).__name__}: {error}")
             raise
-        if self._asker.question is not None:
+        if self._runner.pending is not None:
             told = Refused(Reason.TASK_CHANGED, "the node was told to end during the inference")
-            self._refuse(told, self._asker.question.frame)
+            self._refuse(told, self._runner.pending.frame)
 
     def run_once(self) -> Did:
         """Run one iteration: wait at most 0.1 s for the next thing that is due, and do it.
@@ -130,11 +130,11 @@ class ControlLoop:
 
     def _step(self) -> Did:
         """Make the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
-        if self._asker.question is None and self._is_time_to_ask:
+        if self._runner.pending is None and self._is_time_to_infer:
             frame = self._frames.waiting() if self._planned else self._next_frame()
             if frame is not None:
                 self._ask(frame)
-        if self._asker.answered:
+        if self._runner.finished:
             self._land()
             return Did.INFERRED
         if not self._planned or (self._config.control.lockstep and not self._tick()):
@@ -150,10 +150,10 @@ class ControlLoop:
         """
         if self._config.control.lockstep:
             return -math.inf
-        asking = self._asker.question is not None
-        if self._failed is not None or (asking and not self._planned and not self._asker.answered):
+        inferring = self._runner.pending is not None
+        if self._failed is not None or (inferring and not self._planned and not self._runner.finished):
             return math.inf
-        if not asking and not self._planned:
+        if not inferring and not self._planned:
             return self._limiter.frame_due
         return max(self._limiter.planned_due, self._sender.rest_due)
 
@@ -175,21 +175,21 @@ class ControlLoop:
         return schedule.left if self._is_ahead else schedule.remaining
 
     @property
-    def _is_time_to_ask(self) -> bool:
+    def _is_time_to_infer(self) -> bool:
         """True if the plan may end before a chunk requested now arrives."""
         schedule = self._stepper.schedule
         if schedule.wants_chunk or not self._is_ahead:
             return schedule.wants_chunk
-        return schedule.left <= self._asker.refill(self._config.control, self._limiter.period)
+        return schedule.left <= self._runner.refill(self._config.control, self._limiter.period)
 
     def _take_options(self) -> None:
         """Apply changed options between two steps; the policy gets them when it is not inferring."""
-        config, asking = self._context.options.current, self._asker.question is not None
-        if config is not self._config or (self._unconfigured and not asking):
-            self._config, self._unconfigured = config, asking
+        config, inferring = self._context.options.current, self._runner.pending is not None
+        if config is not self._config or (self._unconfigured and not inferring):
+            self._config, self._unconfigured = config, inferring
             self._limiter.configure(config.control.rate_hz)
             self._sender.configure(config, self._limiter.period)
-            self._stepper.configure(config, asking=asking)
+            self._stepper.configure(config, inferring=inferring)
 
     def _wait(self, seconds: float) -> None:
         """Wait for this long, a tenth of a second at most, or until a step is due."""
@@ -206,7 +206,7 @@ class ControlLoop:
 
         While motion is allowed, the arm decelerates to rest.
         """
-        if self._asker.question is None:
+        if self._runner.pending is None:
             self._take_task()
         if self._sender.is_interrupted():
             self._context.stats.execution.interrupted()
@@ -238,7 +238,7 @@ class ControlLoop:
         return self._frames.newer(frame, self._limiter, patience)
 
     def _ask(self, frame: Frame, position: int | None = None) -> None:
-        """Infer on a frame and the newest ones of the other cameras (:meth:`Asker.ask`)."""
+        """Infer on a frame and the newest ones of the other cameras (:meth:`InferenceRunner.start`)."""
         self._frames.use(frame)
         if self._config.control.lockstep:
             keys = self._stepper.spec.feeds
@@ -250,54 +250,56 @@ class ControlLoop:
         fresh = self._fresh_joints()
         inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
         task, period = self._sender.task, self._limiter.period
-        self._asker.ask(frame, self._frames.data, inputs, task, period, beside=self._is_beside, position=position)
+        self._runner.start(
+            frame, self._frames.data, inputs, task, period, beside=self._is_beside, position=position
+        )
 
     def _land(self) -> None:
         """Put the policy's chunk into the schedule and send its step that is due."""
-        question = self._asker.question
-        assert question is not None
+        request = self._runner.pending
+        assert request is not None
         try:
-            answer = self._load(question)
+            answer = self._load(request)
         except ImageError as error:
             self._context.watchdog.images(self._clock.now(), readable=False)
-            self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), question.frame)
+            self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
             return
         except Refused as refused:
             if refused.reason.level is not Level.HOLD:
-                self._refuse(refused, question.frame)
+                self._refuse(refused, request.frame)
                 return
-            self._failed = refused, question.frame
+            self._failed = refused, request.frame
             self._stepper.schedule.reset()
             if not self._sender.ease():
                 self._rest()
             return
-        self._context.stats.record({"wait": 1e3 * question.began - question.frame.arrived.steady / 1e6})
+        self._context.stats.record({"wait": 1e3 * request.began - request.frame.arrived.steady / 1e6})
         self._take_options()  # limits that were tightened meanwhile hold for this command
         now = self._clock.steady()
-        dt = self._limiter.planned_time(now) if question.beside else self._limiter.step_time(question.began)
-        reference = self._inputs.joints_at(question.frame.stamp)
+        dt = self._limiter.planned_time(now) if request.beside else self._limiter.step_time(request.began)
+        reference = self._inputs.joints_at(request.frame.stamp)
         step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
         position = self._stepper.schedule.position
-        self._execute(step, dt, question)
-        if self._planned and self._is_time_to_ask and (frame := self._frames.waiting()):
+        self._execute(step, dt, request)
+        if self._planned and self._is_time_to_infer and (frame := self._frames.waiting()):
             self._ask(frame, position)  # a period later it may be too late
 
-    def _load(self, question: Question) -> Inference:
+    def _load(self, request: InferenceRequest) -> Inference:
         """Switch to the chunk that the policy returned; Refused if it is wrong, late or void."""
         schedule = self._stepper.schedule
-        answer, in_time = self._asker.take()
+        answer, in_time = self._runner.take()
         self._context.watchdog.images(self._clock.now(), readable=True)
         refused = None
         if not in_time:
             refused = Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
-        elif self._sender.is_void(question.task):
+        elif self._sender.is_void(request.task):
             came = "an instruction, a reset or an arming came during the inference"
             refused = Refused(Reason.TASK_CHANGED, came)
-        elif question.previous is not None and question.interruptions != self._safety.interruptions:
+        elif request.previous is not None and request.interruptions != self._safety.interruptions:
             refused = Refused(Reason.TASK_CHANGED, "the plan that the answer continues ended with a hold")
         else:
-            schedule.load(answer.chunk, question.position)
+            schedule.load(answer.chunk, request.position)
             if not schedule.left:
                 refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
         if refused is not None:
@@ -317,15 +319,15 @@ class ControlLoop:
         dt = self._limiter.planned_time(self._clock.steady())
         self._execute(self._stepper.next_command(self._fresh_joints(), dt), dt, None)
 
-    def _execute(self, step: StepResult, dt: float, question: Question | None) -> None:
+    def _execute(self, step: StepResult, dt: float, request: InferenceRequest | None) -> None:
         """Send a step that lasts ``dt`` seconds: the first one of a chunk or a later one of the plan."""
         made = self._clock.steady()
-        sent = self._finish(step, dt, question.frame if question else None)
+        sent = self._finish(step, dt, request.frame if request else None)
         now = self._clock.steady()
-        if question is None or question.beside:
-            self._limiter.executed(now, None if question is None or self._is_ahead else question.began)
+        if request is None or request.beside:
+            self._limiter.executed(now, None if request is None or self._is_ahead else request.began)
         else:
-            self._limiter.answered(question.began, now)
+            self._limiter.answered(request.began, now)
         if not sent:
             return
         self._context.stats.execution.sent(step, self._joints, self._clock.now(), self._limiter.period)
@@ -370,7 +372,7 @@ class ControlLoop:
     def _send_between(self) -> None:
         """Send the command that is due between two steps, or during deceleration after the last."""
         try:
-            sent = self._sender.send_between(dry=self._is_ahead and self._asker.question is not None)
+            sent = self._sender.send_between(dry=self._is_ahead and self._runner.pending is not None)
         except Refused as refused:
             self._refuse(refused, None)
             sent = False

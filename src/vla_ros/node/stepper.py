@@ -89,13 +89,13 @@ class Stepper:
         """True if the next step needs an inference, and so a frame."""
         return self.schedule.wants_chunk
 
-    def configure(self, config: Config, *, asking: bool = False) -> None:
+    def configure(self, config: Config, *, inferring: bool = False) -> None:
         """Apply changed options from the next step on; the policy gets them when it is not inferring."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
         self.schedule.configure(config.control)
-        if asking:
+        if inferring:
             return
         self.observer.configure(config)
         self._policy.configure(config.policy)
