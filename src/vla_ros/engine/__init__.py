@@ -1,4 +1,4 @@
-"""Execution of a vision-language-action model on a GPU, with the tokens of plain decoding.
+"""Runs a vision-language-action model on a GPU, with the same tokens as plain decoding.
 
 ``decoder`` is the Llama, written once over ``ops`` (torch) or ``triton_ops`` (``kernels``, ``tile_configs``),
 with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``).

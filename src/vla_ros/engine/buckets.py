@@ -10,10 +10,10 @@ from vla_ros.errors import ConfigError
 
 @dataclass(frozen=True)
 class Buckets:
-    """Padded lengths of the text, so that a new instruction rarely needs new graphs.
+    """Padded text lengths, so that a new instruction rarely needs new graphs.
 
     A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding that no other token
-    attends to. All but the patches lie in one row of ``text`` tokens.
+    attends to. All but the patches are in one row of ``text`` tokens.
     """
 
     patches: int  # patch tokens of one image
@@ -22,7 +22,7 @@ class Buckets:
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Return multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least."""
+        """Return multiples of ``step`` up to twice the patches, then of four steps: typical prompts pad least."""
         room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
         lengths = []
         length = -(-(patches + answer + 1) // step) * step
@@ -51,7 +51,7 @@ class Buckets:
         return min(fitting, default=None)
 
     def require(self, prompt: int) -> int:
-        """As :meth:`choose`; raises ConfigError if the prompt is longer than the decoder allows."""
+        """Like :meth:`choose`, but raise ConfigError if the prompt is longer than the decoder allows."""
         length = self.choose(prompt)
         if length is None:
             longest = self.lengths[-1] - self.patches - self.answer + 1

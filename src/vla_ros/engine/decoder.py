@@ -1,7 +1,7 @@
 """The Llama decoder, written once: ``prefill``, ``verify``, ``decode`` and ``hidden_states``.
 
-The engine runs it with packed weights and Triton's operations, the reference path with the weights as they were
-loaded and torch's. Nothing synchronises with the host: positions are tensors and shapes are fixed, so each function
+The engine runs it with packed weights and Triton's operations, the reference path with the loaded weights and
+torch's operations. Nothing synchronises with the host: positions are tensors and shapes are fixed, so each function
 can be captured as a CUDA graph. A sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causal
 attention hides padding and drafts from all earlier tokens; their cache entries are overwritten before they are
 read.
@@ -20,7 +20,7 @@ from vla_ros.engine.weights import DecoderWeights
 def prefill(
     weights: DecoderWeights, ops: Ops, cache: KVCache, patches: Tensor, text: Tensor, last: Tensor, rows: int
 ) -> Tensor:
-    """Run a prompt and the draft behind it; fills the cache from position 0.
+    """Run a prompt and the draft after it; fill the cache from position 0.
 
     ``patches`` are [B, P, hidden], ``text`` int64 [B, T] (BOS, prompt, draft, padding), ``last`` int32 [B] the
     position of the prompt's last token in the sequence. Returns float32 logits [B, rows, vocab] from ``last`` on:
@@ -45,8 +45,8 @@ def prefill(
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
     """Run R tokens, int64 [B, R], at ``start`` (int32 [B]), ``start`` + 1, ... on top of the cache.
 
-    Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it, to the bit on a GPU: a
-    row has the same bits alone and among R rows.
+    Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it; on a GPU they are
+    bit-identical whether it runs alone or among R rows.
     """
     positions = start[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32, device=start.device)
     return _pass(weights, ops, cache, tokens, positions)
@@ -76,7 +76,7 @@ def decode(
 def parallel(
     weights: DecoderWeights, ops: Ops, cache: KVCache, sequence: Tensor, wanted: Tensor, length: Tensor | None
 ) -> Tensor:
-    """Run a whole sequence once; every position sees every other, as in parallel decoding.
+    """Run a whole sequence once with bidirectional attention, as in parallel decoding.
 
     ``cache`` has room for S positions and may be one layer that all layers share. From embeddings [B, S, hidden] it
     returns the hidden states after the final norm, [B, R, hidden], at the positions ``wanted``, int64 [B, R], of
@@ -107,7 +107,7 @@ def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor
 
 
 def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Tensor:
-    """BOS, patches [B, P, hidden], the rest of ``text`` int64 [B, T]: [B, T + P, hidden]."""
+    """Return BOS, patches [B, P, hidden] and the rest of ``text`` int64 [B, T] as [B, T + P, hidden]."""
     words = functional.embedding(text, weights.embedding)
     return torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)
 
@@ -125,7 +125,7 @@ def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at:
 def _layer(
     weights: DecoderWeights, ops: Ops, cache: KVCache, index: int, stream: Residual, positions: Positions
 ) -> Residual:
-    """Attention and MLP; overwrites ``stream``."""
+    """Run attention and MLP of one layer; overwrites ``stream``."""
     layer = weights.layers[index]
     next_norm = weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm
     query = ops.qkv(weights, index, stream, positions, cache)

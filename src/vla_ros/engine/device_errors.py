@@ -1,4 +1,4 @@
-"""Errors of the device and of the network, with what to do next."""
+"""Errors of the device and of the network, and advice on what to do."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return True for errors of the CUDA libraries other than running out of memory.
+    """Return True for errors of the CUDA libraries other than out-of-memory errors.
 
-    An operation that a capture does not permit ends only the capture.
+    An operation that is not permitted during a capture ends only the capture.
     """
     text = str(error)
     return "captur" not in text.lower() and any(
@@ -56,7 +56,7 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def require_finite(margins: Sequence[float]) -> None:
-    """Refuse an answer with NaN or Inf; a margin is NaN if one of its logits is."""
+    """Refuse a result with NaN or Inf; a margin is NaN if one of its logits is."""
     if not all(isfinite(margin) for margin in margins):
         raise NotFiniteError(
             "the network's logits are not numbers (NaN or Inf); the frame is dropped. If it stays so, the weights "

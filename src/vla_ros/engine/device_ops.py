@@ -1,4 +1,4 @@
-"""Selects a device's operations: Triton's on a GPU with Triton installed, else torch's."""
+"""Selects a device's operations: Triton's on a GPU with Triton installed, otherwise torch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_ros.engine.towers import TowerOps
 
 
 def make_ops(device: torch.device) -> Ops:
-    """Operations of the decoder."""
+    """Return the operations of the decoder."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_ops import TritonOps
@@ -21,7 +21,7 @@ def make_ops(device: torch.device) -> Ops:
 
 
 def make_gemma_ops(device: torch.device) -> GemmaOps:
-    """Operations of Gemma's passes."""
+    """Return the operations of Gemma's passes."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_gemma import TritonGemmaOps
@@ -32,7 +32,7 @@ def make_gemma_ops(device: torch.device) -> GemmaOps:
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:
-    """Operations of the vision towers."""
+    """Return the operations of the vision towers."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_towers import TritonTowerOps

@@ -1,13 +1,15 @@
-"""Temporal drafts: verifies the previous action's tokens at once instead of decoding them one by one.
+"""Temporal drafts: verify the previous action's tokens at once instead of decoding one by one.
 
-Consecutive actions of a robot are alike, and a pass over seven rows costs as much as a pass over one: reading the
-weights. So the previous answer is appended to the prompt as a draft, and one pass predicts the next token at every
-position. The longest prefix of the draft that matches the predictions is accepted. The first prediction that
+Consecutive actions of a robot are similar, and a pass over seven rows costs as much as a pass over one, because
+both read all weights once. So the previous tokens are appended to the prompt as a draft, and one pass predicts the
+next token at every position. The longest prefix of the draft that matches the predictions is accepted. The first
+prediction that
 differs is still correct (it depends only on the tokens before it), so every pass yields at least one token, and
 drafts never need more passes than plain decoding.
 
-A prefill computes drafted rows with other kernels than decoding, which round differently. Such a prediction counts
-only if its logit margin is at least ``guard``; otherwise the decoding kernels compute the token again. Predictions
+A prefill computes drafted rows with different kernels than decoding, which round differently. Such a prediction is
+accepted only if its logit margin is at least ``guard``; otherwise the decoding kernels compute the token again.
+Predictions
 of a verifying pass need no guard: they are bit-identical to decoding.
 """
 
@@ -30,8 +32,8 @@ REST = 16
 class DraftState:
     """The draft of one session, and its back-off.
 
-    A drafted prefill costs no more than a plain one, but verifying needs the host between passes, unlike plain
-    decoding: hence the back-off. A new instruction or episode starts with a new state.
+    A drafted prefill costs no more than a plain one, but unlike plain decoding, verification needs the host between
+    passes, hence the back-off. A new instruction or episode starts with a new state.
     """
 
     tokens: tuple[int, ...] = ()  # the previous answer; empty before the first
@@ -43,7 +45,7 @@ class DraftState:
         return self.tokens if self.tokens and not self.resting else None
 
     def after(self, tokens: Sequence[int], accepted: int | None) -> DraftState:
-        """Return the state after an answer; a draft saved ``accepted`` tokens of it (None: no draft)."""
+        """Return the state after an action of which the draft saved ``accepted`` tokens (None: no draft)."""
         if accepted is None:
             return DraftState(tuple(tokens), self.failures, max(0, self.resting - 1))
         failures = 0 if accepted else self.failures + 1
@@ -54,7 +56,7 @@ class DraftState:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A greedy answer and the passes it took."""
+    """Greedily decoded tokens and the number of passes."""
 
     tokens: tuple[int, ...]  # the answer
     margins: tuple[float, ...]  # logit margin of each token
@@ -83,7 +85,7 @@ Fed = tuple[list[int], int]
 
 
 def verify_draft(draft: Sequence[int], first: Predictions, guard: float) -> Generator[Fed, Predictions, Decoded]:
-    """Complete the greedy answer from the prefill's predictions in as few passes as possible.
+    """Complete the greedy tokens from the prefill's predictions in as few passes as possible.
 
     A generator, so that several observations share passes: it yields tokens to verify (the newest certain token,
     then guesses), receives one answer per token, and returns the result. ``draft`` was appended to the prompt and
@@ -115,8 +117,8 @@ def verify_all(
 ) -> list[Decoded]:
     """Run the generators of B observations to the end, with one ``verify`` per round for all that remain.
 
-    ``verify`` is given what each observation wants verified (None for those that are done) and returns an answer
-    for each; answers beyond what was fed are ignored.
+    ``verify`` receives the tokens that each observation wants verified (None for those that are done) and returns
+    predictions for each; surplus predictions are ignored.
     """
     done: list[Decoded | None] = [None] * len(waiting)
     wants: list[Fed | None] = [None] * len(waiting)

@@ -1,4 +1,4 @@
-"""The engine: images and prompts in, greedy tokens out, using graphs for the prompt's length."""
+"""The engine: turns images and prompts into greedy tokens, with CUDA graphs for the prompt's length."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Engine:
         encode: The vision encoder.
         weights: The decoder.
         patches: Patch tokens of one image.
-        options: Its options.
+        options: The engine's options.
         ops: Operations of the decoder; None selects Triton's on CUDA and torch's elsewhere.
         runner: Runs the stages; None selects the runner for the weights' device.
 
@@ -127,7 +127,7 @@ class Engine:
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer B observations.
+        """Decode the tokens of B observations.
 
         Raises:
             ConfigError: A prompt is too long, images and camera images are mixed, or the device cannot run a camera
@@ -160,10 +160,10 @@ class Engine:
 
     @torch.inference_mode()
     def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
-        """Measure how far a prefill's logits of drafted rows are from the decoding kernels', at most.
+        """Measure the largest difference between a prefill's logits of drafted rows and the decoding kernels'.
 
-        :attr:`guard` must exceed this. Compares the five largest logits of each row on either side, since margins
-        derive from these.
+        :attr:`guard` must exceed this. It compares the five largest logits of each row on either side, because
+        margins derive from them.
         """
         count = self.options.answer - 1
         if count == 0:
@@ -182,13 +182,13 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds.
 
-        Answers do not require this; it only makes later images faster.
+        Nothing requires this; it only makes later images faster.
         """
         ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
         return self._resizer.wait(timeout) and all(ready)
 
     def failures(self) -> dict[int, Exception]:
-        """Sequence lengths of single observations whose capture failed, with the reason."""
+        """Return the sequence lengths of single observations whose capture failed, with the reason."""
         return self._of(1).failures
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class Engine:
     def _verify(
         self, graphs: StepGraphs, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
     ) -> list[Decoded]:
-        """Complete the answers from the drafted prefill's predictions [B, D]."""
+        """Complete the tokens from the drafted prefill's predictions [B, D]."""
         rows = self.options.answer
         waiting = []
         for row in range(len(last)):

@@ -1,4 +1,4 @@
-"""The engine of flow-matching policies: images, prompts and noise in, chunks of actions out, using CUDA graphs."""
+"""The engine of flow-matching policies: turns images, prompts and noise into chunks, with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class FlowGraphs:
 
     Attributes:
         images: Uint8 or float32 [B * cameras, S, S, 3].
-        inputs: Everything else, as it is uploaded: tokens int64 [B, L], lengths int32 [B], state [B, A], previous
+        inputs: All other inputs, in upload order: tokens int64 [B, L], lengths int32 [B], state [B, A], previous
             [B, H, A], weights [B, H], limit [B], given int32 [B, H].
         noise: Float32 [B, H, A].
-        actions: Float32 [B, H, A], the answer.
+        actions: Float32 [B, H, A], the result.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FlowGraphs:
         self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
 
     def _prefill(self) -> None:
-        """The prefix pass; beside it the first flow step, whose layers need one layer's keys each."""
+        """Run the prefix pass and, in parallel, the first flow step, each layer of which needs one layer's keys."""
         tokens, lengths, state, *guide = self.inputs.tensors
         start = lengths + self._patches.shape[1]
         if self._jacobian:
@@ -166,10 +166,10 @@ class FlowEngine:
 
     Args:
         model: Weights and constants.
-        size: (height, width) of its images.
+        size: (height, width) of the images.
         prompt: Longest prompt in tokens.
-        ops: How it computes.
-        dtype: Of images that come resized: uint8, or float32 in [0, 1].
+        ops: Operations of both passes.
+        dtype: Type of images that are already resized: uint8, or float32 in [0, 1].
         runner: Runs the stages; None selects the runner for the model's device.
         background: True captures graphs for further prompt lengths in a second thread.
         jacobian: True guides by the gradient of the error; torch computes the flow steps, which takes several times
@@ -206,7 +206,7 @@ class FlowEngine:
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        """Answer B observations with the same number of cameras; an error for each chunk with NaN or Inf.
+        """Compute chunks for B observations with the same number of cameras; an error for each with NaN or Inf.
 
         Raises:
             ConfigError: A prompt is too long.

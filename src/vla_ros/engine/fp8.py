@@ -1,4 +1,4 @@
-"""Numbers of 8 bits in floating point (e4m3): one scale per output of a weight, one per row of activations."""
+"""8-bit floating point (e4m3): one scale per output of a weight, one per row of activations."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ CAPABILITY = (8, 9)
 
 @cache
 def runs_on(device: torch.device) -> bool:
-    """Return whether tensor cores of ``device`` multiply this format; a CPU computes the same in float32."""
+    """Return True if tensor cores of ``device`` support this format; a CPU computes the same in float32."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows [..., K]; returns them and their scales, float32 [..., 1]."""
+    """Quantise rows [..., K]; return them and their scales, float32 [..., 1]."""
     wide = rows.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
     return (wide / scale).to(FP8), scale
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
-    """``rows`` [M, K] @ ``weight`` [N, K].T on the tensor cores, without scales: bfloat16 [M, N].
+    """Multiply ``rows`` [M, K] @ ``weight`` [N, K].T on the tensor cores, without scales: bfloat16 [M, N].
 
-    Whoever reads the result multiplies it by the scales of its rows and columns. cuBLAS would do that too, but
-    takes up to 1.6 times as long with them (H200, 288 rows).
+    The operation that reads the result applies the scales of rows and columns. cuBLAS could do that, too, but takes
+    up to 1.6 times as long with scales (H200, 288 rows).
     """
     if not rows.is_cuda:
         return (rows.float() @ weight.float().t()).bfloat16()
@@ -50,7 +50,7 @@ def scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tenso
         row_scale: Float32 [M, 1].
         weight: FP8 [N, K].
         scale: Float32 [N].
-        dtype: Of the result; bfloat16 on a GPU.
+        dtype: Type of the result; bfloat16 on a GPU.
     """
     if not rows.is_cuda:
         return ((rows.float() * row_scale) @ (weight.float() * scale[:, None]).t()).to(dtype)

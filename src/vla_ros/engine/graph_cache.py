@@ -17,10 +17,10 @@ P = TypeVar("P")
 class GraphCache(Generic[P]):
     """Graphs by sequence length.
 
-    A prompt runs on the shortest captured graphs that hold it. If a shorter length would fit, a second thread
-    captures it; until then a longer one runs, or the stages run without graphs. ``build`` makes the stages of a
-    length with their own buffers, ``prepare`` captures them; without ``background`` at once, in the caller's
-    thread.
+    A prompt runs on the shortest captured graphs that fit it. If a shorter length would do, a second thread
+    captures it; until then a longer one is used, or the stages run without graphs. ``build`` creates the stages of
+    a length with their own buffers, ``prepare`` captures them; without ``background``, this happens at once in the
+    caller's thread.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GraphCache(Generic[P]):
 
     @property
     def ready(self) -> tuple[int, ...]:
-        """Lengths that are captured."""
+        """Captured lengths."""
         with self._lock:
             return tuple(sorted(self._ready))
 
@@ -50,7 +50,7 @@ class GraphCache(Generic[P]):
             return dict(self._failed)
 
     def ensure(self, length: int) -> None:
-        """Capture a length now; raises what building or capturing raises."""
+        """Capture a length now; errors of building or capturing are raised."""
         if length not in self.ready:
             built = self._build(length)
             self._prepare(built)
@@ -58,7 +58,7 @@ class GraphCache(Generic[P]):
                 self._ready[length] = built
 
     def take(self, prompt: int) -> P:
-        """Return the stages that can run a prompt of that many tokens now."""
+        """Return stages that can run a prompt of this many tokens now."""
         best = self._buckets.require(prompt)
         if best in self._ready:
             return self._ready[best]

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: groups of 128 inputs that share a scale and a zero point, packed for the tensor cores."""
+"""4-bit weights: groups of 128 inputs share a scale and a zero point, packed for the tensor cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = lowbit.k_group(4)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round some outputs of a weight [N, K] to 4 bits: the range of each group, with zero in it, cut into 15 steps.
+    """Quantise some outputs of a weight [N, K] to 4 bits: 15 steps over each group's range, which includes zero.
 
     Returns:
         Words int32 [N / 8, groups, 128] of :mod:`vla_ros.engine.lowbit` and grid int32 [N / 8, groups, 8]. A grid
@@ -33,21 +33,21 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(words: Tensor, grid: Tensor, inputs: int) -> Tensor:
-    """Float32 [N, K]: (nibble - zero point) * scale."""
+    """Return float32 [N, K]: (nibble - zero point) * scale."""
     scale, offset = (part[:, :, None] for part in unpack_grid(grid))
     numbers = lowbit.unpack(words, 4).view(scale.shape[0], -1, GROUP)
     return ((numbers + (128.0 + offset)) * scale).view(scale.shape[0], -1)[:, :inputs]
 
 
 def unpack_grid(grid: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and -128 - zero point, float32 [N, groups]."""
+    """Return scale and -128 - zero point, float32 [N, groups]."""
     halves = grid.view(torch.bfloat16).view(*grid.shape, 2).float()  # little-endian: the scale comes first
     both = halves.permute(3, 0, 2, 1).reshape(2, -1, grid.shape[1])
     return both[0], both[1]
 
 
 def reorder(rows: Tensor) -> Tensor:
-    """Put the inputs of rows [M, K] into the order in which FP8 rows meet packed weights; K may be filled up.
+    """Reorder the inputs of rows [M, K] to match packed weights in FP8 products; K may be padded.
 
     Input 64 i + 32 n + 16 p + 8 h + 2 t + e of a group becomes number 64 h + 32 i + 16 p + 4 t + 2 e + n: the four
     bytes of a word of 32 bits, or of the word moved by 4 bits, are then four successive numbers.

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: one scale per output, zero in the middle, packed for the tensor cores."""
+"""8-bit weights: one scale per output, symmetric, packed for the tensor cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_ros.engine.lowbit import FRAGMENT_N
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round some outputs of a weight [N, K] to 8 bits: the largest weight of an output becomes 127.
+    """Quantise some outputs of a weight [N, K] to 8 bits: the largest weight of an output becomes 127.
 
     Returns words int32 [N / 8, K-groups, 128] of :mod:`vla_ros.engine.lowbit`, their bytes in two's complement, and
     scales float32 [N / 8, 8]. N must be a multiple of 16, the outputs of one matrix instruction.
@@ -23,6 +23,6 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(words: Tensor, scale: Tensor, inputs: int) -> Tensor:
-    """Float32 [N, K]: number * scale."""
+    """Return float32 [N, K]: number * scale."""
     numbers = lowbit.unpack(words, 8).view(torch.int8)
     return numbers[:, :inputs].float() * scale.reshape(-1, 1)

@@ -1,7 +1,7 @@
-"""The loss of a JPEG round trip on any device, bit-identical to libjpeg-turbo's.
+"""Applies a JPEG round trip on any device, bit-identical to libjpeg-turbo.
 
-As ``tf.io.encode_jpeg`` and ``decode_jpeg`` with their defaults: quality 95, 4:2:0, accurate forward DCT, fast
-inverse DCT, smooth upsampling. All of it is integer arithmetic; Huffman coding loses nothing and is left out.
+It follows ``tf.io.encode_jpeg`` and ``decode_jpeg`` with their defaults: quality 95, 4:2:0, accurate forward DCT,
+fast inverse DCT, smooth upsampling. All of it is integer arithmetic; Huffman coding is lossless and omitted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Transforms(NamedTuple):
 def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any = None) -> Callable[[Tensor], Tensor]:
     """Encoding and decoding for uint8 images [B, *size, 3], on ``device``; columns must be at least five.
 
-    ``kernels`` is :mod:`vla_ros.engine.kernels.jpeg` where that runs: two launches instead of sixty.
+    ``kernels`` is :mod:`vla_ros.engine.kernels.jpeg` if that runs: two launches instead of sixty.
     """
     height, width = size
     transforms = _Transforms.on(device)
@@ -125,25 +125,25 @@ def _fused(
 
 
 def _inverse(x: Tensor, transforms: _Transforms) -> Tensor:
-    """The fast inverse DCT along the last axis; its five products are cut off, as libjpeg does."""
+    """Compute the fast inverse DCT along the last axis; its five products are truncated, as in libjpeg."""
     products = (_multiply(x, transforms.before) * transforms.factors) >> 8
     return _multiply(torch.cat([x, products], -1), transforms.after)
 
 
 def _to_blocks(planes: Tensor, batch: int) -> Tensor:
-    """Planes [N, H, W] to blocks [batch, blocks, 8, 8]."""
+    """Split planes [N, H, W] into blocks [batch, blocks, 8, 8]."""
     count, height, width = planes.shape
     return planes.reshape(count, height // 8, 8, width // 8, 8).transpose(2, 3).reshape(batch, -1, 8, 8)
 
 
 def _from_blocks(blocks: Tensor, count: int, rows: int) -> Tensor:
-    """The inverse, for ``count`` planes of ``rows`` blocks down."""
+    """Undo :func:`_to_blocks`, for ``count`` planes of ``rows`` rows of blocks."""
     grid = blocks.reshape(count, rows, -1, 8, 8)
     return grid.transpose(2, 3).reshape(count, rows * 8, grid.shape[2] * 8)
 
 
 def _neighbours(count: int, device: torch.device) -> Tensor:
-    """Int64 [count, 2]: the sample before and the one behind each, or itself at the border."""
+    """Return the neighbours before and after each sample, int64 [count, 2]; at the border, the sample itself."""
     at = torch.arange(count, device=device)[:, None] + torch.tensor([-1, 1], device=device)
     return at.clamp_(0, count - 1)
 
@@ -160,7 +160,7 @@ def _extend(planes: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
-    """``x @ matrix.T`` in int32, which no library has on a GPU."""
+    """Compute ``x @ matrix.T`` in int32, which no library provides on a GPU."""
     return (x[..., None, :] * matrix).sum(-1, dtype=torch.int32)
 
 

@@ -43,9 +43,9 @@ class LlamaDecoder(nn.Module):
 
 
 def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
-    """The weights as they are, without a copy: what is set or trained in ``decoder`` later is seen.
+    """Return the weights without a copy, so later changes in ``decoder`` are visible.
 
-    Linear layers of other libraries (bitsandbytes) stay what they are.
+    Linear layers of other libraries (bitsandbytes) are kept.
     """
     model: Any = decoder.model
     dtype = model.embed_tokens.weight.dtype

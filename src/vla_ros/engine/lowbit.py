@@ -30,12 +30,12 @@ ALIGN_K = 128
 
 
 def k_group(bits: int) -> int:
-    """Inputs of a K-group."""
+    """Return the number of inputs in a K-group."""
     return 16 * 32 // bits
 
 
 def widen(weight: Tensor) -> Tensor:
-    """A weight [N, K] with its inputs filled up to a multiple of :data:`ALIGN_K`."""
+    """Return a weight [N, K] with its inputs padded to a multiple of :data:`ALIGN_K`."""
     inputs = weight.shape[1]
     return torch.nn.functional.pad(weight, (0, -inputs % ALIGN_K))
 
@@ -50,9 +50,9 @@ def check_outputs(weight: Tensor, bits: int) -> None:
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Words int32 [N / 8, K-groups, 128] of ``numbers`` [N, K], K a multiple of the K-group.
+    """Pack ``numbers`` [N, K], K a multiple of the K-group, into int32 words [N / 8, K-groups, 128].
 
-    Of the numbers, uint8 or int8 in two's complement, the lowest ``bits`` (4 or 8) count.
+    The numbers are uint8, or int8 in two's complement; their lowest ``bits`` (4 or 8) are used.
     """
     outputs, each = numbers.shape[0], 16 // bits
     # [fragment, g, group, i, n, h, t, e], j being (i, n), to [fragment, group, g, t, h, i, e, n]
@@ -66,7 +66,7 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """The numbers of :func:`pack`, uint8 [N, K-groups * inputs of one]."""
+    """Undo :func:`pack`; return uint8 [N, inputs]."""
     fragments, count, _ = words.shape
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     ordered = ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)

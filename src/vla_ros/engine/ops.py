@@ -31,7 +31,7 @@ class KVCache:
 
     @classmethod
     def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
-        """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory.
+        """Return a cache of zeros: masked positions are multiplied by 0, and old memory could contain NaN.
 
         ``layers`` is the number of separate layers; with 1 all share one, for a pass that nothing continues.
         """
@@ -85,7 +85,7 @@ class ScaledProduct(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Rows that were quantised where they were computed: FP8 [M, K], and scales float32 [M, 1].
+    """Rows quantised by the kernel that computed them: FP8 [M, K], and scales float32 [M, 1].
 
     For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums`` float32
     [M, groups] holds those of each group's numbers, times 2^-9.
@@ -101,7 +101,7 @@ Rows = Tensor | QuantizedRows
 
 
 class Ops:
-    """The operations in torch alone, with the rounding steps of transformers' Llama.
+    """The operations in plain torch, with the rounding steps of transformers' Llama.
 
     Args:
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``.
@@ -133,7 +133,7 @@ class Ops:
         return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
 
     def start(self, hidden: Tensor, norm: Tensor) -> Residual:
-        """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] in front of a norm."""
+        """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] before a norm."""
         return Residual(hidden, norm)
 
     def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
@@ -148,7 +148,7 @@ class Ops:
         return Residual(functional.embedding(index, table), norm)
 
     def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
-        """The stream behind its norm."""
+        """Return the stream behind its norm."""
         return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
 
     def qkv(
@@ -236,12 +236,12 @@ class Ops:
 
 
 def visible(at: Tensor, end: int) -> Tensor:
-    """Which of ``end`` cache positions rows at ``at`` [B, R] see: bool [B, 1, R, end]."""
+    """Return which of ``end`` cache positions rows at ``at`` [B, R] see: bool [B, 1, R, end]."""
     return torch.arange(end, device=at.device) <= at[:, None, :, None]
 
 
 def prompt_positions(hidden: Tensor) -> Tensor:
-    """All positions of ``hidden`` [B, S, hidden], int32 [B, S]."""
+    """Return all positions of ``hidden`` [B, S, hidden], int32 [B, S]."""
     batch, length, _ = hidden.shape
     return torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
 
@@ -268,7 +268,7 @@ def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Ten
 
 
 def rounded(rows: Rows, matrix: Matrix) -> Tensor:
-    """Rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
+    """Return the rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
     if isinstance(rows, QuantizedRows):
         values = rows.values.float()
         return (values if rows.sums is None else int4.restore(values)[:, : matrix.inputs]) * rows.scale

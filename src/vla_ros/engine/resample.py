@@ -54,7 +54,7 @@ class Taps:
 
 
 def make_turn(name: str) -> Pipeline:
-    """The turn that ``camera.orientation`` names, for [B, H, W, 3]."""
+    """Return the turn that ``camera.orientation`` names, for [B, H, W, 3]."""
     turns: dict[str, Pipeline] = {
         "none": lambda images: images,
         "rotate_90": lambda images: images.rot90(-1, (1, 2)),
@@ -71,7 +71,7 @@ def make_turn(name: str) -> Pipeline:
 def make_pipeline(
     processor: ImageProcessor, source: tuple[int, int], device: torch.device, orientation: str = "none"
 ) -> Pipeline:
-    """Orientation and image processor for images of one size on ``device``.
+    """Return the orientation and image processor for images of one size on ``device``.
 
     ``processor`` is one whose resampling steps are known; ``source`` is (height, width) before the turn.
     """

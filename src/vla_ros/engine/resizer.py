@@ -1,4 +1,4 @@
-"""Turns, crops and resizes camera images on the device, bit-identical to the host."""
+"""Rotates, crops and resizes camera images on the device, bit-identical to the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
 def on_device(raw: RawImage) -> bool:
-    """Return True if the device resizes an image to the same bits as the host."""
+    """Return True if the device can resize an image with the same bits as the host."""
     height, width = raw.pixels.shape[:2]
     return raw.processor is not None and raw.processor.resampling((height, width)) is not None
 
@@ -59,7 +59,7 @@ class ImageResizer:
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
     def upload(self, images: Sequence[RawImage]) -> list[tuple[Slot, list[int]]]:
-        """Start copying; the images' memory may be reused immediately.
+        """Start the upload; the images' memory may be reused immediately.
 
         Returns for each kind of image its slot, and the places of its images in ``images``.
         """
@@ -77,7 +77,7 @@ class ImageResizer:
         return uploaded
 
     def resize(self, uploaded: Sequence[tuple[Slot, list[int]]], target: Tensor) -> None:
-        """Turn, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
+        """Rotate, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
         for slot, places in uploaded:
             if slot.captured is None or slot.resized is None:
                 resized = slot.pipeline(slot.pixels)

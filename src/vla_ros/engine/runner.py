@@ -20,7 +20,7 @@ Stage = Callable[[], None]
 
 
 class Runner:
-    """Runs stages when they are called: for CPUs and tests. :class:`CudaRunner` overrides what differs on a GPU."""
+    """Runs stages when they are called, for CPUs and tests; :class:`CudaRunner` overrides this for GPUs."""
 
     graphs = False
     """True if :meth:`capture` makes stages faster."""
@@ -46,26 +46,26 @@ class Runner:
         return stage
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Run the enclosed code beside what follows it, up to :meth:`join`; it sees all that came before it."""
+        """Run the enclosed code in parallel with the code after it, up to :meth:`join`, but after earlier work."""
         return nullcontext()
 
     def join(self) -> None:
-        """Let what follows wait for all that runs beside."""
+        """Make later work wait for all parallel work."""
 
     def mark(self) -> Any:
         """Record a point in time on the device."""
         return time.perf_counter()
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """Between two marks; waits for the later one."""
+        """Return the time between two marks in milliseconds; wait for the later one."""
         return float(end - start) * 1e3
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
 
 
 class CudaRunner(Runner):
-    """One stream of high priority; pinned staging per buffer; graphs that share one memory pool.
+    """A high-priority stream, pinned staging per buffer, and graphs that share one memory pool.
 
     Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time. Without
     ``graphs`` stages run launch by launch.
@@ -161,7 +161,7 @@ class CudaRunner(Runner):
         return graph.replay
 
     def beside(self) -> AbstractContextManager[Any]:
-        """See :class:`Runner`. The stream is one for each stream that has something beside it."""
+        """See :class:`Runner`. Each stream with parallel work has one side stream."""
         current = torch.cuda.current_stream(self.device)
         if current not in self._beside:
             self._beside[current] = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
@@ -199,5 +199,5 @@ class CudaRunner(Runner):
 
 
 def make_runner(device: torch.device, graphs: bool = True) -> Runner:
-    """The runner for ``device``."""
+    """Return the runner for ``device``."""
     return CudaRunner(device, graphs) if device.type == "cuda" else Runner()

@@ -1,4 +1,4 @@
-"""Sizes of networks. No torch here: a policy reads them from a checkpoint's ``config.json``."""
+"""Sizes of networks, read by policies from a checkpoint's ``config.json``. No torch here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TowerShape:
 
     @property
     def patches(self) -> int:
-        """Tokens that come out."""
+        """Number of output tokens."""
         return (self.image_size // self.patch_size) ** 2
 
 

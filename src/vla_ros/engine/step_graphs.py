@@ -27,11 +27,11 @@ class StepGraphs:
         images: Uint8 [B, H, W, 3].
         text: Int64 [B, T]: BOS, prompt, draft, padding.
         last: Int32 [B], position of the prompt's last token in the sequence.
-        tokens: Int64 [B, D]; after ``prefill`` one prediction per drafted row, after ``decode`` the answer.
+        tokens: Int64 [B, D]; after ``prefill`` one prediction per drafted row, after ``decode`` the result.
         margins: Float32 [B, D].
         fed: Int64 [B, D - 1], tokens for ``verify``.
         start: Int32 [B], position of the first of them.
-        checked: Int64 [B, D - 1], what ``verify`` answers.
+        checked: Int64 [B, D - 1], the predictions of ``verify``.
         checked_margins: Float32 [B, D - 1].
         prompt_buffer: ``text`` and ``last``, as they are uploaded.
         fed_buffer: ``fed`` and ``start``, as they are uploaded.
@@ -96,8 +96,8 @@ class StepGraphs:
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
         """Compute the logits of the drafted tokens by prefill and by verification, float32 [B, D - 1, vocab] each.
 
-        For what was uploaded: images, ``prompt_buffer`` with a draft, the draft's tokens in ``fed_buffer``. Not
-            captured.
+        It uses the uploaded images, ``prompt_buffer`` with a draft, and the draft's tokens in ``fed_buffer``. It is
+        not captured.
         """
         self._vision()
         inside = prefill(

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 
 class TowerOps:
-    """The operations in torch alone."""
+    """The operations in plain torch."""
 
     def patch_width(self, patch: int) -> int:
-        """Values per patch from :meth:`patchify`: those of its pixels, and zeros behind them."""
+        """Return the values per patch from :meth:`patchify`: its pixels, then zeros."""
         return 3 * patch * patch
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
@@ -33,9 +33,9 @@ class TowerOps:
     def embed(
         self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and their norm (the first block's first), [B, prefix + patches, width] each.
+        """Return tokens and their norm (the first norm of the first block), [B, prefix + patches, width] each.
 
-        ``positions`` [patches, width] are added to the patches alone, which ``prefix`` [prefix, width] precedes.
+        ``positions`` [patches, width] are added only to the patches; ``prefix`` [prefix, width] comes before them.
         """
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches + positions], dim=1)
         return tokens, norm(tokens)
@@ -48,7 +48,7 @@ class TowerOps:
         norm: nn.LayerNorm,
         film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``tokens + [scale *] branch`` [B, N, width] and its norm; may overwrite ``tokens``.
+        """Return ``tokens + [scale *] branch`` [B, N, width] and its norm; may overwrite ``tokens``.
 
         With ``film`` [2, width], a factor and a shift, the sum is modulated before it is normalised and returned.
         """
@@ -57,13 +57,13 @@ class TowerOps:
         return tokens, norm(tokens)
 
     def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
-        """``linear`` and the tanh form of GELU behind it, [B, N, outputs]."""
+        """Apply ``linear``, then the tanh form of GELU; return [B, N, outputs]."""
         return functional.gelu(linear(tokens), approximate="tanh")
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
         """Write the patches of ``tokens + [scale *] branch``, the last rows, to ``out`` [B, patches, width].
 
-        ``out`` may be some columns of a wider, contiguous tensor.
+        ``out`` may be a slice of columns of a wider, contiguous tensor.
         """
         total = tokens + (branch if scale is None else branch * scale)
         out.copy_(total[:, total.shape[1] - out.shape[1] :])

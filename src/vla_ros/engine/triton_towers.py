@@ -14,7 +14,7 @@ class TritonTowerOps(TowerOps):
     """:class:`~vla_ros.engine.towers.TowerOps` in Triton, over contiguous tensors."""
 
     def patch_width(self, patch: int) -> int:
-        """A multiple of 8: cuBLAS's kernel for rows of 588 is five times slower (98 us on an H200)."""
+        """Return a multiple of 8: cuBLAS's kernel for rows of 588 is five times slower (98 us on an H200)."""
         return -(-3 * patch * patch // 8) * 8
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
@@ -76,6 +76,6 @@ class TritonTowerOps(TowerOps):
 
 
 def _sizes(width: int) -> dict[str, object]:
-    """A row and the warps for it, 16 bytes of bfloat16 a lane; every step rounds by itself."""
+    """Return the row size and the warps for it, 16 bytes of bfloat16 per lane; every step rounds separately."""
     block = triton.next_power_of_2(width)
     return {"N": width, "BLOCK": block, "num_warps": max(1, min(8, block // 256)), "enable_fp_fusion": False}

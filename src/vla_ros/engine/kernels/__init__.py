@@ -1,1 +1,1 @@
-"""Triton kernels of the decoder. Imported only where Triton is installed."""
+"""Triton kernels. Imported only if Triton is installed."""

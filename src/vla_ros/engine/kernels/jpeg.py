@@ -1,4 +1,4 @@
-"""The loss of a JPEG round trip in two kernels; :mod:`vla_ros.engine.jpeg` has the same step by step."""
+"""A JPEG round trip in two kernels; :mod:`vla_ros.engine.jpeg` has the same steps one by one."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803

@@ -13,7 +13,7 @@ from vla_ros.engine.kernels.linear import saturate
 
 @triton.jit
 def fp8_scale(largest):
-    """The scale of a row with this largest magnitude, which becomes 448."""
+    """Return the scale of a row whose largest magnitude, given here, becomes 448."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 

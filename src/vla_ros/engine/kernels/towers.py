@@ -1,7 +1,7 @@
-"""The operations between the matrix products of a vision transformer, each tensor read and written once.
+"""The operations between the matrix products of a vision transformer; each tensor is read and written once.
 
-Every step is rounded as if it were an operation of its own, so that only the order of a norm's sums differs from
-torch. For that they must be compiled with ``enable_fp_fusion=False``: a fused multiply and add rounds once.
+Every step is rounded like a separate operation, so that only the order of a norm's sums differs from torch. They
+must therefore be compiled with ``enable_fp_fusion=False``, because a fused multiply-add rounds only once.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -99,7 +99,7 @@ def add_kernel(
 ):  # fmt: skip
     """One program per patch: ``tokens + [scale *] branch`` [B, ROWS, N] without the first PREFIX rows.
 
-    ``out`` [B * (ROWS - PREFIX), N] has rows that are ``stride`` apart: a part of wider ones.
+    Rows of ``out`` [B * (ROWS - PREFIX), N] are ``stride`` apart, as part of wider ones.
     """
     patch = tl.program_id(0)
     column = tl.arange(0, BLOCK)
