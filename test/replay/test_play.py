@@ -23,6 +23,8 @@ from vla_ros.replay.report import Moment, images_of
 from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk
 
+FAST = 0.01  # a machine on which nothing takes long, however busy the one that runs the tests is
+
 
 def summary(outcome, config, options=None):
     result = make_result([outcome], config, options or Options())
@@ -31,7 +33,8 @@ def summary(outcome, config, options=None):
 
 def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brightness_policy, replay_config):
     outcome = play(write_bag("bag", recording), brightness_policy())
-    found, judgement = summary(outcome, replay_config)
+    patient = build({"control.rate_hz": 1.0}, replay_config)  # a busy machine may need longer than the 100 ms
+    found, judgement = summary(outcome, patient)
     assert found["frames"] == {
         "received": 40,
         "used": 40,
@@ -46,7 +49,7 @@ def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brig
     assert found["gripper_f1"] == 1
     assert found["intervals"]["direction_cosine"] == pytest.approx([1, 1])
     assert found["gripper"]["events"]["matched"] == 2
-    assert judgement.level == "good"
+    assert judgement.level == "good", judgement.reasons
     assert found["baselines"]["mean_action"]["mae"] > 0.01
     assert [episode["instruction"] for episode in found["episodes"]] == [
         "pick up the red cube",
@@ -134,7 +137,7 @@ def test_as_it_would_have_run_skips_frames_while_the_policy_is_busy(
 def test_a_fast_policy_misses_nothing_as_it_would_have_run(
     play, write_bag, recording, brightness_policy, replay_config
 ):
-    outcome = play(write_bag("bag", recording), brightness_policy(), Options(speed=1.0))
+    outcome = play(write_bag("bag", recording), brightness_policy(), Options(speed=FAST))
     assert len(outcome.samples.times) >= 38  # the rate limit of 10 Hz may pass a frame on to the next tick
     assert summary(outcome, replay_config)[0]["direction_cosine"] == pytest.approx(1)
 
@@ -144,7 +147,7 @@ def test_a_chunk_is_executed_before_the_policy_is_asked_again(
     play, write_bag, recording, brightness_policy, replay_config, schedule, asked
 ):
     policy, config = brightness_policy(horizon=4), build({"control.schedule": schedule}, replay_config)
-    found = play(write_bag("bag", recording), policy, Options(speed=1.0), config=config).samples
+    found = play(write_bag("bag", recording), policy, Options(speed=FAST), config=config).samples
     assert asked - 1 <= len(policy.asked) <= asked + 1
     assert found.skipped == 40 - len(policy.asked)
 
