@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,23 @@ def test_light_commands_import_no_heavy_libraries(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+BAG = str(Path(__file__).parents[1] / "data" / "bags" / "demo_jpeg")
+HOLD = ["--config", "demo", "-p", "policy.name:=hold", "--topics", "truth=none"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["replay", BAG, *HOLD, "--json", "/dev/null/r.json"], "/dev/null/r.json.partial: Not a directory"),
+        (["replay", BAG, *HOLD, "--report", "/dev/null/r.html"], "/dev/null: File exists"),
+        (["convert", "OFT", "--output", "/dev/null/new"], "/dev/null/new: Not a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_ends_with_one_line(
+    arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oft = Path(__file__).parents[1] / "data" / "oft" / "libero_l1"
+    assert main([word.replace("OFT", str(oft)) for word in arguments]) == 1
+    assert f"vla-ros {arguments[0]}: {where}; check path, rights and space" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,11 @@ COMMANDS = {
 }
 """Name to (module with ``add_arguments(parser)`` and ``run(arguments) -> int``, help)."""
 
+_OF_FILES = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+    errno.EEXIST, errno.EFBIG, errno.EIO,
+)  # fmt: skip
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
@@ -47,6 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in _OF_FILES:
+            raise
+        where = error.filename2 or error.filename or "a file"
+        print(f"vla-ros {arguments[0]}: {where}: {error.strerror}; check path, rights and space", file=sys.stderr)
+        return 1
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:
