@@ -38,7 +38,7 @@ class DeviceLostError(VlaRosError):
 
 
 class OutOfMemoryError(VlaRosError):
-    """The model does not fit into the memory there is; the text lists the options that would."""
+    """The model does not fit into the available memory; the text lists options that would fit."""
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

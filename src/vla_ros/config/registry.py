@@ -26,7 +26,7 @@ def available() -> tuple[str, ...]:
 
 
 def make(name: str, config: Any) -> Any:
-    """Make, but do not load, the policy of that name; raises as :func:`options_class`."""
+    """Create the policy of that name without loading it; raises the errors of :func:`options_class`."""
     point = _find(name)
     with _explained(point):
         return point.load()(config)

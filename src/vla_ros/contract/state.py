@@ -1,4 +1,4 @@
-"""State vectors, made from joint states, feeds and forward kinematics."""
+"""Builds state vectors from joint states, feeds and forward kinematics."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Holder:
         self._arm, self._fingers, self._velocity, self._frame = arm, fingers, velocity, frame
 
     def release(self) -> None:
-        """Make the next hold where the arm is then."""
+        """Let the next hold use the arm's position at that time."""
         self._held = None
 
     def command(self, joints: JointState | None, before: FloatArray | None) -> Command:

@@ -33,13 +33,13 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
             torch.cuda.empty_cache()
         raise OutOfMemoryError(
             f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or int4, or stop "
-            "what else runs there; then load the policy again"
+            "other programs there; then reload the policy"
         ) from error
     except RuntimeError as error:
         if not is_device_error(error):
             raise
         raise DeviceLostError(
-            f"{device} stopped answering: {_first_line(error)}. The arm holds. Load the policy again; if that "
+            f"{device} stopped answering: {_first_line(error)}. The arm holds. Reload the policy; if that "
             "fails, this process can no longer use the device: restart it, and check nvidia-smi and dmesg"
         ) from error
 
@@ -59,8 +59,8 @@ def require_finite(margins: Sequence[float]) -> None:
     """Refuse a result with NaN or Inf; a margin is NaN if one of its logits is."""
     if not all(isfinite(margin) for margin in margins):
         raise NotFiniteError(
-            "the network's logits are not numbers (NaN or Inf); the frame is dropped. If it stays so, the weights "
-            "are damaged: download the checkpoint again and load the policy again"
+            "the network's logits are not numbers (NaN or Inf); the frame is dropped. If this persists, the "
+            "weights are damaged: download the checkpoint again and reload the policy"
         )
 
 

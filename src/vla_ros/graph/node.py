@@ -239,7 +239,7 @@ class Graph(Vocabulary, Protocol):
     """
 
     def describe(self) -> str:
-        """One line for the log: middleware, domain, and how far discovery reaches."""
+        """One line for the log: middleware, domain and discovery range."""
 
     def create_node(self, name: str, namespace: str | None = None) -> Node:
         """Create a node; ``--ros-args`` remaps of name and namespace win over the arguments."""

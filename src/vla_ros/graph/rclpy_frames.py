@@ -52,11 +52,11 @@ class _Info(ctypes.Structure):
 
 
 class _Rcl:
-    """The three functions of the C client library that are needed.
+    """The three functions of the ROS client library (rcl) used here.
 
     Raises:
-        OSError: The libraries are not found by name (they are in the process already where ROS is sourced).
-        AttributeError: They have no such function.
+        OSError: The libraries are not found by name (with ROS sourced, they are already loaded).
+        AttributeError: They lack one of the functions.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ class LazyPolicy:
 
 
 def create(config: Config) -> Policy:
-    """Make, but do not load, the policy that ``config.policy.name`` names."""
+    """Create the policy named by ``config.policy.name``, without loading it."""
     policy: Policy = registry.make(config.policy.name, config)
     return policy
 

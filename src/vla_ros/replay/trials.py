@@ -67,7 +67,7 @@ class Trial:
 
 
 def explain(result: Result, policy: Callable[[], Policy]) -> Result:
-    """Add the trials to a result, and the best change to the verdict's reasons; ``policy`` returns it loaded."""
+    """Add the trials to a result and the best change to the verdict; ``policy`` returns the loaded policy."""
     score = result.figures["skill"]["mean_action"]
     if result.figures["frames"]["compared"] < FRAMES or not score < CONTENT_SKILL:
         return result

@@ -49,12 +49,13 @@ class Weights:
 
 
 def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
-    """Find all tensors of a checkpoint; reads headers, and the component files.
+    """Find all tensors of a checkpoint, reading headers and the component files.
 
     ``base`` is the folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
     checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over). Without
-    ``towers`` it skips the vision towers of a FiLM checkpoint, which take seconds to merge. Raises CheckpointError
-    if a file is missing, damaged, twofold, holds more than tensors, or an adapter does not fit.
+    ``towers`` the vision towers of a FiLM checkpoint, which take seconds to merge, are skipped. Raises
+    CheckpointError if a file is missing, damaged, duplicated or contains more than tensors, or if an adapter does
+    not fit.
     """
     manifest = read_manifest(base or folder)
     loaded: dict[str, Tensor] = {}

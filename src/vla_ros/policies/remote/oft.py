@@ -17,7 +17,7 @@ from vla_ros.policies.remote.messages import MAX_BYTES, Array, WireError, array,
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """An observation with ``full_image``, ``wrist_image`` (or left and right), ``state`` and ``instruction``."""
+    """Write an observation: ``full_image``, ``wrist_image`` (or left and right), ``state``, ``instruction``."""
     message = {**query.features, "instruction": query.instruction, **query.extras}
     return json.dumps(message, default=_written).encode()
 

@@ -1,11 +1,11 @@
-"""openpi's websocket messages, and three families of servers that change little about them.
+"""openpi's websocket messages, and three families of servers with small differences.
 
-RoboArena (robo-arena/roboarena 6fa329f) puts an ``endpoint`` into each request, answers a reset with text, and its
-metadata are six keys that say what the robot is to send. vLLM-Omni (0.30.0) answers with a bare array or named
-actions, closes a connection after 30 s without a request, and takes the first request of a session's name for the
-beginning of an episode. SGLang (0.5.23) takes the *model's* keys (``images.base_0_rgb``, ``state``), neither
-normalises the state nor un-normalises the actions, and answers an observation without the cameras that it knows as
-if it were complete, so keys are checked against its metadata here.
+RoboArena (robo-arena/roboarena 6fa329f) puts an ``endpoint`` into each request and answers a reset with text; its
+metadata have six keys that state what the robot must send. vLLM-Omni (0.30.0) returns a bare array or named
+actions, closes a connection after 30 s without a request, and treats the first request with a new session name as
+the beginning of an episode. SGLang (0.5.23) uses the *model's* keys (``images.base_0_rgb``, ``state``), neither
+normalises the state nor un-normalises the actions, and accepts an observation with missing cameras as if it were
+complete, so keys are checked against its metadata here.
 """
 
 from __future__ import annotations
