@@ -27,8 +27,8 @@ PROMPT_STEP = 32
 """Tokens between padded prompt lengths."""
 
 NOT_FINITE = (
-    "the chunk holds NaN or Inf; the frame is dropped. If it stays so, the weights are damaged: download the "
-    "checkpoint again and load the policy again"
+    "the chunk holds NaN or Inf; the frame is dropped. If this persists, the weights are damaged: download the "
+    "checkpoint again and reload the policy"
 )
 
 Array = NDArray[np.float32]
