@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -390,3 +391,12 @@ def test_a_joint_or_topic_that_is_named_twice_is_refused(values: dict[str, objec
     with pytest.raises(ConfigError) as caught:
         build(values)
     assert expected in str(caught.value)
+
+
+def test_the_pages_options_for_an_arm_without_a_gripper_load() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "robots" / "ur5e.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| no gripper |"))
+    options = shlex.split(row.split("`")[1])
+    config = load([config_file("ur5e")], [text for text in options if text != "-p"])
+    assert config.robot.gripper_joint_names == ()
+    assert config.topics.gripper == ""

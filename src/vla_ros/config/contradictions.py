@@ -56,7 +56,7 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
         yield f"{named}: found {topic} with {found}: nothing would ever be sent there"
     if gripper.mode == "none":
         return
-    if gripper.output in GRIPPER_ACTIONS and not topic:
+    if gripper.output in GRIPPER_ACTIONS and fingers and not topic:
         yield f"{named}: found no value, expected the name of the action ({gripper.output})"
     if gripper.output in GRIPPER_ACTIONS and gripper.max_speed:
         yield (

@@ -111,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     if arguments.with_parent:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("vla_ros").setLevel(logging.INFO)
     named = [f"policy.name:={arguments.policy}"] if arguments.policy else []
     if arguments.checkpoint:
         if not arguments.policy and not arguments.config:
