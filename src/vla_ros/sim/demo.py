@@ -1,8 +1,8 @@
 """Watch a policy move the simulated arm, or two of them.
 
 The simulation runs in this process and the policy node (`vla-ros run`) in another. They communicate over DDS, in a
-ROS domain of their own on this host unless ROS_DOMAIN_ID is set. The seed of an episode decides the three or four
-objects on the table and the instruction.
+ROS domain of their own on this host unless ROS_DOMAIN_ID is set. In simulated time the node's control loop runs in
+this process, too. The seed of an episode decides the three or four objects on the table and the instruction.
 
   vla-ros demo --report out.html                the small OpenVLA that comes with the package
   vla-ros demo --checkpoint demo-pi --delay-ms 200    the small pi0.5, as slow as a large one, in simulated time
