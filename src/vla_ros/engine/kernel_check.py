@@ -92,7 +92,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 
 
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
-    """Return ``ops`` if its products are correct, else torch's with a warning: slow, but the same tokens.
+    """Return ``ops`` if its products are correct, otherwise torch's with a warning: slow, but the same tokens.
 
     Args:
         ops: Kernels to check.
@@ -111,11 +111,11 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
 
 
 def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
-    """Return whether kernels pass their check; log a warning if not.
+    """Return True if kernels pass their check; otherwise log a warning.
 
     Args:
         check: Raises if they differ or do not run.
-        instead: What runs instead, for the warning.
+        instead: Name of the fallback, for the warning.
         strict: True re-raises the error of ``check``.
 
     Raises:

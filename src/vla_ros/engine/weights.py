@@ -27,8 +27,8 @@ class Matrix:
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
     ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
-    :mod:`vla_ros.engine.fp8`; more than a few rows are quantised, too. ``loaded``: the checkpoint's linear layers,
-    side by side.
+        :mod:`vla_ros.engine.fp8`; many rows are quantised, too. ``loaded``: the checkpoint's linear layers,
+        concatenated.
     """
 
     data: Tensor  # the numbers; of ``loaded`` those of the first layer
@@ -40,28 +40,28 @@ class Matrix:
 
     @classmethod
     def of_linears(cls, role: str, *linears: Any) -> Matrix:
-        """Linear layers over the same inputs as they are."""
+        """Return linear layers over the same inputs, unchanged."""
         return cls(linears[0].weight, "loaded", linears[0].in_features, role, linears=linears)
 
     @property
     def packed(self) -> bool:
-        """Whether ``data`` is in the order of :mod:`vla_ros.engine.lowbit`."""
+        """True if ``data`` is packed in the order of :mod:`vla_ros.engine.lowbit`."""
         return self.kind in lowbit.BITS
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return int(self.data.shape[0]) * (lowbit.FRAGMENT_N if self.packed else 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one pass reads."""
+        """Bytes read by one pass."""
         parts = [part for part in (self.data, self.scale) if part is not None]
         return sum(part.numel() * part.element_size() for part in parts)
 
 
 def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
-    """Return a weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` takes it as it is."""
+    """Return a weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` keeps it dense."""
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
@@ -71,7 +71,7 @@ def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
 
 
 def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
-    """[N, K] in ``dtype``; a dense matrix of that type is returned itself."""
+    """Return [N, K] in ``dtype``; a dense matrix of that type is returned unchanged."""
     if matrix.kind == "dense":
         return matrix.data.to(dtype)
     assert matrix.scale is not None
@@ -104,13 +104,13 @@ class Layer:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """All four."""
+        """All four matrices."""
         return self.qkv, self.o_proj, self.gate_up, self.down_proj
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """Everything that a pass reads."""
+    """All weights of the decoder."""
 
     shape: LlmShape  # sizes
     embedding: Tensor  # [vocab, hidden]
@@ -133,20 +133,20 @@ class DecoderWeights:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the weights."""
         return self.embedding.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one decoding pass reads: layers and head."""
+        """Bytes read by one decoding pass: layers and head."""
         return self.lm_head.nbytes + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
 
 
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
     """Fuse one layer of a :class:`~vla_ros.engine.llama.LlamaDecoder`.
 
-    ``keep`` leaves the module usable: dense weights become views of the fused ones, quantised ones exist beside it.
-    Else each weight is freed as soon as it is fused, so that at most one exists twice.
+    With ``keep`` the module stays usable: dense weights become views of the fused ones, quantised ones are copies.
+    Otherwise each weight is freed as soon as it is fused, so that at most one exists twice.
     """
     attention, mlp = layer.self_attn, layer.mlp
     groups = {
@@ -198,7 +198,7 @@ def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
 
 
 def rotary_tables(shape: LlmShape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, float32 [positions, head_dim / 2], on the CPU."""
+    """Return cosine and sine of every position, float32 [positions, head_dim / 2], on the CPU."""
     steps = torch.arange(0, shape.head_dim, 2, device="cpu", dtype=torch.float32)
     frequencies = 1.0 / (shape.rope_theta ** (steps / shape.head_dim))
     angles = torch.outer(torch.arange(shape.max_positions, device="cpu", dtype=torch.float32), frequencies)
