@@ -30,11 +30,13 @@ class Bench:
         for each in done:
             self.ends.put(each)
 
-    def ask(self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, **given: Any) -> Job:
+    def ask(
+        self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, left: int = 0, **given: Any
+    ) -> Job:
         image = np.zeros((2, 2, 3), np.uint8)
         observation = Observation({"image": image}, text, 7, state={"state": np.array([1.0, 2.0, 3.0])})
         job = Job(robot or Robot(), observation, self.now, self.now + seconds, **given)
-        self.worker.submit(job)
+        self.worker.submit(job, lambda: left)
         return job
 
     def busy(self) -> Job:
@@ -117,6 +119,21 @@ def test_more_than_it_can_do_is_refused_at_once(bench: Bench) -> None:
     with pytest.raises(BusyError, match=r"over capacity: 4 requests wait .* about 3.00 s, allowed 2.50 s"):
         bench.ask(seconds=2.5)
     bench.ask(seconds=3.5)
+    assert len(bench.done(6)) == 6
+
+
+def test_robots_that_have_left_keep_no_place_in_the_queue(bench: Bench) -> None:
+    bench.busy()
+    bench.now += 1.0
+    bench.done()
+    bench.busy()
+    for _ in range(4):
+        bench.ask(wanted=lambda: False)
+    with pytest.raises(BusyError, match=r"over capacity: 1 requests wait .* about 2.00 s, allowed 1.50 s"):
+        bench.ask(seconds=1.5, left=3)
+    with pytest.raises(BusyError, match=r"over capacity: 4 requests wait .* about 3.00 s, allowed 2.50 s"):
+        bench.ask(seconds=2.5)
+    bench.ask(seconds=2.5, left=4)
     assert len(bench.done(6)) == 6
 
 

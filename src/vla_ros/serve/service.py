@@ -209,7 +209,7 @@ class Service:
         future: asyncio.Future[Done] = loop.create_future()
         self._futures[job] = future
         try:
-            self.worker.submit(job)
+            self.worker.submit(job, lambda: sum(not other.wanted() for other in self._futures))
             return await future
         finally:
             self._futures.pop(job, None)

@@ -114,18 +114,23 @@ class InferenceWorker:
         if self.error is not None:
             raise self.error
 
-    def submit(self, job: Job) -> None:
-        """Queue a job, whose result goes to ``deliver``; raise BusyError if it is refused."""
+    def submit(self, job: Job, left: Callable[[], int] = lambda: 0) -> None:
+        """Queue a job, whose result goes to ``deliver``; raise BusyError if it is refused.
+
+        ``left`` counts waiting jobs whose robots have left, which cost no time.
+        """
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")
-        expected = self._expected(self._clock())
-        idle = not (self.waiting or self.running)  # then it is tried: only a batch corrects the expectation
-        if not idle and job.arrived + expected > job.deadline:
-            raise BusyError(
-                f"over capacity: {self.waiting} requests wait and an answer would take about {expected:.2f} s, "
-                f"allowed {job.deadline - job.arrived:.2f} s"
-            )
+        waiting, allowed = self.waiting, job.deadline - job.arrived
+        idle = not (waiting or self.running)  # then it is tried: only a batch corrects the expectation
+        if not idle and self._expected(waiting) > allowed:
+            waiting = max(0, waiting - left())
+            if (expected := self._expected(waiting)) > allowed:
+                raise BusyError(
+                    f"over capacity: {waiting} requests wait and an answer would take about {expected:.2f} s, "
+                    f"allowed {allowed:.2f} s"
+                )
         self._inbox.put(job)
 
     def forget(self, robot: Robot) -> None:
@@ -145,10 +150,10 @@ class InferenceWorker:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
-    def _expected(self, now: float) -> float:
-        """Return the seconds until a request that arrives now would be answered."""
-        rest = max(0.0, self._batch_seconds - (now - self._began)) if self.running else 0.0
-        return rest + self._batch_seconds * (1 + self.waiting // self._max_batch)
+    def _expected(self, waiting: int) -> float:
+        """Return the seconds until a request that arrives now, behind ``waiting`` others, would be answered."""
+        rest = max(0.0, self._batch_seconds - (self._clock() - self._began)) if self.running else 0.0
+        return rest + self._batch_seconds * (1 + waiting // self._max_batch)
 
     def _run(self, progress: Progress) -> None:
         try:
