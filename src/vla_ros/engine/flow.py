@@ -33,7 +33,7 @@ Encode = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class FlowModel:
-    """Weights and constants of pi0 or pi0.5; what depends on the time alone is computed beforehand."""
+    """Weights and constants of pi0 or pi0.5; values that depend only on the flow time are precomputed."""
 
     encode: Encode  # vision tower and projector
     embedding: Tensor  # [vocabulary, width] of the prompt, not scaled
@@ -60,7 +60,7 @@ class FlowModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self.embedding.device
 
 
@@ -73,10 +73,10 @@ def prefill(
     lengths: Tensor,
     ready: Callable[[int], None] = lambda layer: None,
 ) -> None:
-    """Fill the cache with images and prompt, which all see each other.
+    """Fill the cache with images and prompt, with bidirectional attention.
 
     ``patches`` are [B, P, width], ``tokens`` int64 [B, L] prompt and padding, ``lengths`` int32 [B] without
-    padding. ``ready`` is called with each layer whose keys and values are there.
+    padding. ``ready`` is called with each layer when its keys and values are available.
     """
     words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
     hidden = torch.cat([patches, words], dim=1)
@@ -88,7 +88,7 @@ def prefill(
 
 
 def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
-    """The rows of each flow step; ``given``, int32 [B, H], is not 0 for actions whose time is 0.
+    """Return the rows of each flow step; ``given``, int32 [B, H], is not 0 for actions whose time is 0.
 
     The state token sees the prefix (``start`` tokens, int32 [B]) and itself, an action the prefix, the state and
     all actions.
@@ -131,7 +131,7 @@ def end_step(
 
 
 class FirstStep:
-    """The first flow step, layer by layer as soon as the prefix's keys of that layer are there.
+    """Runs the first flow step layer by layer, as soon as the prefix's keys of that layer are available.
 
     ``actions``, float32 [B, H, A], are overwritten; the other arguments are those of :func:`sample`.
     """
@@ -173,7 +173,7 @@ def sample(
     """Sample chunks, float32 [B, H, A], normalised, behind a prefix.
 
     ``cache`` is from :func:`prefill`, and the suffix is overwritten in every step; ``start``, int32 [B], counts the
-    prefix's tokens without padding. ``noise``, float32 [B, H, A], is what the steps before ``first`` made of it.
+    prefix's tokens without padding. ``noise``, float32 [B, H, A], is the state after the steps before ``first``.
     Only pi0 reads ``state``, float32 [B, A], normalised and padded.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)

@@ -1,6 +1,6 @@
 """Gemma as pi0 and pi0.5 run it, written once over :class:`GemmaOps`.
 
-Unlike the Llama, nothing is causal: every row says how many positions it sees. The norm multiplies by
+Unlike in the Llama, attention is not causal: every row states how many positions it sees. The norm multiplies by
 ``1 + weight``, the MLP's gate is tanh GELU, the head size is independent of the width, and the norms of pi0.5's
 action expert get scale, shift and gate from the flow time. Positions are tensors and shapes are fixed, so every
 pass can be captured as a CUDA graph. B observations, N rows each.
@@ -29,7 +29,7 @@ CACHE_BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class GemmaLayer:
-    """One layer; a last layer of which only keys and values are needed has no more than ``qkv``."""
+    """One layer; if only keys and values of the last layer are needed, it has only ``qkv``."""
 
     qkv: Matrix  # queries (if the layer has them), keys and values, [.., width]
     o: Matrix | None = None  # [width, heads * head_dim]
@@ -55,7 +55,7 @@ class Gemma:
 
     @property
     def adaptive(self) -> bool:
-        """Whether norms have shift and gate."""
+        """True if norms have shift and gate."""
         return self.norms.shape[2] == 3
 
 
@@ -77,7 +77,7 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The residual stream in front of a norm."""
+    """The residual stream before a norm."""
 
     hidden: Tensor  # [B, N, width]
     normed: Tensor | Quantized  # the same behind that norm, as the product that follows takes it
@@ -85,10 +85,10 @@ class Stream:
 
 
 class GemmaOps:
-    """The operations in torch alone; :class:`~vla_ros.engine.triton_gemma.TritonGemmaOps` overrides them."""
+    """The operations in plain torch; :class:`~vla_ros.engine.triton_gemma.TritonGemmaOps` overrides them."""
 
     def start(self, gemma: Gemma, rows: Rows, hidden: Tensor) -> Stream:
-        """Begin a stream with ``hidden`` [B, N, width] in front of the first norm."""
+        """Begin a stream with ``hidden`` [B, N, width] before the first norm."""
         return self._normed(gemma, rows, hidden, 0)
 
     def qkv(self, gemma: Gemma, index: int, rows: Rows, stream: Stream, cache: KVCache) -> Tensor:
@@ -108,7 +108,7 @@ class GemmaOps:
         return rotate(query, cosine, sine)
 
     def attend(self, rows: Rows, query: Tensor, cache: KVCache, index: int) -> Tensor:
-        """Attention to the positions before ``rows.end``, [B, N, heads * head_dim]."""
+        """Attend to the positions before ``rows.end``; return [B, N, heads * head_dim]."""
         keys, values = cache.keys[index], cache.values[index]
         seen = torch.arange(keys.shape[2], device=query.device) < rows.end[:, None, :, None]
         mixed = functional.scaled_dot_product_attention(
@@ -117,7 +117,7 @@ class GemmaOps:
         return mixed.transpose(1, 2).flatten(2)
 
     def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
-        """Both projections and the gated activation, [B, N, mlp_width]."""
+        """Compute both projections and the gated activation, [B, N, mlp_width]."""
         matrix = gemma.layers[index].gate_up
         assert matrix is not None
         gate, up = multiply(stream.normed, matrix).chunk(2, dim=-1)
@@ -149,7 +149,7 @@ class GemmaOps:
     ) -> None:
         """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
 
-        The actions are the last H of ``rows``; ``stream`` is behind the last layer, in front of the last norm.
+        The actions are the last H of ``rows``; ``stream`` is after the last layer, before the last norm.
         ``out`` is the float32 weight [A, E] and bias [A] from there to the velocity.
         """
         velocity = predict_velocity(stream, out, actions.shape[1])
@@ -167,7 +167,7 @@ class GemmaOps:
 
 @dataclass(frozen=True, eq=False)
 class Guide:
-    """Real-time chunking: how a chunk continues the previous one. All zeros leave it free."""
+    """Real-time chunking: how a chunk continues the previous one. All zeros mean no guidance."""
 
     previous: Tensor  # float32 [B, H, A], normalised
     weights: Tensor  # float32 [B, H], how strongly each action is pulled towards the previous one
@@ -189,7 +189,7 @@ def advance(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time:
 
 
 def guidance_scale(time: float) -> float:
-    """Factor of the correction at ``time`` (1 is noise, 0 actions); infinite at both ends, so it needs a limit."""
+    """Return the factor of the correction at ``time`` (1: noise, 0: actions); infinite at both ends."""
     done = 1.0 - time
     if done <= 0.0 or time <= 0.0:
         return float("inf")
@@ -221,7 +221,7 @@ def run_layers(
 ) -> Stream:
     """Run a stream through all layers, up to the last norm.
 
-    ``ready`` is called with each layer whose keys and values are there.
+    ``ready`` is called with each layer when its keys and values are available.
     """
     for index in range(len(gemma.layers)):
         stream = run_layer(ops, gemma, index, rows, stream, cache, ready)
@@ -247,7 +247,7 @@ def run_layer(
 
 
 def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
-    """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory."""
+    """Return a cache of zeros: masked positions are multiplied by 0, and old memory could contain NaN."""
     shape = gemma.shape
     sizes = (batch, shape.kv_heads, -(-positions // CACHE_BLOCK) * CACHE_BLOCK, shape.head_dim)
     tensors = [gemma.cosine.new_zeros(sizes) for _ in range(2 * shape.depth)]

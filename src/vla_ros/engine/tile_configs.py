@@ -31,8 +31,9 @@ class SkinnyConfig:
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
 
-        Reduces the number of stages first, then their length; neither changes the order of summation. ``n`` counts
-        pairs for ``qkv`` and ``gate_up``; one iteration loads ``stage_bytes``, a program may have ``shared``.
+        It reduces first the number of stages, then their length; neither changes the order of summation. ``n``
+        counts pairs for ``qkv`` and ``gate_up``; an iteration loads ``stage_bytes``, and a program may use
+        ``shared`` bytes.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
         fitting = fitting._shallower(stage_bytes, shared)
@@ -43,10 +44,10 @@ class SkinnyConfig:
     def fit_packed(
         self, n: int, stage_bytes: Callable[[SkinnyConfig, int], int], rows: int, shared: int, least: int = 16
     ) -> SkinnyConfig:
-        """As :meth:`fit`, for packed weights; ``stage_bytes`` says what an iteration loads for so many rows.
+        """Like :meth:`fit`, for packed weights; ``stage_bytes`` returns the bytes an iteration loads for some rows.
 
-        ``block_k`` determines the order of summation. It must not depend on the number of rows, or verifying
-        several would not be bit-identical to decoding one; so it is chosen for the maximum rows of a program.
+        ``block_k`` determines the order of summation, which must not depend on the number of rows, or verifying
+        several would not be bit-identical to decoding one. So it is chosen for the maximum rows of a program.
         ``least`` is the outputs of one matrix instruction, 8 where they are pairs.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n))
@@ -155,8 +156,8 @@ GEMM_CANDIDATES = (
 def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig:
     """Return the configuration for a product.
 
-    Shapes that are not in :data:`GEMM_CONFIGS` are chosen by a cost model: waves of programs over the
-    multiprocessors, times rows of a program. Unpacking and filling the pipeline count like 24 rows.
+    For shapes not in :data:`GEMM_CONFIGS` a cost model decides: waves of programs over the multiprocessors, times
+    rows per program. Unpacking and filling the pipeline count as 24 rows.
     """
     if multiprocessors == TUNED_FOR and (kind, rows, n, k) in GEMM_CONFIGS:
         return GEMM_CONFIGS[kind, rows, n, k]
@@ -171,5 +172,5 @@ def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> G
 
 
 def divisor(number: int, most: int) -> int:
-    """Largest power of two that divides ``number`` and is at most ``most``."""
+    """Return the largest power of two that divides ``number`` and is at most ``most``."""
     return min(most, number & -number)

@@ -1,6 +1,6 @@
 """The operations of a decoder pass on a GPU: Triton kernels for few rows, library products for many.
 
-Norms of few rows have no kernel. The kernel that writes the residual stream also writes it times the next norm's
+Norms of few rows need no kernel. The kernel that writes the residual stream also writes it times the next norm's
 weight and sums its squares; the next product divides its sums by the root of their mean.
 """
 
@@ -43,9 +43,9 @@ class PrescaledResidual(Residual):
 class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
-    ``configs`` takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` is
-    of few rows, ``gemm`` of many rows with packed weights; None takes
-    :func:`~vla_ros.engine.tile_configs.choose_gemm`'s.
+    ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` is the
+    configuration for few rows, ``gemm`` that for many rows with packed weights; None means
+    :func:`~vla_ros.engine.tile_configs.choose_gemm`.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class TritonOps(Ops):
         return tokens, margins
 
     def _config(self, matrix: Matrix, rows: Tensor, pairs: int) -> SkinnyConfig:
-        """The configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
+        """Return the configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 if outputs come in pairs."""
         item = matrix.nbytes / (matrix.outputs * matrix.inputs)
         block_m, shared = _block_m(matrix, rows), _shared_memory(rows.device)
 
@@ -237,7 +237,7 @@ class TritonOps(Ops):
         return out
 
     def _normed_product(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> ScaledProduct:
-        """Many rows behind their norm, times ``matrix``; the scales count for FP8 weights only."""
+        """Multiply many normed rows by ``matrix``; the scales are used only for FP8 weights."""
         hidden = stream.hidden
         rows: Rows = _empty_fp8(hidden, matrix) if rounds(hidden, matrix) else torch.empty_like(hidden)
         self._norm(weights, stream, rows if isinstance(rows, QuantizedRows) else QuantizedRows(rows, rows))
@@ -305,7 +305,7 @@ class TritonOps(Ops):
 
 
 def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:
-    """Make room for rows like ``like`` as a product with ``matrix`` takes them."""
+    """Allocate FP8 rows like ``like``, in the form that a product with ``matrix`` takes."""
     rows, width, sums = like.numel() // like.shape[-1], like.shape[-1], None
     if matrix.packed:
         groups = matrix.data.shape[1]
@@ -334,12 +334,12 @@ def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
 
 
 def _prescaled(weights: DecoderWeights, stream: PrescaledResidual) -> tuple[Tensor, Tensor, float]:
-    """What a kernel of few rows takes instead of normed rows."""
+    """Return the inputs that few-row kernels take instead of normed rows."""
     return stream.scaled, stream.squares, weights.shape.rms_norm_eps
 
 
 def _block_m(matrix: Matrix, rows: Tensor) -> int:
-    """Rows of a program, padded to what a matrix instruction takes: its wide side, or narrow for packed weights."""
+    """Return the rows of a program, padded to the matrix instruction's wide side (packed weights: narrow side)."""
     padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
     return min(PACKED_ROWS, max(8, padded)) if matrix.packed else max(16, padded)
 
@@ -362,7 +362,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have: 227 KiB on Hopper, 99 KiB on an RTX 4090; some are kept for reductions."""
+    """Return a program's shared memory: 227 KiB on Hopper, 99 KiB on an RTX 4090, minus some for reductions."""
     if device.type != "cuda":
         return 200 * 1024
     properties = torch.cuda.get_device_properties(device)

@@ -24,6 +24,6 @@ def grid_barrier(counter, target):
 
 @triton.jit
 def leave_grid(counter, barriers):
-    """Instead of a last barrier: the last program to leave sets ``counter`` to 0 for the next launch."""
+    """Replace the last barrier: the last program to leave sets ``counter`` to 0 for the next launch."""
     if tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") == (barriers + 1) * tl.num_programs(0) - 1:
         tl.store(counter, 0)

@@ -1,4 +1,4 @@
-"""Products with weights of 4 and 8 bits, in the order of :mod:`vla_ros.engine.lowbit`.
+"""Products with 4-bit and 8-bit weights, packed in the order of :mod:`vla_ros.engine.lowbit`.
 
 ``scale`` is the grid of :mod:`vla_ros.engine.int4`, or one float32 per output for int8, which is applied to sums.
 """
@@ -99,7 +99,7 @@ def multiply_packed(
 def load_weights(
     words, scale, place, KIND: tl.constexpr, ASM: tl.constexpr, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """The K-group at ``place`` [FRAGMENTS] of some fragments as a dense matrix; of int8 without scales."""
+    """Load the K-group at ``place`` [FRAGMENTS] of some fragments as a dense matrix; int8 without scales."""
     place = place[:, None, None]
     packed = tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :])
     if KIND == "int4":
@@ -112,9 +112,9 @@ def load_weights(
 
 @triton.jit
 def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.constexpr):
-    """Inputs from ``start`` on of some rows of ``x`` [M, K], the inputs first: [COUNT, rows].
+    """Load inputs from ``start`` on of some rows of ``x`` [M, K], transposed: [COUNT, rows].
 
-    With EVEN no row is beyond M, which saves a tenth of a loop's instructions.
+    With EVEN no row is beyond M, which saves a tenth of the loop's instructions.
     """
     input = tl.arange(0, COUNT)
     at = x + start + (rows[None, :] * K + input[:, None])  # the same in every step, but for the start
@@ -141,7 +141,7 @@ def wait_for_wgmma(step, WGMMA: tl.constexpr):
     """Wait until wgmma has read its operands.
 
     It reads the weight from registers asynchronously, while the next weight is unpacked into registers. Triton 3.6
-    lets iterations overlap: on an H200 some tiles for 8 bits were then intermittently wrong.
+    lets iterations overlap, and on an H200 some 8-bit tiles were then intermittently wrong.
     """
     if WGMMA:
         tl.inline_asm_elementwise(
@@ -231,7 +231,7 @@ def zero_points(
 
 @triton.jit
 def epilogue_fp8(out, total, row_scale, rows, outputs, M, N, split, ADD: tl.constexpr, SPLIT_K: tl.constexpr):
-    """As :func:`epilogue`, for sums that are still to be multiplied by 2^9 and the scales of their rows."""
+    """Like :func:`epilogue`, for sums that must still be multiplied by 2^9 and the scales of their rows."""
     total *= 512.0 * tl.load(row_scale + rows, mask=rows < M, other=0.0)[None, :]
     epilogue(out, total, row_scale, rows, outputs, M, N, split, "int4", ADD, SPLIT_K)
 

@@ -1,4 +1,4 @@
-"""From words in the order of :mod:`vla_ros.engine.lowbit` to operands of the tensor cores.
+"""Unpacks words in the order of :mod:`vla_ros.engine.lowbit` into operands of the tensor cores.
 
 What a lane loads is unpacked in place: number j of a lane's words is the tensor cores' operand for inputs 16 j
 to 16 j + 15 of a K-group, register by register. The compiler finds the layouts equal and inserts no conversion; if
@@ -193,13 +193,13 @@ def side_by_side(words):
 
 @triton.jit
 def read_grid(entries):
-    """Scale and offset (-128 - zero point) of grid entries of 4 bits, float32."""
+    """Return scale and offset (-128 - zero point) of 4-bit grid entries, float32."""
     return (entries << 16).to(tl.float32, bitcast=True), (entries & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def narrow(value, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """A scale or an offset in the type that ASM computes in, bfloat16, which holds it exactly."""
+    """Convert a scale or offset to bfloat16, in which ASM computes and which represents it exactly."""
     return value.to(DTYPE) if ASM else value
 
 
