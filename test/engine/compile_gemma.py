@@ -4,46 +4,56 @@ from __future__ import annotations
 
 from compile_kernels import B, compile_kernel
 
-from vla_ros.engine.kernels import gemma
-from vla_ros.engine.triton_gemma import FEW_ATTENTION, FEW_ROWS, MANY_ATTENTION
+from vla_ros.engine.kernels import flow, gemma
+from vla_ros.engine.triton_gemma import FEW_ROWS, FEWEST_ROWS, MANY_ATTENTION, Tiles
 
 WIDTH, MLP, HEADS, HEAD = 1024, 4096, 8, 256
-NORMS = {"norm": "*fp32", "times": "*i32", "eps": "fp32"}
-SUMS = {"squares": "*fp64", "next_squares": "*fp64", "counters": "*i32", "partial": "*fp32"}
-ADAPTIVE = {"ADAPTIVE": True}
+TYPES = {
+    **dict.fromkeys(("x", "weight", "out", "scaled", "query", "keys", "values", "cosine", "sine", "parts"), B),
+    **dict.fromkeys(("hidden", "tokens", "branch", "both"), B),
+    **dict.fromkeys(("squares", "spare", "now", "fixed", "norm", "partial", "sums", "bias", "actions"), "*fp32"),
+    **dict.fromkeys(("previous", "weights", "limits", "scales"), "*fp32"),
+    **dict.fromkeys(("given", "positions", "ends", "times", "counters"), "*i32"),
+    **dict.fromkeys(("eps", "scale", "time", "delta", "factor"), "fp32"),
+}
+SIZES = {"ADAPTIVE": True, "TILES": 32, "BLOCK_M": 64, "N": WIDTH, "PRECISION": "tf32"}
+ATTENDED = {"HEADS": HEADS, "KV_HEADS": 1, "HEAD": HEAD}
 
 
-def few(role: str, kernel, types, inputs: int, outputs: int, **constants) -> None:
-    config = FEW_ROWS[role].fit(outputs, inputs)
-    types = {"x": B, "weight": B, "out": B, "scaled": B, "shift": "*fp32", **NORMS, **SUMS, **types}
-    blocks = {"BLOCK_M": 64, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "K": inputs}
-    every = {**blocks, "PRECISION": "tf32", **constants}
-    compile_kernel(f"gemma_{role}", kernel, types, every, config.warps, config.stages)
+def compile_one(name: str, kernel, warps: int, stages: int = 3, **constants) -> None:
+    every = {name: value for name, value in {**SIZES, **constants}.items() if name in kernel.arg_names}
+    types = {name: "constexpr" if name in every else kind for name, kind in TYPES.items()}
+    compile_kernel(f"gemma_{name}", kernel, types, every, warps, stages)
+
+
+def compile_few(name: str, tiles: Tiles, rows: int) -> None:
+    for role, kernel, outputs, inputs, constants in (
+        ("qkv", flow.qkv_kernel, (HEADS + 2) * HEAD // 2, WIDTH, ATTENDED),
+        ("o_proj", flow.add_kernel, WIDTH, HEADS * HEAD, {}),
+        ("gate_up", flow.gate_up_kernel, MLP, WIDTH, {"N": MLP}),
+        ("down_proj", flow.add_kernel, WIDTH, MLP, {}),
+    ):
+        tile = getattr(tiles, role).fit(outputs, inputs)
+        blocks = {"BLOCK_M": rows, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLITS": tile.splits}
+        compile_one(f"{role}_{name}", kernel, tile.warps, tile.stages, K=inputs, **blocks, **constants)
+    tile = tiles.attention
+    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    compile_one(f"attend_{name}", flow.attend_chunk_kernel, tile.warps, tile.stages, **blocks, **ATTENDED)
 
 
 def main() -> None:
-    cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
-    heads = {"HEADS": HEADS, "KV_HEADS": 1, "HEAD": HEAD}
-    few("qkv", gemma.qkv_kernel, cache, WIDTH, 1280, SHIFTED=True, **heads)
-    few("gate_up", gemma.gate_up_kernel, {}, WIDTH, MLP, N=MLP, SHIFTED=True)
-    for role, inputs in (("o_proj", HEADS * HEAD), ("down_proj", MLP)):
-        splits = FEW_ROWS[role].fit(WIDTH, inputs).splits
-        few(role, gemma.add_kernel, {}, inputs, WIDTH, N=WIDTH, SPLITS=splits, **ADAPTIVE)
-    for name, config in (("few", FEW_ATTENTION), ("many", MANY_ATTENTION)):
-        types = {**cache, "ends": "*i32", "out": B, "mixes": B, **SUMS, "scale": "fp32"}
-        blocks = {"BLOCK_R": config.rows, "BLOCK_C": config.columns, "SPLITS": config.splits}
-        constants = {**heads, **blocks, "PRECISION": "tf32"}
-        compile_kernel(f"gemma_attend_{name}", gemma.attend_kernel, types, constants, config.warps, config.stages)
-    rows = {"N": WIDTH, "BLOCK": WIDTH, **ADAPTIVE}
-    types = {**NORMS, **SUMS, "hidden": B, "scaled": B, "tokens": B, "branch": B, "out": B, "x": B, "both": B}
-    wide = dict.fromkeys(("weight", "bias", "actions", "previous", "weights", "limits"), "*fp32")
-    types |= {**wide, "given": "*i32", "scales": "*fp32", "time": "fp32", "delta": "fp32", "factor": "fp32"}
-    compile_kernel("gemma_start", gemma.start_kernel, types, {**rows, "A": 32, "EMBED": True}, 8, 3)
-    last = {"H": 50, "A": 32, "SCALED": True}
-    compile_kernel("gemma_advance", gemma.advance_kernel, types, {**rows, **last}, 8, 3)
-    many = {"N": 2048, "BLOCK": 2048, "ADAPTIVE": False, "BRANCH": True, "QUANTIZE": False}
-    compile_kernel("gemma_add_norm", gemma.add_norm_kernel, types, many, 8, 3)
-    compile_kernel("gemma_gelu", gemma.gelu_multiply_kernel, types, {"BLOCK": 2048, "QUANTIZE": False}, 4, 3)
+    compile_few("few", FEW_ROWS, 64)
+    compile_few("fewest", FEWEST_ROWS, 16)
+    compile_one("merge", flow.merge_kernel, 1, CHUNKS=14, PADDED=16, HEAD=HEAD)
+    tile = MANY_ATTENTION
+    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    compile_one("attend_many", gemma.attend_kernel, tile.warps, tile.stages, **blocks, **ATTENDED)
+    ends = {"A": 32, "H": 50, "BLOCK": WIDTH, "EMBED": True, "SCALED": True}
+    compile_one("start", flow.start_kernel, 8, **ends)
+    compile_one("advance", flow.advance_kernel, 8, **ends)
+    rows = {"N": 2048, "BLOCK": 2048, "QUANTIZE": False, "ADAPTIVE": False, "BRANCH": True}
+    compile_one("add_norm", gemma.add_norm_kernel, 8, **rows)
+    compile_one("gelu", gemma.gelu_multiply_kernel, 4, **rows)
 
 
 if __name__ == "__main__":

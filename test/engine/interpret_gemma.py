@@ -12,7 +12,7 @@ from vla_ros.engine.flow import FlowModel, prefill, sample
 from vla_ros.engine.flow_check import check_layers
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.shapes import GemmaShape, TowerShape
-from vla_ros.engine.triton_gemma import Attention, FewRows, TritonGemmaOps
+from vla_ros.engine.triton_gemma import Attention, FewRows, Tiles, TritonGemmaOps
 from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 
@@ -24,13 +24,13 @@ SIZES = {
     "vocabulary": 50,
     "horizon": HORIZON,
 }
+SMALL = Tiles(
+    FewRows(8, 32), FewRows(16, 16, splits=2), FewRows(16, 32), FewRows(32, 32, splits=4), Attention(16, 16)
+)
 OPS = {
     "few rows": TritonGemmaOps(),
-    "split": TritonGemmaOps(
-        {"o_proj": FewRows(16, 16, splits=2), "down_proj": FewRows(16, 32, splits=4), "qkv": FewRows(8, 32)},
-        few_attention=Attention(16, 16, 4, 1, splits=3),
-    ),
-    "many rows": TritonGemmaOps(skinny=0, many_attention=Attention(32, 32, 4, 1)),
+    "small tiles": TritonGemmaOps(SMALL, SMALL),
+    "many rows": TritonGemmaOps(many_attention=Attention(32, 32), skinny=0),
 }
 
 

@@ -100,7 +100,8 @@ def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
         end[:, 0] = start + 1
         return [Rows(at, end, torch.zeros_like(at))] * steps
     each = torch.arange(steps, dtype=torch.int32, device=start.device)[:, None, None]
-    return [Rows(at, end, time) for time in torch.where(given != 0, steps, each).unbind()]
+    times = torch.where(given != 0, steps, each).unbind()
+    return [Rows(at, end, time, step) for step, time in enumerate(times)]
 
 
 def start_step(model: FlowModel, ops: GemmaOps, actions: Tensor, state: Tensor, rows: Rows, step: int) -> Stream:

@@ -65,7 +65,8 @@ class Rows:
 
     at: Tensor  # int32 [B, N], positions, which are their places in the cache, too
     end: Tensor  # int32 [B, N], how many positions each row sees
-    time: Tensor  # int32 [B, N], index of each row's time in ``Gemma.norms``
+    time: Tensor  # int32 [B, N], index of each row's time in ``Gemma.norms``: ``step``, or the last, which is 0
+    step: int = 0
 
 
 class Quantized(NamedTuple):
@@ -251,7 +252,7 @@ def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
     shape = gemma.shape
     sizes = (batch, shape.kv_heads, -(-positions // CACHE_BLOCK) * CACHE_BLOCK, shape.head_dim)
     tensors = [gemma.cosine.new_zeros(sizes) for _ in range(2 * shape.depth)]
-    counters = torch.zeros(batch * 1024, dtype=torch.int32, device=gemma.cosine.device)
+    counters = gemma.cosine.new_empty(0, dtype=torch.int32)  # no kernel counts here
     return KVCache(tuple(tensors[: shape.depth]), tuple(tensors[shape.depth :]), counters)
 
 

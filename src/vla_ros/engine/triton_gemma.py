@@ -20,8 +20,8 @@ from vla_ros.engine.gemma import (
     guidance_scale,
     multiply,
 )
+from vla_ros.engine.kernels import flow, pointwise
 from vla_ros.engine.kernels import gemma as kernels
-from vla_ros.engine.kernels import pointwise
 from vla_ros.engine.ops import KVCache
 from vla_ros.engine.tile_configs import SKINNY, divisor
 from vla_ros.engine.weights import Matrix
@@ -50,48 +50,63 @@ class Attention:
     """Tile of an attention."""
 
     rows: int  # rows of a program, each a token and a head
-    columns: int  # cache positions per iteration
-    warps: int  # warps per program
-    stages: int  # pipeline stages
-    splits: int = 1  # programs that share the positions
+    columns: int  # cache positions per iteration; few rows have a program for each
+    warps: int = 4  # warps per program
+    stages: int = 3  # pipeline stages
 
 
-FEW_ROWS = {
-    "qkv": FewRows(16, 256, stages=3),
-    "o_proj": FewRows(32, 128, splits=4),
-    "gate_up": FewRows(32, 128, warps=8),
-    "down_proj": FewRows(32, 128, splits=4),
-}
-"""By role, as tuned inside ten flow steps of pi0.5 with a horizon of 50 on an H200."""
-FEW_ATTENTION = Attention(16, 128, 8, 2, splits=5)
-MANY_ATTENTION = Attention(64, 32, 4, 3)
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of few rows."""
+
+    qkv: FewRows
+    o_proj: FewRows
+    gate_up: FewRows
+    down_proj: FewRows
+    attention: Attention
+
+    def of(self, matrix: Matrix) -> FewRows:
+        """What fits a product."""
+        tile: FewRows = getattr(self, matrix.role)
+        return tile.fit(matrix.outputs // (2 if matrix.role in ("qkv", "gate_up") else 1), matrix.inputs)
+
+
+FEW_ROWS = Tiles(
+    FewRows(16, 128, stages=6), FewRows(32, 128, splits=4), FewRows(32, 64, stages=6), FewRows(32, 128, splits=4),
+    Attention(64, 64),
+)  # fmt: skip
+"""As tuned inside ten flow steps of pi0.5 on an H200, with a horizon of 50."""
+FEWEST_ROWS = Tiles(
+    FewRows(16, 256, stages=3), FewRows(64, 128, stages=3, splits=8), FewRows(16, 128), FewRows(64, 128, splits=8),
+    Attention(16, 64),
+)  # fmt: skip
+"""The same up to 16 rows, with a horizon of 10."""
+MANY_ATTENTION = Attention(64, 32)
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledStream(Stream):
     """The stream of few rows; ``normed`` is only multiplied by the norm's scale."""
 
-    squares: Tensor  # float64, one per row: the sum of the squares of ``hidden``
-    next_squares: Tensor  # room for those of the next norm, zeros
+    squares: Tensor  # float32 [tiles, rows]: sums of the squares of ``hidden``, 0 where a product has fewer tiles
+    spare: Tensor  # room for those of the next norm
     counters: Tensor  # int32 zeros: programs that share a tile count themselves here, and leave zeros
 
 
 class TritonGemmaOps(GemmaOps):
     """:class:`~vla_ros.engine.gemma.GemmaOps` in Triton.
 
-    ``few_rows`` takes the place of entries of :data:`FEW_ROWS`. Up to ``skinny`` rows products have kernels of
-    their own; 0 leaves all to the library.
+    Up to ``skinny`` rows products have kernels of their own; 0 leaves all to the library.
     """
 
     def __init__(
         self,
-        few_rows: dict[str, FewRows] | None = None,
-        few_attention: Attention = FEW_ATTENTION,
+        few_rows: Tiles = FEW_ROWS,
+        fewest_rows: Tiles = FEWEST_ROWS,
         many_attention: Attention = MANY_ATTENTION,
         skinny: int = SKINNY,
     ) -> None:
-        self.few_rows = {**FEW_ROWS, **(few_rows or {})}
-        self.few_attention, self.many_attention = few_attention, many_attention
+        self.few_rows, self.fewest_rows, self.many_attention = few_rows, fewest_rows, many_attention
         self.skinny = skinny
 
     def start(self, gemma: Gemma, rows: Rows, hidden: Tensor) -> Stream:
@@ -117,11 +132,11 @@ class TritonGemmaOps(GemmaOps):
         query = gemma.cosine.new_empty(batch, count, heads, shape.head_dim)
         sizes = {"HEADS": heads, "KV_HEADS": shape.kv_heads, "HEAD": shape.head_dim}
         if isinstance(stream, ScaledStream):
-            config = self._config(matrix, 2)
-            kernels.qkv_kernel[(matrix.outputs // 2 // config.block_n,)](
-                *self._scaled(gemma, rows, stream, matrix, gemma.layers[index].qkv_shift), rows.at, gemma.cosine,
-                gemma.sine, query, keys, values, batch * count, count, keys.shape[2], SHIFTED=gemma.adaptive,
-                **sizes, **self._constants(matrix, config, rows),
+            tile = self._tiles(rows).of(matrix)
+            flow.qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
+                *_scaled(gemma, rows, stream, matrix, gemma.layers[index].qkv_shift), rows.at, gemma.cosine,
+                gemma.sine, query, keys, values, batch * count, count, keys.shape[2], matrix.inputs,
+                TILES=len(stream.squares), **sizes, **_constants(gemma, matrix, tile, rows),
             )  # fmt: skip
             return query
         product = multiply(stream.normed, matrix)
@@ -135,18 +150,26 @@ class TritonGemmaOps(GemmaOps):
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         keys, values = cache.keys[index], cache.values[index]
         batch, count, heads, head = query.shape
-        few = count * batch <= self.skinny
-        config = self.few_attention if few else self.many_attention
-        blocks = triton.cdiv(count * heads // keys.shape[1], config.rows)
-        out = query.new_empty(batch, count, heads * head)
-        parts = batch * keys.shape[1] * blocks * config.splits * config.rows if config.splits > 1 else 1
-        partial, mixes = query.new_empty(2 * parts, dtype=torch.float32), query.new_empty(parts, head)
-        kernels.attend_kernel[(blocks, config.splits, batch * keys.shape[1])](
-            query, keys, values, rows.end, out, partial, mixes, cache.split_counters, count, keys.shape[2],
-            head**-0.5 * 1.4426950408889634, SPLITS=config.splits, HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head,
-            BLOCK_R=config.rows, BLOCK_C=config.columns, PRECISION=_precision(query),
-            num_warps=config.warps, num_stages=config.stages
-        )  # fmt: skip
+        few, many = count * batch <= self.skinny, self.many_attention
+        out, scale = query.new_empty(batch, count, heads * head), head**-0.5 * 1.4426950408889634
+        sizes = {"HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD": head, "PRECISION": _precision(query)}
+        tile = self._tiles(rows).attention if few else many
+        blocks = triton.cdiv(count * heads // keys.shape[1], tile.rows)
+        sizes |= {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns, "num_warps": tile.warps, "num_stages": tile.stages}
+        if not few:
+            kernels.attend_kernel[(blocks, batch * keys.shape[1])](
+                query, keys, values, rows.end, out, count, keys.shape[2], scale, **sizes
+            )
+            return out
+        chunks, pairs = triton.cdiv(keys.shape[2], tile.columns), batch * count * heads
+        sums = query.new_empty(2, chunks, pairs, dtype=torch.float32)
+        parts = query.new_empty(chunks, pairs, head)
+        flow.attend_chunk_kernel[(blocks, chunks, batch * keys.shape[1])](
+            query, keys, values, rows.at, rows.end, sums, parts, count, keys.shape[2], scale, pairs, **sizes
+        )
+        flow.merge_kernel[(pairs,)](
+            sums, parts, out, pairs, CHUNKS=chunks, HEAD=head, PADDED=triton.next_power_of_2(chunks), num_warps=1
+        )
         return out
 
     def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
@@ -156,10 +179,10 @@ class TritonGemmaOps(GemmaOps):
         (batch, count), down = rows.at.shape, gemma.layers[index].down
         out = gemma.cosine.new_empty(batch, count, width)
         if isinstance(stream, ScaledStream):
-            config = self._config(matrix, 2)
-            kernels.gate_up_kernel[(width // config.block_n,)](
-                *self._scaled(gemma, rows, stream, matrix, gemma.layers[index].gate_up_shift), out, batch * count,
-                N=width, SHIFTED=gemma.adaptive, **self._constants(matrix, config, rows),
+            tile = self._tiles(rows).of(matrix)
+            flow.gate_up_kernel[(width // tile.block_n,)](
+                *_scaled(gemma, rows, stream, matrix, gemma.layers[index].gate_up_shift), out, batch * count,
+                matrix.inputs, N=width, TILES=len(stream.squares), **_constants(gemma, matrix, tile, rows),
             )  # fmt: skip
             return out
         both = multiply(stream.normed, matrix)
@@ -181,15 +204,14 @@ class TritonGemmaOps(GemmaOps):
         if not isinstance(stream, ScaledStream):
             return self._add_norm(gemma, rows, stream.hidden, multiply(inputs, matrix), norm)
         assert isinstance(inputs, Tensor)
-        config, count = self._config(matrix, 1), rows.at.numel()
-        partial = inputs.new_empty(config.splits * count * matrix.outputs, dtype=torch.float32)
-        kernels.add_kernel[(matrix.outputs // config.block_n, config.splits)](
-            inputs, matrix.data, stream.hidden, gemma.norms[0, norm], rows.time, stream.normed, stream.squares,
-            stream.next_squares, partial, stream.counters, count, N=matrix.outputs, SPLITS=config.splits,
-            **_norms(gemma), **self._constants(matrix, config, rows),
+        tile, count = self._tiles(rows).of(matrix), rows.at.numel()
+        partial = inputs.new_empty(tile.splits * count * matrix.outputs, dtype=torch.float32)
+        flow.add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
+            inputs, matrix.data, stream.hidden, *_at_times(gemma, rows, gemma.norms[:, norm]), stream.normed,
+            stream.spare, partial, stream.counters, count, matrix.inputs // tile.splits, N=matrix.outputs,
+            SPLITS=tile.splits, **_constants(gemma, matrix, tile, rows),
         )  # fmt: skip
-        # Swap the sums: the used ones are zero now, ready for the norm after the next.
-        return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
+        return replace(stream, norm=norm, squares=stream.spare, spare=stream.squares)
 
     def advance(
         self,
@@ -205,12 +227,12 @@ class TritonGemmaOps(GemmaOps):
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         width, (batch, horizon, numbers) = gemma.shape.width, actions.shape
         scaled = isinstance(stream, ScaledStream)
-        squares = stream.squares if isinstance(stream, ScaledStream) else stream.normed
-        kernels.advance_kernel[(batch * horizon,)](
+        squares = stream.squares if isinstance(stream, ScaledStream) else gemma.norms[0, 0]
+        flow.advance_kernel[(batch * horizon,)](
             stream.normed, squares, RMS_EPS, gemma.norms[0, stream.norm], rows.time, *out, actions, guide.previous,
             guide.weights, guide.limit, guide.given, rows.at.shape[1], time, delta, min(guidance_scale(time), 1e30),
-            H=horizon, A=numbers, SCALED=scaled, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
-            **_norms(gemma)
+            H=horizon, A=numbers, SCALED=scaled, TILES=len(squares), BLOCK_M=_padded(rows), N=width,
+            BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma)
         )  # fmt: skip
 
     def _start(
@@ -220,17 +242,20 @@ class TritonGemmaOps(GemmaOps):
         tokens: Tensor | None,
         embed: tuple[Tensor, Tensor, Tensor] | None,
     ) -> ScaledStream:
-        width, block = gemma.shape.width, triton.next_power_of_2(gemma.shape.width)
+        width, layer = gemma.shape.width, gemma.layers[0]
+        assert layer.o is not None
+        assert layer.down is not None
+        tiles, (actions, weight, bias) = self._tiles(rows), (gemma.norms,) * 3 if embed is None else embed
+        count = triton.next_power_of_2(width // min(tiles.of(one).block_n for one in (layer.o, layer.down)))
         hidden, scaled = gemma.cosine.new_empty(2, *rows.at.shape, width)
-        sums = gemma.norms.new_empty(2, SKINNY, dtype=torch.float64)
-        counters = rows.at.new_empty(block)
-        actions, weight, bias = (hidden, hidden, hidden) if embed is None else embed
-        kernels.start_kernel[(rows.at.numel(),)](
+        squares, spare = gemma.norms.new_empty(2, count, _padded(rows))
+        counters = rows.at.new_empty(count)
+        flow.start_kernel[(rows.at.numel(),)](
             hidden if tokens is None else tokens.contiguous(), actions, weight, bias, gemma.norms, rows.time,
-            hidden, scaled, sums[0], sums[1], counters, A=actions.shape[-1], EMBED=embed is not None, N=width,
-            BLOCK=block, num_warps=8, **_norms(gemma)
+            hidden, scaled, squares, spare, counters, A=actions.shape[-1], EMBED=embed is not None, TILES=count,
+            BLOCK_M=_padded(rows), N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma)
         )  # fmt: skip
-        return ScaledStream(hidden, scaled, 0, sums[0], sums[1], counters)
+        return ScaledStream(hidden, scaled, 0, squares, spare, counters)
 
     def _add_norm(self, gemma: Gemma, rows: Rows, hidden: Tensor, branch: Tensor | None, norm: int) -> Stream:
         width, layer = hidden.shape[-1], gemma.layers[min(norm // 2, len(gemma.layers) - 1)]
@@ -249,33 +274,39 @@ class TritonGemmaOps(GemmaOps):
         whole = all(size % 16 == 0 for size in (shape.width, shape.mlp_width, shape.head_dim))
         return whole and rows.at.numel() <= self.skinny
 
-    def _config(self, matrix: Matrix, pairs: int) -> FewRows:
-        return self.few_rows[matrix.role].fit(matrix.outputs // pairs, matrix.inputs)
+    def _tiles(self, rows: Rows) -> Tiles:
+        return self.fewest_rows if rows.at.numel() <= 16 else self.few_rows
 
-    def _scaled(
-        self, gemma: Gemma, rows: Rows, stream: ScaledStream, matrix: Matrix, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor]:
-        """What a kernel of few rows takes instead of normed rows, its weight and the norm's shift."""
-        assert isinstance(stream.normed, Tensor)
-        return (
-            stream.normed,
-            stream.squares,
-            RMS_EPS,
-            matrix.data,
-            gemma.norms if shift is None else shift,
-            rows.time,
-        )
 
-    def _constants(self, matrix: Matrix, config: FewRows, rows: Rows) -> dict[str, object]:
-        return {
-            "K": matrix.inputs,
-            "BLOCK_M": max(16, triton.next_power_of_2(rows.at.numel())),
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "PRECISION": _precision(matrix.data),
-            "num_warps": config.warps,
-            "num_stages": config.stages,
-        }
+def _scaled(
+    gemma: Gemma, rows: Rows, stream: ScaledStream, matrix: Matrix, shift: Tensor | None
+) -> tuple[object, ...]:
+    """What a kernel of few rows takes instead of normed rows, its weight and the norm's shift."""
+    shifts = gemma.norms[:, 0] if shift is None else shift
+    return stream.normed, stream.squares, RMS_EPS, matrix.data, *_at_times(gemma, rows, shifts)
+
+
+def _at_times(gemma: Gemma, rows: Rows, table: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """A table [times, ..] at the step's time and at 0, and which rows have which."""
+    return table[rows.step], table[-1], rows.time, len(table) - 1
+
+
+def _padded(rows: Rows) -> int:
+    """Rows of a product's tile."""
+    return max(16, int(triton.next_power_of_2(rows.at.numel())))
+
+
+def _constants(gemma: Gemma, matrix: Matrix, tile: FewRows, rows: Rows) -> dict[str, object]:
+    return {
+        "K": matrix.inputs,
+        "ADAPTIVE": gemma.adaptive,
+        "BLOCK_M": _padded(rows),
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "PRECISION": _precision(matrix.data),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 def _quantized(like: Tensor) -> Quantized:
