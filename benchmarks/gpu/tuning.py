@@ -34,7 +34,7 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
             for block_n in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
                 for block_k in BLOCK_K[kind]:
                     for warps in (1, 2, 4) if kind in ("none", "fp8") else (2, 4, 8):
-                        for stages in (3, 4, 6):
+                        for stages in (3, 4, 6, 8):
                             config = SkinnyConfig(block_n, block_k, warps, stages)
                             if _sensible(config, kind, pairs):
                                 yield role, kind, config

@@ -90,14 +90,13 @@ def moves(ttgir: str) -> int:
 def compile_few_rows(kind: str) -> None:
     weight, scale = WEIGHTS[kind]
     sums = {"squares": "*fp64", "next_squares": "*fp64", "norm": B, "scaled": B, "eps": "fp32"}
-    rows = "*fp16" if kind == "fp8" else B
+    rows = B if kind == "dense" else "*fp16"
     sums["scaled"] = rows
-    splits = {"partial": "*fp32", "split_counters": "*i32"}
     types = {"x": rows, "weight": weight, "scale": scale, "out": B, **sums}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
-    def skinny(role: str, kernel, inputs: int, types, rows: int = 8 if kind in BITS else 16, **constants) -> None:
+    def skinny(role: str, kernel, inputs: int, types, rows: int = 1, **constants) -> None:
         config = SKINNY_CONFIGS[role, kind]
         if kind in BITS:
             pairs, item = 2 if role in ("qkv", "gate_up") else 1, {"int4": 1, "int8": 2}[kind]
@@ -108,16 +107,23 @@ def compile_few_rows(kind: str) -> None:
                 220_000,
                 16 // pairs,
             )
-        blocks = {"BLOCK_M": rows, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "K": inputs}
+        groups = min(config.warps, config.block_k // 16)
+        blocks = {
+            "GROUPS": groups,
+            "BLOCK_M": rows,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "K": inputs,
+        }
         common = {"KIND": kind, "MORE": rows == PACKED_ROWS, "ASM": True, "PRECISION": "tf32"}
         name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
-        compile_kernel(name, kernel, types, every, config.warps, config.stages)
+        compile_kernel(name, kernel, types, every, config.warps, config.stages, fuse=False)
 
     for role, inputs in (("o_proj", HIDDEN), ("down_proj", 11008)):
-        skinny(role, linear.add_kernel, inputs, {**types, **splits}, SPLIT_K=SKINNY_CONFIGS[role, kind].split_k)
+        skinny(role, linear.add_kernel, inputs, types)
     if kind == "dense":
         skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
-    for rows in (8, 16, 32) if kind in BITS else (16,):
+    for rows in (1, 8, 16, 32):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, {**types, "out": types["x"]}, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
 

@@ -112,7 +112,7 @@ def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: f
     matrices = [
         quantize(torch.randn(32, width, generator=generator).to(dtype), kind, "down_proj") for width in (680, 768)
     ]
-    configs = (SkinnyConfig(16, 512, 4, 4, 2), SkinnyConfig(32, 256, 2, 3, 3), SkinnyConfig(16, 1024, 4, 3))
+    configs = (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3))
     for number, (rows, config) in enumerate(
         zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*configs, *configs[:2]), strict=True)
     ):
@@ -169,19 +169,14 @@ def main(kind: str, name: str) -> None:
     for row in range(3):
         single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
         assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
-    # Programs that share the inputs of a tile, or a head: another order of sums, the same for any number of rows.
-    layer = weights.layers[0]
-    shared = {
-        (one.role, one.kind): replace(ours.configs[one.role, one.kind], block_k=128, split_k=3)
-        for one in (layer.o_proj, layer.down_proj)
-    }
-    others = {"shared inputs": TritonOps(shared)}
-    if kind == "none":  # some programs see nothing, and some rows
-        others["shared heads"] = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
+    alone = verify(weights, ours, KVCache.allocate(weights, 1, 40), tokens[:1, :1], start[:1])
+    assert torch.equal(alone[0, 0], logits[0, 0]), "a single row, which has a tile of its own, differs"
+    if kind == "none":
         check_choice(ours, theirs, generator)
-    for what, other in others.items():
+        # Programs that share a head: some see nothing, and some rows.
+        other = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
         logits_of = {count: verify(weights, other, poisoned(weights), tokens[:, :count], start) for count in (3, 1)}
-        close(what, logits_of[3], logits, bound)
+        close("shared heads", logits_of[3], logits, bound)
         assert torch.equal(logits_of[1][:, 0], logits_of[3][:, 0])
     chosen, margins = decode(weights, ours, cache, tokens[:, 3], start + 3, 1)
     assert chosen.shape == (2, 1)

@@ -80,7 +80,7 @@ def test_drafted_and_plain_decoding_have_the_same_bits(subject):
         assert two.passes == 1
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["none", "int8", "int4"])
 def test_kernels_of_quantised_weights_multiply_as_torch_does(kind):
     model = open_subject("tiny", torch.device("cuda:0"), torch.bfloat16).model
     weights = fuse(model.language_model, kind)
@@ -90,7 +90,8 @@ def test_kernels_of_quantised_weights_multiply_as_torch_does(kind):
     index = torch.arange(6, device="cuda")[None]
 
     def gate_up(some):
-        return ops.gate_up(weights, 0, ops.gather(weights.embedding, some, weights.layers[0].mlp_norm))
+        stream = ops.gather(weights.embedding, some, weights.layers[0].mlp_norm, weights.rows_dtype)
+        return ops.gate_up(weights, 0, stream)
 
     assert torch.equal(gate_up(index), torch.cat([gate_up(index[:, i : i + 1]) for i in range(6)], dim=1))
 

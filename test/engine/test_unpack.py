@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import vla_ros.engine
@@ -14,13 +15,13 @@ from vla_ros.engine import lowbit
 SOURCE = Path(vla_ros.engine.__file__).parent / "kernels" / "unpack.py"
 
 
-def halves(register: int) -> torch.Tensor:
-    """The two bfloat16 of a register."""
-    return torch.from_numpy(np.array([register], np.uint32).view(np.int16)).view(torch.bfloat16)
+def halves(register: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """The two numbers of a register."""
+    return torch.from_numpy(np.array([register], np.uint32).view(np.int16)).view(kind)
 
 
-def register(values: torch.Tensor) -> int:
-    return int(values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint32)[0])
+def register(values: torch.Tensor, kind: torch.dtype = torch.bfloat16) -> int:
+    return int(values.to(kind).view(torch.int16).numpy().view(np.uint32)[0])
 
 
 def permute(a: int, b: int, selector: int) -> int:
@@ -35,9 +36,9 @@ def logic(a: int, b: int, c: int, table: int) -> int:
     return sum((table >> at & 1) << i for i, at in enumerate(bits))
 
 
-def fused(a: int, b: int, c: int) -> int:
-    """PTX ``fma.rn.bf16x2``; float32 holds every product here."""
-    return register(halves(a).float() * halves(b).float() + halves(c).float())
+def fused(a: int, b: int, c: int, kind: torch.dtype = torch.bfloat16) -> int:
+    """PTX ``fma.rn``; float32 holds every product here."""
+    return register(halves(a, kind).float() * halves(b, kind).float() + halves(c, kind).float(), kind)
 
 
 STEPS = {
@@ -46,6 +47,8 @@ STEPS = {
     "lop3.b32": logic,
     "shr.u32": lambda a, b: a >> b,
     "fma.rn.bf16x2": fused,
+    "fma.rn.f16x2": lambda a, b, c: fused(a, b, c, torch.float16),
+    "add.rn.f16x2": lambda a, b: fused(a, 0x3C003C00, b, torch.float16),
 }
 
 
@@ -77,24 +80,29 @@ def pair_of_words(numbers: torch.Tensor, bits: int) -> list[int]:
     return [word & 0xFFFFFFFF for word in words[:2].tolist()]
 
 
-def test_the_assembler_unpacks_each_nibble_of_each_pair_of_words():
-    code, chance = assembler("unpack_int4"), torch.Generator().manual_seed(3)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_assembler_unpacks_each_nibble_of_each_pair_of_words(kind):
+    half = kind == torch.float16
+    code, chance = assembler("unpack_int4_half" if half else "unpack_int4"), torch.Generator().manual_seed(3)
     assert code.count(";") > 20
     for _ in range(50):
         numbers = torch.randint(0, 16, (2, 8), generator=chance)
         zero = torch.randint(0, 16, (1,), generator=chance).item()
         low, high = pair_of_words(numbers, 4)
-        out = run(code, {"$8": low, "$9": high, "$10": register(torch.full((2,), -128.0 - zero))})
+        added = {f"$1{i}": -start - zero for i, start in enumerate((1024.0, 64.0) if half else (128.0,))}
+        added = {name: register(torch.full((2,), number), kind) for name, number in added.items()}
+        out = run(code, {"$8": low, "$9": high, **added})
         for j in range(8):
-            assert halves(out[f"${j}"]).tolist() == (numbers[:, j] - zero).tolist()
+            assert halves(out[f"${j}"], kind).tolist() == (numbers[:, j] - zero).tolist()
 
 
-def test_the_assembler_unpacks_every_byte_in_every_place():
-    code = assembler("unpack_int8")
-    assert code.count(";") > 15
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_assembler_unpacks_every_byte_in_every_place(kind):
+    code = assembler("unpack_int8_half" if kind == torch.float16 else "unpack_int8")
+    assert code.count(";") > 12
     for first in range(-128, 128):
         numbers = (torch.arange(8).view(2, 4) * 37 + first + 128) % 256 - 128
         low, high = pair_of_words(numbers % 256, 8)
         out = run(code, {"$4": low, "$5": high})
         for j in range(4):
-            assert halves(out[f"${j}"]).tolist() == numbers[:, j].tolist()
+            assert halves(out[f"${j}"], kind).tolist() == numbers[:, j].tolist()

@@ -34,8 +34,9 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
         EngineMismatchError: A product differs by more than rounding.
     """
     bounds, kind = TOLERANCES[weights.dtype], weights.layers[0].qkv.kind
-    # What a norm rounded differently may become the next number of FP8, 1/8 away: 0.04 was seen after two products.
-    slack = {"fp8": 2, "int4": 4}.get(kind, 1)
+    # What a norm rounded differently may become the next number of FP8, 1/8 away. After two products the error was
+    # 0.04, and one of three million numbers was 0.32 off.
+    slack = 4 if kind in ("fp8", "int4") else 1
     bounds = replace(bounds, product=slack * bounds.product, element=slack * bounds.element)
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         pairs = zip(_products(ops, weights, rows), _products(Ops(), weights, rows), strict=True)

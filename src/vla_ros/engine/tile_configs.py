@@ -18,15 +18,12 @@ PACKED_ROWS = 32
 class SkinnyConfig:
     """Tile and pipeline of a product of few rows."""
 
-    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``)
-    # Inputs per iteration of the K loop. Packed weights keep one sum for each K-group in it, spread over the warps,
-    # and add them up after the loop.
+    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); of packed weights for one row
+    # Inputs per iteration of the K loop. The warps share them, and their sums are added after the loop: both
+    # determine the order of summation.
     block_k: int = 256
     warps: int = 4  # warps per program
     stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
-    # Programs that share a tile's inputs (``o_proj``, ``down_proj``). It determines the order of summation, as
-    # ``block_k`` does.
-    split_k: int = 1
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
@@ -50,12 +47,12 @@ class SkinnyConfig:
         several would not be bit-identical to decoding one. So it is chosen for the maximum rows of a program.
         ``least`` is the outputs of one matrix instruction, 8 where they are pairs.
         """
-        fitting = replace(self, block_n=divisor(n, self.block_n))
+        fitting = replace(self, block_n=divisor(n, 2 * self.block_n))
         while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:
             fitting = replace(fitting, block_k=fitting.block_k // 2, warps=max(1, fitting.warps // 2))
-        if rows > 16:
-            # Sums of many rows fill the registers of a warp: half as many outputs, but whole matrix instructions.
-            fitting = replace(fitting, block_n=max(fitting.block_n // 2, min(fitting.block_n, least)))
+        # One row is no work to load for every tile; the sums of many fill registers. Whole matrix instructions.
+        fewer = 4 if rows > 16 else 2 if rows == 1 or rows > 8 else 1
+        fitting = replace(fitting, block_n=max(fitting.block_n // fewer, min(fitting.block_n, least)))
         return fitting._shallower(lambda config: stage_bytes(config, rows), shared)
 
     def _shallower(self, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
@@ -68,21 +65,21 @@ class SkinnyConfig:
 SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("qkv", "dense"): SkinnyConfig(16, 128, 1, 4),
     ("o_proj", "dense"): SkinnyConfig(16, 512, 2, 3),
-    ("gate_up", "dense"): SkinnyConfig(32, 128, 4, 3),
-    ("down_proj", "dense"): SkinnyConfig(16, 512, 1, 6),
+    ("gate_up", "dense"): SkinnyConfig(16, 128, 1, 3),
+    ("down_proj", "dense"): SkinnyConfig(16, 256, 2, 6),
     ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
-    ("qkv", "fp8"): SkinnyConfig(32, 256, 4, 4),
-    ("o_proj", "fp8"): SkinnyConfig(64, 256, 4, 4, 4),
-    ("gate_up", "fp8"): SkinnyConfig(32, 256, 4, 3),
-    ("down_proj", "fp8"): SkinnyConfig(64, 256, 4, 4, 4),
-    ("qkv", "int8"): SkinnyConfig(16, 512, 4, 3),
-    ("o_proj", "int8"): SkinnyConfig(32, 256, 4, 4),
-    ("gate_up", "int8"): SkinnyConfig(32, 256, 4, 3),
-    ("down_proj", "int8"): SkinnyConfig(32, 1024, 8, 4),
+    ("qkv", "fp8"): SkinnyConfig(16, 256, 1, 4),
+    ("o_proj", "fp8"): SkinnyConfig(16, 256, 2, 6),
+    ("gate_up", "fp8"): SkinnyConfig(16, 256, 1, 4),
+    ("down_proj", "fp8"): SkinnyConfig(16, 256, 2, 8),
+    ("qkv", "int8"): SkinnyConfig(16, 256, 2, 4),
+    ("o_proj", "int8"): SkinnyConfig(16, 512, 4, 4),
+    ("gate_up", "int8"): SkinnyConfig(16, 256, 2, 4),
+    ("down_proj", "int8"): SkinnyConfig(16, 512, 4, 4),
     ("qkv", "int4"): SkinnyConfig(16, 512, 4, 3),
-    ("o_proj", "int4"): SkinnyConfig(64, 256, 2, 3, 4),
-    ("gate_up", "int4"): SkinnyConfig(32, 512, 4, 3),
-    ("down_proj", "int4"): SkinnyConfig(64, 256, 2, 3, 4),
+    ("o_proj", "int4"): SkinnyConfig(16, 1024, 4, 3),
+    ("gate_up", "int4"): SkinnyConfig(16, 512, 2, 3),
+    ("down_proj", "int4"): SkinnyConfig(16, 1024, 4, 4),
 }
 """By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
 

@@ -37,7 +37,6 @@ class PrescaledResidual(Residual):
     scaled: Tensor  # ``hidden * norm``
     squares: Tensor  # float64, one per row: the sum of the squares of ``hidden``
     next_squares: Tensor  # room for those of the next norm, zeros
-    split_counters: Tensor  # int32 zeros, more than a product has tiles
 
 
 class TritonOps(Ops):
@@ -75,8 +74,7 @@ class TritonOps(Ops):
             table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8,
         )  # fmt: skip
-        counters = table.new_zeros(SKINNY // 8 * width // 8, dtype=torch.int32)  # of the smallest tiles
-        return PrescaledResidual(hidden, norm, scaled, sums[0], sums[1], counters)
+        return PrescaledResidual(hidden, norm, scaled, sums[0], sums[1])
 
     def qkv(
         self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
@@ -156,15 +154,9 @@ class TritonOps(Ops):
             )
         assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
-        partial = (
-            stream.squares
-            if config.split_k == 1
-            else torch.empty(config.split_k * stream.hidden.numel(), dtype=torch.float32, device=rows.device)
-        )
-        linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n * config.split_k)](
+        linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n)](
             rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
-            partial, stream.split_counters, rows.shape[0] * rows.shape[1], matrix.outputs, SPLIT_K=config.split_k,
-            **_constants(matrix, config, rows),
+            rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
         # Swap the sums: the used ones are zero now, ready for the norm after the next.
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
@@ -341,7 +333,7 @@ def _prescaled(weights: DecoderWeights, stream: PrescaledResidual) -> tuple[Tens
 def _block_m(matrix: Matrix, rows: Tensor) -> int:
     """Return the rows of a program, padded to the matrix instruction's wide side (packed weights: narrow side)."""
     padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
-    return min(PACKED_ROWS, max(8, padded)) if matrix.packed else max(16, padded)
+    return 1 if padded == 1 else min(PACKED_ROWS, max(8, padded))
 
 
 def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
@@ -375,13 +367,15 @@ def _constants(matrix: Matrix, config: SkinnyConfig, rows: Tensor) -> dict[str, 
         "K": matrix.inputs,
         "KIND": matrix.kind,
         "MORE": rows.shape[0] * rows.shape[1] > _block_m(matrix, rows),
-        "ASM": _use_asm(rows),
+        "ASM": rows.is_cuda and rows.dtype != torch.float32,
+        "GROUPS": min(config.warps, config.block_k // 16),
         "BLOCK_M": _block_m(matrix, rows),
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "PRECISION": _precision(rows),
         "num_warps": config.warps,
         "num_stages": config.stages,
+        "enable_fp_fusion": False,
     }
 
 

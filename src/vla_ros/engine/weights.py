@@ -127,8 +127,8 @@ class DecoderWeights:
 
     @property
     def rows_dtype(self) -> torch.dtype:
-        """Type of the inputs of few-row products: float16 for FP8 weights, which convert to it fastest."""
-        half = self.layers[0].qkv.kind == "fp8" and self.dtype == torch.bfloat16
+        """Type of the inputs of few-row products: float16 for quantised weights, which convert to it fastest."""
+        half = self.layers[0].qkv.scale is not None and self.dtype == torch.bfloat16
         return torch.float16 if half else self.dtype
 
     @property

@@ -19,6 +19,23 @@ def merge_softmax(top, norm, mixed, other_top, other_norm, other_mixed):
 
 
 @triton.jit
+def load_block(keys, values, base, column, end, HEAD: tl.constexpr):
+    """Keys and values of some positions before ``end``; zeros of the others."""
+    at, there = base + column[:, None] * HEAD + tl.arange(0, HEAD)[None, :], (column < end)[:, None]
+    return tl.load(keys + at, mask=there, other=0.0), tl.load(values + at, mask=there, other=0.0)
+
+
+@triton.jit
+def attend_block(q, k, v, column, position, scale, PRECISION: tl.constexpr):
+    """The softmax over one block: largest score [R], sum of weights [R] and weighted values [R, HEAD]."""
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
+    top = tl.max(score, axis=1)
+    share = tl.exp(score - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    return top, tl.sum(share, axis=1), tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+
+
+@triton.jit
 def attend_kernel(
     query, keys, values, positions, out, partial, split_counters, ROWS, CAPACITY, scale,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
@@ -36,25 +53,21 @@ def attend_kernel(
     row = tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)
     inside = row < ROWS
+    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
+    # The first block is loaded before the positions are known: usually it is the only one.
+    column = split * BLOCK_C + tl.arange(0, BLOCK_C)
+    k, v = load_block(keys, values, base, column, CAPACITY, HEAD)
     position = tl.load(positions + batch * ROWS + row, mask=inside, other=0)
     at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
     q = tl.load(query + at, mask=inside[:, None], other=0.0)
-    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
-    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
-    norm = tl.zeros((BLOCK_R,), tl.float32)
-    mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
     end = tl.max(position, axis=0) + 1
-    for start in range(split * BLOCK_C, end, SPLITS * BLOCK_C):
+    v = tl.where((column < end)[:, None], v, 0.0)  # weighs nothing, but may be NaN
+    top, norm, mixed = attend_block(q, k, v, column, position, scale, PRECISION)
+    for start in range((split + SPLITS) * BLOCK_C, end, SPLITS * BLOCK_C):
         column = start + tl.arange(0, BLOCK_C)
-        there = (column < end)[:, None]
-        k = tl.load(keys + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
-        v = tl.load(values + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
-        highest = tl.max(score, axis=1)
-        share = tl.exp(score - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
-        part = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        top, norm, mixed = merge_softmax(top, norm, mixed, highest, tl.sum(share, axis=1), part)
+        k, v = load_block(keys, values, base, column, end, HEAD)
+        highest, total, part = attend_block(q, k, v, column, position, scale, PRECISION)
+        top, norm, mixed = merge_softmax(top, norm, mixed, highest, total, part)
     if SPLITS > 1:
         size = tl.num_programs(0) * ROWS  # of all parts: sums, then largest scores, then mixed values
         mine = (which * SPLITS + split) * ROWS + row

@@ -2,9 +2,10 @@
 
 Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as the checkpoint has it or in the order of
 :mod:`vla_ros.engine.lowbit`. One program computes a tile of ``BLOCK_M`` rows and ``BLOCK_N`` outputs and loops over
-K. Rows are padded to a multiple of 16 (packed: of 8) and multiplied on the tensor cores, in the same order whatever
-M is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the
-bits that decoding them one by one gives.
+K. The weight is the wide operand of the tensor cores, the rows are the narrow one, filled up to 8. They are
+multiplied and added in the same order whatever M is: the result of one row does not depend on how many rows there
+are. Verifying six tokens therefore gives the bits that decoding them one by one gives. For the same reason the
+compiler must not fuse multiplications with additions, which it would do in some kernels and not in others.
 
 Fused with the product: dequantisation of the weight, the epilogue (rotary embedding and cache, gated activation,
 residual), and the norm before it. Where a row is written, only one number of its RMS norm is unknown: the sum over
@@ -23,52 +24,70 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.lowbit import multiply_packed
+from vla_ros.engine.kernels.lowbit import add_groups, multiply_packed
 from vla_ros.engine.kernels.unpack import FRAGMENT_N
 
 
 @triton.jit
 def multiply(
     x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-    split=0, SPLIT_K: tl.constexpr = 1,
+    ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
 
-    With SPLIT_K only over the inputs of one ``split``.
-    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`. FP8 weights are widened to the type of ``x``:
-    with float16 that takes one instruction for two weights.
+    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`.
     """
     if (KIND == "int4") or (KIND == "int8"):
         fragments: tl.constexpr = BLOCK_N // FRAGMENT_N
         k_groups: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
         both = multiply_packed(
-            x, weight, scale, rows, outputs // FRAGMENT_N, M, K, KIND, ASM, fragments, k_groups, BLOCK_M, PRECISION,
-            split, SPLIT_K,
-        )  # fmt: skip
+            x, weight, scale, rows, outputs // FRAGMENT_N, M, K, KIND, ASM, fragments, k_groups, BLOCK_M, PRECISION
+        )
         if PAIRS:
             both = (
                 both.reshape(fragments // 2, 2, FRAGMENT_N, BLOCK_M).permute(0, 2, 1, 3).reshape(BLOCK_N, BLOCK_M)
             )
-        total = tl.trans(both)
     else:
-        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        inside = (rows < M)[:, None]
+        both = multiply_dense(
+            x, weight, scale, rows, outputs, M, K, KIND, GROUPS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION
+        )
+    return tl.trans(both)
+
+
+@triton.jit
+def multiply_dense(
+    x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Float32 [BLOCK_N, BLOCK_M]: weights [N, K] that are stored as the checkpoint has them, or in FP8, times rows.
+
+    As in :func:`multiply_packed`, the GROUPS parts of an iteration have sums of their own, spread over the warps.
+    FP8 weights are widened to the type of ``x``: with float16 that takes one instruction for two weights.
+    """
+    size: tl.constexpr = BLOCK_K // GROUPS
+    columns: tl.constexpr = max(BLOCK_M, 8)
+    part, input = tl.arange(0, GROUPS)[:, None] * size, tl.arange(0, size)[None, :]
+    total = tl.zeros((GROUPS, BLOCK_N, columns), tl.float32)
+    if KIND == "fp8":
+        factors = tl.load(scale + outputs)
+    for start in range(0, K, BLOCK_K):
+        inputs = start + part + input
+        some = tl.load(weight + outputs[None, :, None] * K + inputs[:, None, :])
+        if BLOCK_M == 1:  # one row, in all columns
+            row = tl.broadcast_to(tl.load(x + inputs)[:, :, None], (GROUPS, size, columns))
+        else:
+            at = rows[None, None, :] * K + inputs[:, :, None]
+            row = tl.load(x + at, mask=(rows < M)[None, None, :], other=0.0)
         if KIND == "fp8":
-            factors = tl.load(scale + outputs)
-        each: tl.constexpr = (K + SPLIT_K * BLOCK_K - 1) // (SPLIT_K * BLOCK_K) * BLOCK_K
-        for start in range(split * each, tl.minimum(split * each + each, K), BLOCK_K):
-            columns = start + tl.arange(0, BLOCK_K)
-            part = tl.load(weight + outputs[:, None] * K + columns[None, :])
-            some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
-            if KIND == "fp8":
-                part = part.to(x.dtype.element_ty)
-            elif x.dtype.element_ty != weight.dtype.element_ty:  # the head behind FP8 layers
-                some = some.to(weight.dtype.element_ty)
-            total = tl.dot(some, tl.trans(part), total, input_precision=PRECISION)
-        if KIND == "fp8":
-            total *= factors[None, :]
-    return total
+            some = some.to(x.dtype.element_ty)
+        elif x.dtype.element_ty != weight.dtype.element_ty:  # the head behind quantised layers
+            row = row.to(weight.dtype.element_ty)
+        total = tl.dot(some, row, total, input_precision=PRECISION)
+    summed = add_groups(total, BLOCK_M)
+    if KIND == "fp8":
+        summed *= factors[:, None]
+    return summed
 
 
 @triton.jit
@@ -123,7 +142,8 @@ def inverse_root(sums, eps, N: tl.constexpr):
 @triton.jit
 def lm_head_kernel(
     x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out = norm(x) @ weight.T``; ``out`` [M, N] of its own type."""
     rows = block_of_rows(BLOCK_M, MORE)
@@ -131,7 +151,7 @@ def lm_head_kernel(
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
         x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
-        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        K, KIND, False, ASM, GROUPS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
     total *= inverse_root(sums, eps, K)[:, None]
@@ -140,49 +160,24 @@ def lm_head_kernel(
 
 @triton.jit
 def add_kernel(
-    x, weight, scale, out, norm, scaled, next_squares, squares, partial, split_counters, M, N,
-    K: tl.constexpr, KIND: tl.constexpr, SPLIT_K: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, scale, out, norm, scaled, next_squares, squares, M, N, K: tl.constexpr, KIND: tl.constexpr,
+    MORE: tl.constexpr, ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out += x @ weight.T`` [M, N], and for the next norm: ``scaled``, and ``next_squares``, which were 0.
 
     ``squares`` [M] are those of the norm before, which nothing needs any more: they become 0.
-
-    SPLIT_K programs share the inputs of a tile: 4096 outputs are too few tiles to fill a large GPU. Each writes its
-    sums to ``partial`` [SPLIT_K, M, N]; the last to finish adds them up in their order and runs the epilogue.
-    ``split_counters`` [tiles] count the finished programs, from 0 to 0 again.
     """
     rows = block_of_rows(BLOCK_M, MORE)
-    split, tile = tl.program_id(1) % SPLIT_K, tl.program_id(1) // SPLIT_K
+    tile = tl.program_id(1)
     outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
     before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(norm + outputs)
     total = multiply(
         x, weight, scale, rows, output_ids(tile * BLOCK_N, BLOCK_N, KIND), M,
-        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, split, SPLIT_K,
+        K, KIND, False, ASM, GROUPS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    if SPLIT_K > 1:
-        counter = split_counters + tl.program_id(0) * (tl.num_programs(1) // SPLIT_K) + tile
-        tl.store(partial + split * (M * N) + at, total, mask=inside)
-        tl.debug_barrier()  # every thread has written before the counter says so
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT_K - 1:
-            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for one in tl.static_range(SPLIT_K):
-                # Past the L1 cache, which belongs to one multiprocessor and may be stale.
-                total += tl.load(partial + one * (M * N) + at, mask=inside, other=0.0, cache_modifier=".cg")
-            add_epilogue(total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M)
-            tl.store(counter, 0)
-    else:
-        add_epilogue(total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M)
-
-
-@triton.jit
-def add_epilogue(
-    total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M: tl.constexpr
-):  # fmt: skip
-    """Add a tile to the residual stream and prepare the next norm; see :func:`add_kernel`."""
-    inside = (rows < M)[:, None]
     value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=inside)
     weighted = value.to(tl.float32) * factor.to(tl.float32)[None, :]
@@ -196,7 +191,8 @@ def add_epilogue(
 @triton.jit
 def gate_up_kernel(
     x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
     rows = block_of_rows(BLOCK_M, MORE)
@@ -204,7 +200,7 @@ def gate_up_kernel(
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
         x, weight, scale, rows, number + partner * N, M,
-        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        K, KIND, True, ASM, GROUPS, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     both *= inverse_root(sums, eps, K)[:, None]
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
@@ -218,8 +214,8 @@ def gate_up_kernel(
 def qkv_kernel(
     x, squares, eps, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
     K: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
-    MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    MORE: tl.constexpr, ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
 
@@ -237,7 +233,7 @@ def qkv_kernel(
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
-        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        K, KIND, True, ASM, GROUPS, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     both *= inverse_root(sums, eps, K)[:, None]
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))

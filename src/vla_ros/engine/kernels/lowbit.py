@@ -24,7 +24,9 @@ from vla_ros.engine.kernels.unpack import (
     per_lane,
     read_grid,
     unpack_int4,
+    unpack_int4_half,
     unpack_int8,
+    unpack_int8_half,
 )
 
 ALIGN_K = tl.constexpr(128)
@@ -34,43 +36,58 @@ ALIGN_K = tl.constexpr(128)
 def multiply_packed(
     x, words, scale, rows, fragment, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
-    split=0, SPLIT_K: tl.constexpr = 1,
 ):  # fmt: skip
     """Float32 [8 FRAGMENTS, BLOCK_M]: weights of ``fragment`` [FRAGMENTS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
 
-    With SPLIT_K over inputs of one ``split`` alone.
     Sum p of K_GROUPS takes K-groups p, p + K_GROUPS, ... of all fragments. The sums are spread over the warps and
     added up after the loop, always in the same order. Scales are applied to sums, not to weights.
     """
     size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
     kind: tl.constexpr = x.dtype.element_ty
+    columns: tl.constexpr = max(BLOCK_M, 8)
     part, input, word, output = (
         tl.arange(0, K_GROUPS),
         tl.arange(0, size),
         tl.arange(0, WORDS),
         tl.arange(0, FRAGMENT_N),
     )
-    total = tl.zeros((K_GROUPS, FRAGMENTS * FRAGMENT_N, BLOCK_M), tl.float32)
-    each: tl.constexpr = (count + SPLIT_K * K_GROUPS - 1) // (SPLIT_K * K_GROUPS) * K_GROUPS
-    for first in range(split * each, tl.minimum(split * each + each, count), K_GROUPS):
-        at = first + part
-        there = at < count
-        seen = (rows < M)[None, None, :] & there[:, None, None]
-        if count * size != K:
-            seen = seen & ((at[:, None] * size + input[None, :]) < K)[:, :, None]
-        place = fragment[:, None, None] * count + at[None, :, None]
-        packed = tl.load(words + place * WORDS + word[None, None, :], mask=there[None, :, None], other=0)
-        inputs = at[:, None, None] * size + input[None, :, None]
-        if KIND == "int4":
-            entries = tl.load(
-                scale + place * FRAGMENT_N + output[None, None, :], mask=there[None, :, None], other=0
-            )
+    total = tl.zeros((K_GROUPS, FRAGMENTS * FRAGMENT_N, columns), tl.float32)
+    place = fragment[:, None, None] * count + part[None, :, None]  # of the first K-groups
+    some_words, some_entries = place * WORDS + word[None, None, :], place * FRAGMENT_N + output[None, None, :]
+    for first in range(0, count, K_GROUPS):
+        there = (first + part) < count
+        if count % K_GROUPS == 0:
+            packed = tl.load(words + first * WORDS + some_words)
+        else:
+            packed = tl.load(words + first * WORDS + some_words, mask=there[None, :, None], other=0)
+        if BLOCK_M == 1:  # one row, in all columns
+            inputs = part[:, None] * size + input[None, :]
+            if count % K_GROUPS == 0 and count * size == K:
+                row = tl.load(x + first * size + inputs)
+            else:
+                row = tl.load(x + first * size + inputs, mask=first * size + inputs < K, other=0.0)
+            some = tl.broadcast_to(row[:, :, None], (K_GROUPS, size, columns))
+        else:
+            inputs = (first + part)[:, None, None] * size + input[None, :, None]
+            seen = (rows < M)[None, None, :] & there[:, None, None]
+            if count * size != K:
+                seen = seen & (inputs < K)
             some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
+        if KIND == "int4":
+            if count % K_GROUPS == 0:
+                entries = tl.load(scale + first * FRAGMENT_N + some_entries)
+            else:
+                entries = tl.load(scale + first * FRAGMENT_N + some_entries, mask=there[None, :, None], other=0)
             factor, offset = read_grid(entries)
-            offset = per_lane(narrow(offset, kind, ASM), FRAGMENTS, K_GROUPS)
-            n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, kind, ASM)
-            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, K_GROUPS, BLOCK_M)
+            if ASM and kind == tl.float16:
+                low = per_lane((offset - 896.0).to(tl.float16), FRAGMENTS, K_GROUPS)
+                high = per_lane((offset + 64.0).to(tl.float16), FRAGMENTS, K_GROUPS)
+                n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4_half(packed, low, high)
+            else:
+                offset = per_lane(narrow(offset, kind, ASM), FRAGMENTS, K_GROUPS)
+                n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, kind, ASM)
+            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, K_GROUPS, columns)
             partial = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, input_precision=PRECISION)
             partial = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, partial, input_precision=PRECISION)
             partial = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, partial, input_precision=PRECISION)
@@ -79,19 +96,31 @@ def multiply_packed(
             partial = tl.dot(as_operand(n5, FRAGMENTS, K_GROUPS), x5, partial, input_precision=PRECISION)
             partial = tl.dot(as_operand(n6, FRAGMENTS, K_GROUPS), x6, partial, input_precision=PRECISION)
             partial = tl.dot(as_operand(n7, FRAGMENTS, K_GROUPS), x7, partial, input_precision=PRECISION)
-            total += partial * factor.permute(1, 0, 2).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N)[:, :, None]
+            factor = factor.permute(1, 0, 2).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N)[:, :, None]
+            total = tl.fma(partial, tl.broadcast_to(factor, partial.shape), total)
         else:
-            some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
-            n0, n1, n2, n3 = unpack_int8(packed, kind, ASM)
-            x0, x1, x2, x3 = in_four(some, K_GROUPS, BLOCK_M)
+            if ASM and kind == tl.float16:
+                n0, n1, n2, n3 = unpack_int8_half(packed)
+            else:
+                n0, n1, n2, n3 = unpack_int8(packed, kind, ASM)
+            x0, x1, x2, x3 = in_four(some, K_GROUPS, columns)
             total = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, total, input_precision=PRECISION)
             total = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, total, input_precision=PRECISION)
             total = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, total, input_precision=PRECISION)
             total = tl.dot(as_operand(n3, FRAGMENTS, K_GROUPS), x3, total, input_precision=PRECISION)
-    summed = tl.sum(total, axis=0)
+    summed = add_groups(total, BLOCK_M)
     if KIND == "int8":
         factors = tl.load(scale + fragment[:, None] * FRAGMENT_N + output[None, :])
         summed *= factors.reshape(FRAGMENTS * FRAGMENT_N)[:, None]
+    return summed
+
+
+@triton.jit
+def add_groups(sums, BLOCK_M: tl.constexpr):
+    """Sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; all columns of a single row are equal."""
+    summed = tl.sum(sums, axis=0)
+    if BLOCK_M == 1:
+        summed = tl.max(summed, axis=1)[:, None]
     return summed
 
 

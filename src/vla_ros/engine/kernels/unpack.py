@@ -77,6 +77,48 @@ def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def unpack_int4_half(words, low, high):
+    """As :func:`unpack_int4`, in float16, to what ``low`` and ``high`` are added: -1024 and -64 - zero point.
+
+    A float16 of exponent 10 counts in ones and has room for two nibbles in its mantissa: the upper one, 16 times
+    too large, is divided where it is added. 2.25 instructions for two weights, 1.25 of them logical.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 first, second, number, sixteenth;
+        mov.b32 sixteenth, 0x2C002C00;
+        mov.b32 first, $8;
+        mov.b32 second, $9;
+        lop3.b32 number, first, 0x000F000F, 0x64006400, 0xEA;
+        add.rn.f16x2 $0, number, $10;
+        lop3.b32 number, first, 0x00F000F0, 0x64006400, 0xEA;
+        fma.rn.f16x2 $1, number, sixteenth, $11;
+        shr.u32 first, first, 8;
+        lop3.b32 number, first, 0x000F000F, 0x64006400, 0xEA;
+        add.rn.f16x2 $2, number, $10;
+        lop3.b32 number, first, 0x00F000F0, 0x64006400, 0xEA;
+        fma.rn.f16x2 $3, number, sixteenth, $11;
+        lop3.b32 number, second, 0x000F000F, 0x64006400, 0xEA;
+        add.rn.f16x2 $4, number, $10;
+        lop3.b32 number, second, 0x00F000F0, 0x64006400, 0xEA;
+        fma.rn.f16x2 $5, number, sixteenth, $11;
+        shr.u32 second, second, 8;
+        lop3.b32 number, second, 0x000F000F, 0x64006400, 0xEA;
+        add.rn.f16x2 $6, number, $10;
+        lop3.b32 number, second, 0x00F000F0, 0x64006400, 0xEA;
+        fma.rn.f16x2 $7, number, sixteenth, $11;
+        }
+        """,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
+        [words, low, high],
+        dtype=(tl.float16,) * 8,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Byte j of ``words`` [A, B, 128] for j = 0 to 3: whole numbers from -128 to 127, exact in every type.
 
@@ -121,6 +163,39 @@ def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
         n2 = ((words << 8) >> 24).to(tl.float32).to(DTYPE)
         n3 = (words >> 24).to(tl.float32).to(DTYPE)
     return n0, n1, n2, n3
+
+
+@triton.jit
+def unpack_int8_half(words):
+    """As :func:`unpack_int8`, in float16: 1152 + a byte, with its sign inverted, fits into the mantissa.
+
+    2.5 instructions for two weights, 1.5 of them logical.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 low, high, number, bias;
+        mov.b32 bias, 0xE480E480;
+        mov.b32 low, $4;
+        mov.b32 high, $5;
+        lop3.b32 number, low, 0x00FF00FF, 0x64806480, 0x6A;
+        add.rn.f16x2 $0, number, bias;
+        shr.u32 low, low, 8;
+        lop3.b32 number, low, 0x00FF00FF, 0x64806480, 0x6A;
+        add.rn.f16x2 $1, number, bias;
+        lop3.b32 number, high, 0x00FF00FF, 0x64806480, 0x6A;
+        add.rn.f16x2 $2, number, bias;
+        shr.u32 high, high, 8;
+        lop3.b32 number, high, 0x00FF00FF, 0x64806480, 0x6A;
+        add.rn.f16x2 $3, number, bias;
+        }
+        """,
+        "=r,=r,=r,=r,r,r",
+        [words],
+        dtype=(tl.float16,) * 4,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
