@@ -68,6 +68,32 @@ def test_a_robot_is_answered_and_told_the_times(serving: Start) -> None:
     assert {"infer_ms", "prev_total_ms", "queued_ms", "batch"} == set(second["server_timing"])
 
 
+def test_robots_that_disconnect_keep_no_place_in_the_queue(serving: Start, policy: Any) -> None:
+    service, port = serving(limits=Limits(max_batch=1, seconds=10.0))
+    with robot(port) as first, robot(port) as last, ThreadPoolExecutor(2) as pool:
+        ask(first, request())
+        service.worker._batch_seconds = 4.0  # behind three requests it would be 20 s
+        policy.may_answer.clear()
+        answers = [pool.submit(ask, first, request())]
+        assert policy.asked.acquire(timeout=PATIENCE)  # of the first request, above
+        assert policy.asked.acquire(timeout=PATIENCE)
+        for count in range(1, 4):
+            with robot(port) as gone:
+                gone.send(request())
+                until = time.monotonic() + PATIENCE
+                while service.worker.waiting < count and time.monotonic() < until:
+                    time.sleep(0.005)
+        until = time.monotonic() + PATIENCE
+        while sum(not job.wanted() for job in list(service._futures)) < 3 and time.monotonic() < until:
+            time.sleep(0.005)
+        answers.append(pool.submit(ask, last, request()))
+        until = time.monotonic() + PATIENCE
+        while service.worker.waiting < 4 and not answers[1].done() and time.monotonic() < until:
+            time.sleep(0.005)
+        policy.may_answer.set()
+        assert [isinstance(answer.result(PATIENCE), dict) for answer in answers] == [True, True]
+
+
 def test_robots_that_ask_at_once_are_one_batch_and_get_their_own_answers(serving: Start, policy: Any) -> None:
     service, port = serving(limits=Limits(max_batch=8))
     with ExitStack() as stack, ThreadPoolExecutor(5) as pool:
