@@ -267,15 +267,15 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
         ("", ARENA, DROID),
         ("needs the images", ARENA, DROID[1:]),
         ("returns 'joint_velocity', but features.action", ARENA, DROID[:1]),
-        ("takes the video .'front'., and features.images has", MODALITIES, DROID),
+        ("takes the video .'front'., but features.images has", MODALITIES, DROID),
         (
-            "takes the state .'single_arm'., and features.state",
+            "takes the state .'single_arm'., but features.state",
             MODALITIES,
             ('features.images:=["video.front = front"]', 'features.state:=["arm = arm.joint_position"]'),
         ),
         ("", MODALITIES, FRONT),
         ("", BEFORE, (*FRONT, 'features.moments:=["video.front = -15, 0"]')),
-        (r"takes the video of the steps .-15, 0., and video.front has .0.", BEFORE, FRONT),
+        (r"takes the video at steps .-15, 0., but video.front has .0.", BEFORE, FRONT),
     ],
 )
 def test_what_a_server_says_is_held_against_the_features(

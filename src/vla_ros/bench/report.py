@@ -18,7 +18,7 @@ def row(name: str, *values: float | str | None) -> str:
 
 
 def stage_rows(result: dict[str, Any]) -> list[str]:
-    """Stages, what lies between them, and the whole step."""
+    """Return the rows of the stages, the time between them, and the whole step."""
     rows = {**result["stages_ms"], "between stages": result["between_ms"]}
     rows |= {f"total {name}": value for name, value in result["total_ms"].items()}
     return [row(name, value) for name, value in rows.items()]

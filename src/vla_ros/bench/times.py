@@ -42,7 +42,7 @@ def collect(steps: Sequence[Mapping[str, float]]) -> Times:
 
 
 def percentiles(milliseconds: FloatArray) -> dict[str, float] | None:
-    """Return ``p50`` and ``p99``, or None without steps."""
+    """Return ``p50`` and ``p99``, or None if there are no steps."""
     if not milliseconds.size:
         return None
     return {f"p{share}": float(np.percentile(milliseconds, share)) for share in (50, 99)}

@@ -122,7 +122,7 @@ def _parse(term: str, action: bool) -> Part:
         role = "an action" if action else "a state"
         raise ConfigError(f"found {tail!r} in {term!r}, expected one of {', '.join(fitting)} in {role}{hint}")
     if joints and (action or quantity.size != 0):
-        raise ConfigError(f"found joints in {term!r}; only a state's joint quantities take some of the joints")
+        raise ConfigError(f"found joints in {term!r}; only a state's joint quantities accept a choice of joints")
     if action and tail in BY_OPTIONS and not form:
         return Part(head, tail)
     return Part(head, tail, _form(term, quantity, form), joints)

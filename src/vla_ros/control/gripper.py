@@ -52,8 +52,8 @@ class Gripper:
     def opening(self, value: float) -> float:
         """Return the opening in [0, 1] for the action's gripper number; 1 is open.
 
-        NaN and infinity are a ValueError. Numbers beyond what means closed and open are clipped. In binary mode the
-        result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold - hysteresis``,
+        NaN and infinity raise ValueError. Numbers outside the range from closed to open are clipped. In binary mode
+        the result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold - hysteresis``,
         unchanged in between (the first time, the threshold alone decides).
         """
         if not math.isfinite(value):
@@ -80,7 +80,7 @@ class Gripper:
 
         The step is relative to the last *sent* position, not the measured one: fingers that grip something never
         reach their target, and the difference is what presses them together. The first step starts at ``measured``,
-        if known. :meth:`sent` makes the position the last one.
+        if known. :meth:`sent` records the position as sent.
         """
         wanted = self.position(self.opening(value))
         before = self._target if self._target is not None else measured

@@ -51,9 +51,9 @@ class _Transforms(NamedTuple):
 
 
 def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any = None) -> Callable[[Tensor], Tensor]:
-    """Encoding and decoding for uint8 images [B, *size, 3], on ``device``; columns must be at least five.
+    """Return the round trip of uint8 images [B, *size, 3] on ``device``; they must be at least five pixels wide.
 
-    ``kernels`` is :mod:`vla_ros.engine.kernels.jpeg` if that runs: two launches instead of sixty.
+    ``kernels`` is :mod:`vla_ros.engine.kernels.jpeg` if it can run: two launches instead of sixty.
     """
     height, width = size
     transforms = _Transforms.on(device)

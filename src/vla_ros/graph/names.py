@@ -135,7 +135,7 @@ def _ros_sections(args: Sequence[str]) -> Iterator[str]:
 
 
 def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
-    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and ignored."""
+    """Return remaps and parameters between ``--ros-args`` and ``--``; other ROS flags are accepted and ignored."""
     rules = []
     parameters = {}
     files = []

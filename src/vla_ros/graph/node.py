@@ -15,7 +15,7 @@ Message = Any
 
 
 class Logger(Protocol):
-    """A node's logger; an ``rclpy`` logger."""
+    """A node's logger; ``rclpy``'s loggers satisfy it."""
 
     def debug(self, message: str) -> Any:
         """Log for developers."""

@@ -113,7 +113,7 @@ class RoudiWatch:
         self._gone = False
 
     def check(self) -> str:
-        """Return the problem, or "". It is permanent: a new RouDi does not know this process."""
+        """Return the problem, or "". A problem is permanent: a new RouDi does not know this process."""
         self._gone = self._gone or not self._is_up() or self._replaced()
         return ROUDI_GONE if self._gone else ""
 

@@ -19,7 +19,7 @@ PERIOD = 0.1
 class GraphWatch:
     """Checks who else is on the graph. Called on the thread that spins; :attr:`found` may be read from any.
 
-    ``commands`` is command topic (resolved) to the id of this node's publisher; each is claimed until
+    ``commands`` maps each (resolved) command topic to the id of this node's publisher; the topics are claimed until
     :meth:`close`. ``contests`` returns the current contests: the reason to hold, the topic, and the two sources.
     ``middleware`` returns why new processes can no longer reach the node, or "".
     """

@@ -87,7 +87,7 @@ class Sender:
 
         Args:
             step: Step of the plan.
-            late: By how many periods its motion may be later than the step.
+            late: Number of periods by which its motion may lag behind the step.
 
         Raises:
             Refused: ``frame_old``.

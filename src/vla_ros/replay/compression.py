@@ -41,7 +41,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     """
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:
-        raise BagError(f"announces {limit} decompressed bytes, more than the {MAX_CHUNK} that are accepted")
+        raise BagError(f"declares {limit} decompressed bytes; at most {MAX_CHUNK} are accepted")
     damage: tuple[type[Exception], ...]
     if kind == "zstd":
         zstd = _zstd()

@@ -42,7 +42,7 @@ class Job:
     partial: Path | None = None
 
     def partial_file(self) -> Path | None:
-        """File of this job's partial results; another configuration or a changed bag has another name."""
+        """File of this job's partial results; a different configuration or a changed bag gives a different name."""
         if self.partial is None:
             return None
         modified = self.path.stat().st_mtime_ns

@@ -61,7 +61,7 @@ def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 
 def still_threshold(recorded: FloatArray) -> float:
-    """Return the length below which a recorded translation counts as standing still, from all of them [M, 3]."""
+    """Return the length below which a translation counts as standing still, from all recorded ones [M, 3]."""
     lengths = np.linalg.norm(recorded, axis=1)
     lengths = lengths[np.isfinite(lengths)]
     return max(STILL_SHARE * float(np.percentile(lengths, 95)), 1e-12) if lengths.size else 1e-12

@@ -1,6 +1,6 @@
 """Explains bad results by trying another orientation, colour order, crop or statistics on a few frames.
 
-There are few usual causes, so each is tried. A change is reported only if it is far better on the same frames,
+The usual causes are few, so each is tried. A change is reported only if it is far better on the same frames,
 which rules out chance.
 """
 
@@ -193,7 +193,7 @@ def _chosen(result: Result) -> IntArray:
 
 
 def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[RecordedFrame, Snapshot]]:
-    """The frames ``rows`` of one bag with the inputs at their times, read once more."""
+    """Read the frames ``rows`` of one bag again, with the inputs at their times."""
     recording = None
     for frame in read_again(samples, rows, result.config, result.options.topics):
         if recording is None:

@@ -34,7 +34,7 @@ class Commands:
 
 
 def steadiness(episodes: Iterable[Commands], rate_hz: float) -> dict[str, float]:
-    """Return how steady the commands were (:meth:`Steadiness.figures`), of which ``rate_hz`` are due a second."""
+    """Return how steady the commands were (:meth:`Steadiness.figures`); ``rate_hz`` of them are due per second."""
     found, period = Steadiness(), 1 / rate_hz
     for commands in episodes:
         found.interrupted()

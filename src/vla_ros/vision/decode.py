@@ -191,7 +191,7 @@ def _decode_jpeg(data: memoryview) -> UInt8Array:
 
 def _decode_png(data: memoryview) -> UInt8Array:
     if len(data) < 33 or bytes(data[12:16]) != b"IHDR":
-        raise _damaged("PNG", data, ValueError("no IHDR chunk at its place"))
+        raise _damaged("PNG", data, ValueError("IHDR chunk missing or misplaced"))
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     _check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
     if data[24] > 8:

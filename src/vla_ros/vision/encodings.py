@@ -1,7 +1,7 @@
 """The encodings of ``sensor_msgs/Image`` that are colour or 8-bit grey, and their conversion to RGB.
 
-Names are those of ``sensor_msgs/image_encodings.hpp``. The result equals ``cv_bridge``'s conversion to ``rgb8`` to
-the bit (``test/ros/test_cv_bridge.py``) without needing it, so a bag yields the same image without ROS.
+Names are those of ``sensor_msgs/image_encodings.hpp``. The result is bit-identical to ``cv_bridge``'s conversion
+to ``rgb8`` (``test/ros/test_cv_bridge.py``) but does not need it, so a bag yields the same image without ROS.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
-    """Encode and decode ``image`` like TensorFlow's JPEG codec, for the same loss as in the training data.
+    """Encode and decode ``image`` as TensorFlow's JPEG codec does, to reproduce the loss in the training data.
 
     OpenCV's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
     produce the pixels of TensorFlow 2. ``image`` is uint8 [height, width, 3] and already upright, because the loss

@@ -54,7 +54,7 @@ def _quantize(row, to):
 def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr):
     """``gelu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
 
-    With QUANTIZE one program has a whole row, and ``scales`` takes its scale.
+    With QUANTIZE, one program handles a whole row and writes its scale to ``scales``.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -72,6 +72,6 @@ class Variant:
         """Refuse statistics (``key``, with ``dimension`` numbers per action) of another robot than the preset's."""
         if self.preset and dimension != PLATFORMS[self.preset].action:
             raise ConfigError(
-                f"preset: {self.preset} has actions of {PLATFORMS[self.preset].action} numbers, the checkpoint's "
-                f"statistics of '{key}' have {dimension}; it was trained for another robot"
+                f"preset: {self.preset} has actions of {PLATFORMS[self.preset].action} numbers, but the "
+                f"checkpoint's statistics for '{key}' have {dimension}; it was trained for another robot"
             )

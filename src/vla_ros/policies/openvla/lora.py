@@ -1,4 +1,4 @@
-"""LoRA adapters as peft saves them, merged into their base in float32 while it is read."""
+"""LoRA adapters as peft saves them, merged in float32 into the base weights as those are read."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ def check_engine_vision(engine: Engine, images: Sequence[UInt8Array], prompt: In
 def check_engine(
     model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
-    """Compare the engine's answers with those of the reference path over the same weights, not quantised.
+    """Compare the engine's answers with those of the reference path over the same weights, unquantised.
 
-    Raises EngineMismatchError if a token differs at a clear margin of the reference path.
+    Raises EngineMismatchError if a token differs where the reference path has a clear margin.
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
     near = TOLERANCES[engine.weights.dtype].near_tie

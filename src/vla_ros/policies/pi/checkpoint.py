@@ -57,10 +57,10 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -> PiCheckpoint:
-    """Read everything of a checkpoint except its weights.
+    """Read everything in a checkpoint except its weights.
 
     ``robot`` is required by openpi's layout and refused by LeRobot's. ``asset`` is the folder below ``assets`` in
-    place of the robot's own, for a fine-tune with statistics of another name.
+    place of the robot's own, for a fine-tune with statistics under another name.
     """
     config = read_json(folder / "config.json")
     layout = detect_layout(config, folder)
@@ -100,8 +100,8 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
         raise CheckpointError(f"{path}: norm_stats lacks state or actions; copy the training's file again")
     if max(robot.state, robot.actions) > architecture.action_dim:
         raise ConfigError(
-            f"{folder}: {robot.name} has {robot.state} numbers in its state and {robot.actions} in an action, the "
-            f"model pads to {architecture.action_dim}"
+            f"{folder}: {robot.name} has {robot.state} numbers in its state and {robot.actions} in an action, but "
+            f"the model pads to {architecture.action_dim}"
         )
     kind = architecture.model
     form = "z_score" if kind == PI0 else "quantile"

@@ -208,7 +208,7 @@ class PiPolicy(Policy):
             images = self._images(observation)
             missing = [one.key for one in self.spec.state if one.key not in observation.state]
             if missing:
-                raise ConfigError(f"pi: no state '{missing[0]}', there are {sorted(observation.state)}")
+                raise ConfigError(f"pi: no state '{missing[0]}'; found {sorted(observation.state)}")
             state = np.concatenate([observation.state[one.key] for one in self.spec.state])
             noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
             rtc = None if observation.previous is None else self._continue(observation.previous, state)

@@ -64,14 +64,13 @@ def _check_modality(
     theirs = {str(key).removeprefix(f"{group}.") for key in section.get("modality_keys") or ()}
     ours = {feature.key.removeprefix(f"{group}.") for feature in features}
     if theirs != ours:
-        raise ConfigError(f"the server takes the {group} {sorted(theirs)}, and {option} has {sorted(ours)}")
+        raise ConfigError(f"the server takes the {group} {sorted(theirs)}, but {option} has {sorted(ours)}")
     indices = section.get("delta_indices")
     for feature in features:
         steps = [-moment.steps for moment in feature.moments]
         if isinstance(indices, list) and not any(moment.seconds for moment in feature.moments) and steps != indices:
             raise ConfigError(
-                f"the server takes the {group} of the steps {indices}, and {feature.key} has {steps} "
-                "(features.moments)"
+                f"the server takes the {group} at steps {indices}, but {feature.key} has {steps} (features.moments)"
             )
 
 
