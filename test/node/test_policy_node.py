@@ -252,12 +252,19 @@ def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(
     assert "/left/image has had" not in node.log.read_text()
 
 
-def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays_in_force(
-    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        ("x" * 10_000, "10000 characters refused"),
+        ("pick up\x1b[2J the cup", "with control character U+001B refused"),
+    ],
+)
+def test_a_refused_instruction_leaves_the_old_one_in_force(
+    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture, instruction: str, said: str
 ) -> None:
     moving(robot, inside)
-    robot.instruct("x" * 10_000)
-    robot.until(lambda: "10000 characters refused" in caplog.text, robot.send_frame)
+    robot.instruct(instruction)
+    robot.until(lambda: said in caplog.text, robot.send_frame)
     robot.until(lambda: "state" in robot.diagnostics, robot.send_frame)
     assert robot.diagnostics["state"]["instruction"] == "go on"
     before = len(robot.commands)

@@ -7,6 +7,7 @@ methods.
 
 from __future__ import annotations
 
+import unicodedata
 from functools import partial
 from typing import Any
 
@@ -182,7 +183,7 @@ class PolicyNode:
     def instruct(self, instruction: str) -> tuple[bool, str]:
         """Give an instruction; returns whether it was accepted, and a sentence for the caller.
 
-        An instruction that is too long or empty is ignored.
+        An instruction that is too long, empty or has control characters is ignored.
         """
         text = instruction.strip()
         longest = self.config.policy.max_instruction_length
@@ -193,6 +194,9 @@ class PolicyNode:
                 False,
                 f"instruction of {len(text)} characters refused, policy.max_instruction_length is {longest}",
             )
+        control = next((character for character in text if unicodedata.category(character) == "Cc"), "")
+        if control:  # a terminal that shows the log would obey it
+            return False, f"instruction with control character U+{ord(control):04X} refused, expected one line"
         if self.inputs.set_instruction(text):
             return True, f"instruction: {text}"
         return True, ""
