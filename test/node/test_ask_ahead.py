@@ -99,6 +99,24 @@ def test_an_answer_may_take_half_a_chunk(continues: bool) -> None:
     assert abs(drift) <= PERIOD, "no step is repeated"
 
 
+def test_a_task_that_begins_as_the_next_chunk_is_requested_skips_no_step() -> None:
+    live = ahead(control__schedule="append")
+    live.policy.during = lambda: live.clock.sleep(0.5 * HORIZON * PERIOD - 0.02)
+    live.run(1.5)
+    take, begun = live.mailboxes[0].take, list[int]()
+
+    def takes(timeout: float = 0.0) -> Any:
+        frame = take(timeout)
+        if frame is not None and not begun and live.made[-1] == live.clock.steady():  # a chunk has just come
+            begun.append(len(live.steps))
+            live.context.inputs.set_instruction("another")
+        return frame
+
+    live.mailboxes[0].take = takes  # type: ignore[method-assign]
+    live.run(1.5)
+    assert [step.index for step in live.steps[begun[0] :]][:3] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("schedule", ["append", "blend", "ensemble"])
 def test_a_chunk_begins_at_the_step_that_is_due(schedule: str) -> None:
     """No step is repeated and none skipped but those that were executed while the policy inferred."""

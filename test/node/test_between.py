@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,22 @@ def test_commands_between_single_steps_lead_straight_from_one_to_the_next(second
     assert not live.context.safety.counters.get("plan_empty")
     frames = [outcome for outcome in live.outcomes if outcome.outcome == "command"]
     assert len(frames) == pytest.approx(len(live.made), abs=1)
+
+
+@pytest.mark.parametrize("acceleration", [0.0, ACCELERATION])
+def test_nothing_is_sent_between_single_steps_once_the_command_rate_is_zero(acceleration: float) -> None:
+    live = turning(horizon=1, limits__max_joint_acceleration=acceleration, control__command_rate_hz=200.0)
+    live.run(1.52)
+    config = live.options.current
+    live.options.current = replace(config, control=replace(config.control, command_rate_hz=0.0))
+    made = len(live.made)
+    while len(live.made) < made + 1:
+        live.loop.run_once()
+    sent = len(live.sent)
+    live.run(1.5)
+    at = path(live, sent)[0]
+    assert len(at) == len(live.made) - made - 1 > 20
+    assert np.diff(at).min() > 0.5 / RATE
 
 
 @pytest.mark.parametrize("seed", range(5))

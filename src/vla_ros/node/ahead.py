@@ -82,10 +82,11 @@ class InferenceRunner:
             task: See :class:`InferenceRequest`.
             period: Seconds for each step that is executed meanwhile.
             beside: See :class:`InferenceRequest`.
-            position: Position of the step just sent, if the frame is no newer than it; None means the next one's.
+            position: Position of the step just sent, if the frame is no newer than it; None means the next one's,
+                and so does a plan that a new task has ended meanwhile.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
-        previous, position = None, schedule.position if position is None else position
+        previous, position = None, schedule.position if position is None or not schedule.left else position
         if schedule.kind == "rtc" and schedule.left:
             rest = schedule.rest(position)
             delay = math.ceil(min(self._worker.seconds / period, len(rest))) if beside else 0

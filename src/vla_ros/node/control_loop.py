@@ -333,6 +333,8 @@ class ControlLoop:
         self._context.stats.execution.sent(step, self._joints, self._clock.now(), self._limiter.period)
         if self._is_beside:
             self._sender.begin(step, made, self._limiter.planned_due)
+        else:  # control.command_rate_hz may have been set to 0 since the step before
+            self._sender.stop()
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
         """Publish the action, and send the step's command if that is allowed; True if it was sent."""
