@@ -92,7 +92,13 @@ def test_what_jumps_is_believed_where_it_stays() -> None:
     here, there = Source(b"", 0), Source(b"", 1)
     sources = Sources(settle=0.1)
     assert tell(sources, [(here, 0.0), (there, 0.02), (here, 0.04)]) == [True, False, True]
-    assert tell(sources, [(there, 0.06), (there, 0.1), (there, 0.14), (there, 0.16)]) == [False, False, True, True]
+    assert tell(sources, [(there, 0.06), (there, 0.1), (there, 0.14), (there, 0.17)]) == [False, False, False, True]
+
+
+def test_one_wrong_message_is_not_believed_however_long_the_others_are_silent() -> None:
+    here, there = Source(b"", 0), Source(b"", 1)
+    sources = Sources(settle=0.1)
+    assert tell(sources, [(here, 0.0), (there, 0.3), (here, 0.33), (there, 0.6)]) == [True, False, True, False]
 
 
 def tracks(course: list[tuple[float, float]], speed: float = 2.0) -> list[int]:

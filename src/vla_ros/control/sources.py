@@ -41,6 +41,7 @@ class _Subject:
     followed: Source | None = None
     heard: dict[Source, int] = field(default_factory=dict)
     last: Source | None = None
+    since: int = 0  # when the last one began to be the only one heard
     turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)  # of two: how many, and the last
     returned: int = -_MEMORY
     contest: Contest | None = None
@@ -49,7 +50,8 @@ class _Subject:
 class Sources:
     """Follows one source per subject until it is silent. Thread-safe.
 
-    After ``settle`` seconds of silence another kind of the same publisher is followed.
+    Another kind of the same publisher is followed once it alone has been heard for ``settle`` seconds: a single
+    wrong message is never followed.
     """
 
     def __init__(self, settle: float = 0.0) -> None:
@@ -67,8 +69,11 @@ class Sources:
             _notice(known, subject, source, steady)
             before = known.followed
             if before is not None and before != source:
-                silence = patience if before.publisher != source.publisher else min(patience, self._settle)
-                if steady - known.heard.get(before, -_MEMORY) < min(_MEMORY, silence * _SECOND):
+                other = before.publisher != source.publisher
+                silence = min(_MEMORY, patience * _SECOND if other else min(patience, self._settle) * _SECOND)
+                if steady - known.heard.get(before, -_MEMORY) < silence:
+                    return False
+                if not other and steady - known.since < silence:
                     return False
             known.followed = source
             return True
@@ -93,6 +98,8 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
         known.turns[two] = count, steady
         if count >= _ENOUGH:
             known.returned, known.contest = steady, Contest(subject, last, source)
+    if last != source:
+        known.since = steady
     known.heard[source] = steady
 
 
