@@ -61,6 +61,23 @@ def _by_time(now, fixed, times, zero, rows, M, ADAPTIVE: tl.constexpr):
 
 
 @triton.jit
+def _multiply_normed(
+    x, squares, eps, weight, now, fixed, times, zero, rows, outputs, M, count, K: tl.constexpr,
+    ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Float32 [BLOCK_M, BLOCK_N]: the normed rows times ``weight[outputs]``, shifted if the norm is adaptive."""
+    if ADAPTIVE:
+        now, fixed = tl.load(now + outputs), tl.load(fixed + outputs)
+    sums = _load_squares(squares, rows, M, TILES, BLOCK_M)
+    product = _multiply(x, weight, rows, outputs, 0, M, count, K, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    product *= _root(sums, eps, K)[:, None]
+    if ADAPTIVE:
+        product += _by_time(now, fixed, times, zero, rows, M, ADAPTIVE)
+    return product
+
+
+@triton.jit
 def qkv_kernel(
     x, squares, eps, weight, now, fixed, times, zero, positions, cosine, sine, query, keys, values, M, ROWS,
     CAPACITY, count, K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
@@ -80,14 +97,11 @@ def qkv_kernel(
     outputs = (number // half) * HEAD + number % half + partner * half
     mine = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
-    if ADAPTIVE:
-        now, fixed = tl.load(now + outputs), tl.load(fixed + outputs)
     position = tl.load(positions + rows, mask=rows < M, other=0)
-    sums = _load_squares(squares, rows, M, TILES, BLOCK_M)
-    both = _multiply(x, weight, rows, outputs, 0, M, count, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION)
-    both *= _root(sums, eps, K)[:, None]
-    if ADAPTIVE:
-        both += _by_time(now, fixed, times, zero, rows, M, ADAPTIVE)
+    both = _multiply_normed(
+        x, squares, eps, weight, now, fixed, times, zero, rows, outputs, M, count, K, ADAPTIVE, TILES, BLOCK_M,
+        2 * BLOCK_N, BLOCK_K, PRECISION,
+    )  # fmt: skip
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     turns = (head < HEADS + KV_HEADS)[None, :]
     table = position[:, None] * half + feature[None, :]
@@ -165,13 +179,10 @@ def gate_up_kernel(
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # gate and up of the same feature
     outputs = number + partner * N
-    if ADAPTIVE:
-        now, fixed = tl.load(now + outputs), tl.load(fixed + outputs)
-    sums = _load_squares(squares, rows, M, TILES, BLOCK_M)
-    both = _multiply(x, weight, rows, outputs, 0, M, count, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION)
-    both *= _root(sums, eps, K)[:, None]
-    if ADAPTIVE:
-        both += _by_time(now, fixed, times, zero, rows, M, ADAPTIVE)
+    both = _multiply_normed(
+        x, squares, eps, weight, now, fixed, times, zero, rows, outputs, M, count, K, ADAPTIVE, TILES, BLOCK_M,
+        2 * BLOCK_N, BLOCK_K, PRECISION,
+    )  # fmt: skip
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     at = rows[:, None] * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     tl.store(out + at, (tanh_gelu(gate) * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
