@@ -69,15 +69,23 @@ def test_graphs_give_the_reference_tokens(subject, drafts):
     engine.close()
 
 
-def test_drafted_and_plain_decoding_have_the_same_bits(subject):
-    rng = np.random.default_rng(2)
-    plain, exact = make_engine(subject.model, 7, drafts="none"), make_engine(subject.model, 7, drafts="verify")
-    for length in (20, 20, 31):
-        image, prompt = case(rng, length)
-        one = ask(plain, image, [prompt])[0]
-        two = ask(exact, image, [prompt], [one.tokens])[0]
-        assert np.array_equal(one.margins, two.margins)
-        assert two.passes == 1
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["none", "int8", "int4", "fp8"])
+def test_a_draft_that_is_verified_has_the_bits_of_plain_decoding(kind, dtype):
+    model, rng = open_subject("tiny", torch.device("cuda:0"), dtype).model, np.random.default_rng(2)
+    plain, *others = (make_engine(model, 7, kind, drafts) for drafts in ("none", "verify", "prefill"))
+    for engine in others:
+        engine.guard = np.inf
+    for number in range(12):
+        image, prompt = case(rng, 20 + number % 2)
+        expected = ask(plain, image, [prompt])[0]
+        for engine in others:
+            draft = expected.tokens.copy()
+            draft[number % 7 :] += number % 3
+            found = ask(engine, image, [prompt], [draft])[0]
+            assert np.array_equal(found.tokens, expected.tokens)
+            assert np.array_equal(found.margins, expected.margins)
+            assert found.passes == 1 or number % 3
 
 
 @pytest.mark.parametrize("kind", ["none", "int8", "int4"])

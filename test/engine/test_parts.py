@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.engine.buckets import Buckets
-from vla_ros.engine.drafts import accept_prefix, verify_all, verify_draft
+from vla_ros.engine.drafts import verify_all, verify_draft
 from vla_ros.engine.graph_cache import GraphCache
 from vla_ros.engine.tile_configs import GEMM_CONFIGS, TUNED_FOR, choose_gemm
 from vla_ros.errors import ConfigError
@@ -73,13 +73,24 @@ def test_drafts_never_change_the_answer(count, observations):
     assert results.get("passes", 0) == max(one.passes for one in settled)
 
 
-def test_low_margins_and_nan_end_a_drafted_row():
-    tokens = [3, 4, 5, 6]
-    assert accept_prefix([3, 4, 5], (tokens, [9.0, 9.0, 9.0, 9.0]), 1.0) == 4
-    assert accept_prefix([3, 4, 5], (tokens, [0.0, 9.0, 0.9, 9.0]), 1.0) == 2
-    assert accept_prefix([3, 4, 5], (tokens, [9.0, float("nan"), 9.0, 9.0]), 1.0) == 1
-    assert accept_prefix([3, 0, 5], (tokens, [9.0] * 4), 1.0) == 2
-    assert accept_prefix([], (tokens, [9.0] * 4)) == 1
+@pytest.mark.parametrize(
+    ("draft", "margins", "fed"),
+    [
+        ([3, 4, 5], [0.0, 1.0, 9.0, 9.0], None),  # as a whole; the first token needs no margin
+        ([3, 4, 5], [9.0, 9.0, 0.9, 9.0], [3, 4, 5]),
+        ([3, 4, 5], [9.0, float("nan"), 9.0, 9.0], [3, 4, 5]),
+        ([3, 0, 5], [9.0, 9.0, 9.0, 9.0], [3, 4, 5]),  # the predictions are better guesses than the draft,
+        ([3, 0, 5], [9.0, 0.9, 9.0, 9.0], [3, 0, 5]),  # except near-ties
+    ],
+)
+def test_a_prefill_accepts_a_draft_as_a_whole_or_all_rows_run_again(draft, margins, fed):
+    generator = verify_draft(draft, ([3, 4, 5, 6], margins), 1.0)
+    if fed is None:
+        with pytest.raises(StopIteration) as end:
+            next(generator)
+        assert (end.value.value.tokens, end.value.value.passes) == ((3, 4, 5, 6), 0)
+    else:
+        assert next(generator) == (fed, 0)
 
 
 def test_buckets():

@@ -192,6 +192,18 @@ def test_the_guard_is_raised_where_a_prefill_differs_more(tiny, caplog):
         assert np.array_equal(tiny.ask(engine, sample[None], [prompt], [tokens])[0].tokens, tokens)
 
 
+def test_a_draft_that_is_not_accepted_leaves_no_trace_of_the_prefills_rounding(tiny):
+    """Rows that the prefill predicted right run again, too: their keys and values are not those of decoding."""
+    engine, prompt = tiny.engine(ops=Rounding(), guard=0.0), tiny.prompt(20)
+    for image in tiny.images(4):
+        plain = tiny.ask(engine, image[None], [prompt])[0]
+        draft = plain.tokens.copy()
+        draft[5] += 1
+        drafted = tiny.ask(engine, image[None], [prompt], [draft])[0]
+        assert np.array_equal(drafted.tokens, plain.tokens)
+        np.testing.assert_allclose(drafted.margins, plain.margins, atol=1e-4)
+
+
 def test_a_guard_that_believes_no_draft_stays(tiny):
     engine = tiny.engine(ops=Rounding(), drafts="verify")
     fit_guard(engine, tiny.images(2), tiny.prompt(20))

@@ -8,6 +8,7 @@ from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_ros.bench.models import Subject
 from vla_ros.bench.times import Stopwatch, Times, collect
@@ -69,45 +70,32 @@ class Measurement:
 class RightDrafts(NamedTuple):
     """Times with the engine's own plain answers as drafts."""
 
-    accepted: Times  # steps whose draft the prefill accepted in full, without a further pass
+    accepted: Times  # steps whose draft the prefill accepted, whatever its margins
     verified: Times  # steps with further passes, because some margin was below the guard
-    share: float  # share of drafts that were accepted in full, on unselected images
-    images: int  # different images among ``accepted``
+    share: float  # share of drafts that the prefill accepted
     equal: bool  # all tokens were those of plain decoding
 
 
 def run_right_drafts(measurement: Measurement, answers: Sequence[Answer], steps: int, warmup: int) -> RightDrafts:
-    """Measure the effect of a correct draft over ``steps`` steps of each kind.
+    """Measure the effect of a correct draft over ``steps`` steps.
 
-    The prefill accepts a draft if all its margins exceed the guard. With random weights that is rare for a whole
-    action, so only a few steps would measure an accepted draft. Therefore ``share`` and ``verified`` are measured
-    on
-    unselected images, and ``accepted`` on images whose margins exceed the guard at every token and whose draft was
-    accepted in a trial, repeated in turn. ``answers`` are those of plain decoding, one per message.
+    With random weights the two best logits are close, so the guard rejects nearly every draft. The time of a step
+    does not depend on its margins: a second run without guard measures the steps whose draft is accepted.
+    ``answers`` are those of plain decoding, one per message.
     """
-    drafts = [answer.tokens for answer in answers]
-    equal = True
+    drafts, which = [answer.tokens for answer in answers], range(min(steps, len(answers)))
+    times, found = measurement.run(drafts, warmup, which)
+    equal = all(np.array_equal(draft, answer.tokens) for draft, answer in zip(drafts, found, strict=False))
+    whole = np.array([answer.passes == 0 for answer in found])
+    guard, measurement.engine.guard = measurement.engine.guard, 0.0
+    unguarded, found = measurement.run(drafts, warmup, which)
+    measurement.engine.guard = guard
+    accepted = np.array([answer.passes == 0 for answer in found])
+    return RightDrafts(_select(unguarded, accepted), _select(times, ~whole), float(whole.mean()), equal)
 
-    def run(which: Sequence[int], warmup: int = 0) -> tuple[Times, list[bool]]:
-        nonlocal equal
-        times, found = measurement.run(drafts, warmup, which)
-        equal &= all(np.array_equal(drafts[i], answer.tokens) for i, answer in zip(which, found, strict=True))
-        return times, [answer.accepted is not None and answer.passes == 0 for answer in found]
 
-    def select(times: Times, wanted: Sequence[bool]) -> Times:
-        return {name: each[np.array(wanted, bool)] for name, each in times.items()}
-
-    times, whole = run(range(min(steps, len(answers))), warmup)
-    least = [float(answer.margins[1:].min(initial=np.inf)) for answer in answers]
-    sure = sorted(
-        (i for i, margin in enumerate(least) if margin > measurement.engine.guard), key=lambda i: -least[i]
-    )
-    sure = sure[:steps]
-    _, tried = run(sure)
-    kept = [index for index, accepted in zip(sure, tried, strict=True) if accepted]
-    again, repeated = run(list(islice(cycle(kept), steps)), warmup)
-    unaccepted = select(times, [not accepted for accepted in whole])
-    return RightDrafts(select(again, repeated), unaccepted, sum(whole) / len(whole), len(kept), equal)
+def _select(times: Times, wanted: NDArray[np.bool_]) -> Times:
+    return {name: each[wanted] for name, each in times.items()}
 
 
 def compare(ours: Sequence[Answer], theirs: Sequence[IntArray]) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """Temporal drafts: verify the previous action's tokens at once instead of decoding one by one.
 
 Consecutive actions of a robot are similar, and a pass over seven rows costs as much as a pass over one, because
-both read all weights once. So the previous tokens are appended to the prompt as a draft, and one pass predicts the
-next token at every position. The longest prefix of the draft that matches the predictions is accepted. The first
-prediction that
-differs is still correct (it depends only on the tokens before it), so every pass yields at least one token, and
-drafts never need more passes than plain decoding.
+both read all weights once. So the previous tokens are appended to the prompt as a draft, and the prefill predicts
+the next token at every position.
 
-A prefill computes drafted rows with different kernels than decoding, which round differently. Such a prediction is
-accepted only if its logit margin is at least ``guard``; otherwise the decoding kernels compute the token again.
-Predictions
-of a verifying pass need no guard: they are bit-identical to decoding.
+A prefill computes drafted rows with other kernels than decoding, and rounds differently. It therefore accepts a
+draft only as a whole, and only if every logit margin is at least ``guard``. Otherwise the decoding kernels run the
+drafted rows again, from the first on, so that tokens and KV cache have the bits of plain decoding. The longest
+prefix of the guesses that matches the predictions is accepted, and the prediction after it is correct as well:
+every pass yields at least one token, and drafts never need more passes than plain decoding.
 """
 
 from __future__ import annotations
@@ -60,24 +58,8 @@ class Decoded:
 
     tokens: tuple[int, ...]  # the answer
     margins: tuple[float, ...]  # logit margin of each token
-    accepted: int  # tokens after the first that the draft supplied without a pass of their own
+    accepted: int  # tokens after the first that took no pass of their own
     passes: int  # passes after the prefill
-
-
-def accept_prefix(guesses: Sequence[int], answers: Predictions, guard: float = 0.0) -> int:
-    """Count the leading ``answers`` that are certain.
-
-    Answer 0 follows known tokens. Answer i + 1 follows guess i, so it counts if guess i equals answer i and answer
-    i counts. A margin below ``guard`` (or NaN) ends the prefix; the first answer is exempt, because plain decoding
-    uses the same kernels for it.
-    """
-    tokens, margins = answers
-    count = 1
-    while count < len(tokens) and count <= len(guesses) and guesses[count - 1] == tokens[count - 1]:
-        if not margins[count] >= guard:
-            break
-        count += 1
-    return count
 
 
 Fed = tuple[list[int], int]
@@ -92,23 +74,26 @@ def verify_draft(draft: Sequence[int], first: Predictions, guard: float) -> Gene
     has one token fewer than the answer; ``first`` has one prediction per token of the answer; an infinite ``guard``
     accepts no drafted row of the prefill.
     """
-    total = len(first[0])
-    count = accept_prefix(draft, first, guard)
-    tokens, margins = list(first[0][:count]), list(first[1][:count])
-    # Beyond the first difference the answers follow a wrong token, but are better guesses than the old action.
-    guesses = list(first[0])
-    saved, passes = count - 1, 0
+    predicted, ahead = first
+    total = len(predicted)
+    sure = [margin >= guard for margin in ahead]  # False for NaN
+    if all(sure[1:]) and list(predicted[:-1]) == list(draft):
+        return Decoded(tuple(predicted), tuple(ahead), total - 1, 0)
+    # Beyond the first difference predictions follow a wrong token, but are better guesses than the old action.
+    guesses = [new if certain else old for new, old, certain in zip(predicted, draft, sure, strict=False)]
+    tokens, margins, passes = [predicted[0]], [ahead[0]], 0
     while len(tokens) < total:
         start = len(tokens)
-        fed = [tokens[-1], *guesses[start : total - 1]]
+        fed = [tokens[-1], *guesses[start:]]
         answers = yield fed, start - 1
         passes += 1
-        good = accept_prefix(fed[1:], answers)
+        good = 1
+        while good < len(fed) and fed[good] == answers[0][good - 1]:
+            good += 1
         tokens += answers[0][:good]
         margins += answers[1][:good]
-        saved += good - 1
-        guesses[start:] = answers[0]
-    return Decoded(tuple(tokens), tuple(margins), saved, passes)
+        guesses[start:] = answers[0][:-1]
+    return Decoded(tuple(tokens), tuple(margins), total - 1 - passes, passes)
 
 
 def verify_all(

@@ -275,11 +275,7 @@ class Engine:
         for row in range(len(last)):
             begin = int(last[row]) - self._patches + 1
             draft = text[row, begin : begin + rows - 1].tolist()
-            first = (tokens[row].tolist(), margins[row].tolist())
-            if self.options.drafts == "verify":
-                # Only the first token comes from the prefill; the draft supplies the other guesses.
-                first = ([first[0][0], *draft[1:], draft[-1]], first[1])
-            waiting.append(verify_draft(draft, first, self.guard))
+            waiting.append(verify_draft(draft, (tokens[row].tolist(), margins[row].tolist()), self.guard))
 
         def verify(wants: Sequence[Fed | None]) -> list[Predictions]:
             raw, (fed, start) = graphs.fed_buffer.on_host()
