@@ -39,22 +39,26 @@ def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until,
     assert client.answer() == [0x1122334455667788, 1, False, "disarmed"]
 
 
-def test_service_whose_callback_fails_keeps_answering(dds, plain, spin_until, capfd):
+@pytest.mark.parametrize("when", ["", "early"])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("raises", "RuntimeError: no arm"), ("returns None", "AttributeError")]
+)
+def test_service_whose_callback_fails_keeps_answering(dds, plain, spin_until, capfd, when, fault, error):
     graph = dds()
     node = graph.create_node("vla_policy")
     asked = []
 
     def enable(request, response):
         asked.append(request.data)
-        if request.data:
+        if request.data and fault == "raises":
             raise RuntimeError("no arm")
-        return response
+        return None if request.data else response
 
     node.create_service(graph.service("std_srvs/srv/SetBool"), "~/enable", enable)
-    client = plain("call", "/vla_policy/enable")
+    client = plain("call", "/vla_policy/enable", *filter(None, [when]))
     spin_until(graph, lambda: len(asked) == 2)
     assert client.answer()[1] == 1
-    assert "RuntimeError: no arm" in capfd.readouterr().err
+    assert error in capfd.readouterr().err
 
 
 def test_simulated_time_follows_the_clock_topic(dds, start_peer, spin_until):

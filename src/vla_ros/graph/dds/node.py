@@ -126,7 +126,7 @@ class DdsNode:
         """Create a service for clients on rmw_cyclonedds; the callback may return a future of the response."""
         name = self.resolve_service_name(srv_name)
         with self._alive():
-            service = DdsService(self._context.participant, srv_type, name, callback)
+            service = DdsService(self._context.participant, srv_type, name, callback, self._logger)
             self.inboxes += (service,)
             self._announce()
         return service

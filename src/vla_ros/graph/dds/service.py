@@ -20,6 +20,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.endpoints import Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.wire import REPLY_PREFIX, REQUEST_PREFIX
+from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.qos import PROFILES
 
 _CDR_HEADER = 4
@@ -72,9 +73,14 @@ class DdsService(_End):
     """A service; ``callback(request, response)`` returns the response, or a future of it."""
 
     def __init__(
-        self, participant: Participant, srv_type: Any, name: str, callback: Callable[[Any, Any], Any]
+        self,
+        participant: Participant,
+        srv_type: Any,
+        name: str,
+        callback: Callable[[Any, Any], Any],
+        logger: NodeLogger,
     ) -> None:
-        self.callback = callback
+        self.callback, self._logger = callback, logger
         self._held: list[tuple[bytes, Any]] = []  # responses
         super().__init__(participant, srv_type, name, "service")
 
@@ -90,8 +96,7 @@ class DdsService(_End):
     def _respond(self, header: bytes, response: Any) -> None:
         """Send a response as soon as all clients can receive one.
 
-        A client's writer may be discovered before its reader, to which a response would be lost. The client cannot
-        know: what it waits for is what it has discovered itself.
+        A client's writer may be discovered before its reader; the client cannot know, and would lose the response.
         """
         if self._reaches_all():
             self._write(header, response)
@@ -109,7 +114,14 @@ class DdsService(_End):
         with self._lock:
             held, self._held = self._held, []
         for header, response in held:
+            self._write_or_log(header, response)
+
+    def _write_or_log(self, header: bytes, response: Any) -> None:
+        """Write a response; an error must not lose those behind it."""
+        try:
             self._write(header, response)
+        except Exception as error:
+            self._logger.exception(f"{self.srv_name}: response lost: {type(error).__name__}: {error}")
 
     def _reaches_all(self) -> bool:
         """Return True if as many readers of responses as writers of requests are known."""
