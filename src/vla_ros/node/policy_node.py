@@ -197,16 +197,21 @@ class PolicyNode:
         control = next((character for character in text if unicodedata.category(character) == "Cc"), "")
         if control:  # a terminal that shows the log would obey it
             return False, f"instruction with control character U+{ord(control):04X} refused, expected one line"
-        if self.inputs.set_instruction(text):
-            return True, f"instruction: {text}"
-        return True, ""
+        return True, f"instruction: {text}" if self._set_instruction(text) else ""
+
+    def _set_instruction(self, text: str) -> bool:
+        """Set the instruction; True if it changed. Any but an empty one ends a hold for want of an instruction."""
+        changed = self.inputs.set_instruction(text)
+        if text:
+            self.safety.clear(Reason.NO_INSTRUCTION)
+        return changed
 
     def reconfigure(self, config: Config) -> None:
         """Apply changed options at once; only live ones (``Option.live``) may change while running."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
         if changed:  # an empty one takes the instruction back
-            self.inputs.set_instruction(config.policy.instruction.strip())
+            self._set_instruction(config.policy.instruction.strip())
 
     # Wiring
 
