@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vla_ros.control.sources import Contest, Source
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
+from vla_ros.node import namesake
 from vla_ros.node.claim import Claim
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.namesake import PATIENCE, claim_name, namesakes, wait_until_alone
@@ -147,6 +149,22 @@ def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed(here: dict[str
     claim_name("/vla_policy", {**here, "CYCLONEDDS_URI": "another"}).close()
     first.close()
     claim_name("/vla_policy", here).close()
+
+
+def test_the_first_of_two_that_start_at_once_keeps_its_name(
+    here: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals = []
+
+    def claim_and_rival(*arguments: Any) -> Claim:
+        claim = Claim(*arguments)
+        rivals.append(Claim(*arguments))
+        return claim
+
+    monkeypatch.setattr(namesake, "Claim", claim_and_rival)
+    with closing(claim_name("/vla_policy", here)) as first, closing(rivals[0]) as second:
+        assert first.is_held
+        assert not second.is_held
 
 
 def test_every_claimant_knows_of_another_until_it_leaves(here: dict[str, str]) -> None:

@@ -68,7 +68,8 @@ def test_recorded_joint_commands_come_back_as_actions(tmp_path):
     assert content["truth"]["rule"] == ["stamp"]
     assert content["direction_cosine"] > 0.99
     assert content["gripper_f1"] == 1
-    assert content["verdict"]["level"] == "good"
+    # A busy machine adds that it is too slow.
+    assert content["verdict"]["headline"].startswith("The policy does what was recorded")
 
 
 @pytest.mark.slow

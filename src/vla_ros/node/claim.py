@@ -77,6 +77,11 @@ class Claim:
                 self._meet(self._server.accept()[0])
         return self._others
 
+    @property
+    def is_held(self) -> bool:
+        """True if this claimant was the first and has the claim."""
+        return self._server is not None
+
     def close(self) -> None:
         """Release the claim. May be called twice."""
         _close(self._others)

@@ -33,9 +33,9 @@ def namesakes(node: Node) -> int:
 
 
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
-    """Claim a node's full name on this host."""
+    """Claim a node's full name on this host; ConfigError if another node holds the claim."""
     claim = Claim(f"name {name}", name, environment)
-    for other in claim.others():
+    for other in () if claim.is_held else claim.others():  # the others of the holder refuse and end
         claim.close()
         raise ConfigError(f"{name} is already running on this host (process {other.pid or 'unknown'}): {_CURE}")
     return claim
