@@ -1,4 +1,4 @@
-"""The engine on a GPU: graphs, streams, background captures. Figures come from benchmarks/gpu_session.py."""
+"""The engine on a GPU: graphs, streams, background captures."""
 
 from __future__ import annotations
 

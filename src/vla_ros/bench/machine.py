@@ -28,11 +28,11 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     count = 2**30 if cuda else 2**26
     source = torch.randint(0, 255, (count,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy = _median(device, lambda: target.copy_(source))
+    copy = median_seconds(device, lambda: target.copy_(source))
     side = 8192 if cuda else 512
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
-    product = _median(device, lambda: left @ right)
+    product = median_seconds(device, lambda: left @ right)
     name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return Machine(name, 2 * count / copy, 2 * side**3 / product)
 
@@ -81,7 +81,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _median(device: torch.device, work: Callable[[], object], repeats: int = 7) -> float:
+def median_seconds(device: torch.device, work: Callable[[], object], repeats: int = 7) -> float:
+    """Return the median time of ``work`` in seconds, until the device has finished it."""
     times = []
     for _ in range(repeats + 2):
         synchronize(device)

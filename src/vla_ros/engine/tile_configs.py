@@ -81,7 +81,7 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("gate_up", "int4"): SkinnyConfig(16, 512, 2, 3),
     ("down_proj", "int4"): SkinnyConfig(16, 1024, 4, 4),
 }
-"""By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
+"""By role and kind of weight, as ``benchmarks/tune_tiles.py`` found them on an H200."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class AttentionConfig:
 
 
 ATTENTION_CONFIG = AttentionConfig()
-"""As the benchmark found it on an H200."""
+"""As tuned on an H200."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig] = {
     ("int4 fp8", 288, 4096, 4096): GemmConfig(64, 64, 32, 4, 4, split_k=2),
     ("int4 fp8", 288, 4096, 11008): GemmConfig(64, 64, 32, 4, 4, split_k=2),
 }
-"""Kind of weight (``int4 fp8``: for rows in FP8), rows, outputs and inputs to what ``benchmarks/gpu_session.py``
+"""Kind of weight (``int4 fp8``: for rows in FP8), rows, outputs and inputs to what ``benchmarks/tune_tiles.py``
 found best on an H200, for OpenVLA-7B with a usual prompt."""
 
 TUNED_FOR = 132
