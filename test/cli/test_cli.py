@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,24 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     done = vla_ros("rnu")
     assert done.returncode == 2
     assert "rnu" in done.stderr
+
+
+def test_an_interrupt_during_an_import_is_not_blamed_on_opengl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pybind11 turns the KeyboardInterrupt into an ImportError."""
+    pytest.importorskip("mujoco")
+
+    def interrupted(*_: int) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setitem(sys.modules, "mujoco.egl", SimpleNamespace(GLContext=interrupted))
+    assert main(["demo", "--policy", "expert", "--simulated-time"]) == 130
+    assert capsys.readouterr().err.endswith("vla-ros demo: interrupted\n")
 
 
 def test_config_prints_all_options_and_takes_overrides() -> None:

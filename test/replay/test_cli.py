@@ -1,11 +1,14 @@
 """`vla-ros replay` and `vla-ros compare` from end to end: files, exit status, messages."""
 
+import contextlib
 import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,15 +105,47 @@ def test_max_mae_decides_the_exit_status(jpeg_bag):
     [
         (["--speed", "fast"], "expected max or a number above 0"),
         (["--speed", "0"], "expected max or a number above 0"),
-        (["--every", "0"], "--every 0: expected 1 or more"),
+        (["--every", "0"], "--every: found '0', expected 1 or more"),
         (["--tolerance", "-1"], "expected seconds above 0"),
         (["--topics", "camera"], "expected role=/topic"),
         (["--topics", "camera=/nowhere"], "has no such topic"),
     ],
 )
 def test_invalid_arguments_are_refused_with_the_expected_values(jpeg_bag, capsys, arguments, message):
-    assert replay(jpeg_bag, *arguments) == 1
+    try:
+        assert replay(jpeg_bag, *arguments) == 1
+    except SystemExit as wrong_usage:
+        assert wrong_usage.code == 2  # noqa: PT017 - argparse's way to refuse
     assert message in capsys.readouterr().err
+
+
+def test_a_dash_prints_only_the_json(jpeg_bag, capsys):
+    assert replay(jpeg_bag, "--json", "-", "--limit", 2) == 0
+    shown = capsys.readouterr()
+    figures = json.loads(shown.out)
+    assert figures["frames"]["used"] == 2
+    assert figures["verdict"]["headline"] in shown.err
+    assert not Path("-").exists()
+    assert not Path("-.partial").exists()
+
+
+def test_a_policy_that_answers_no_frame_fails(write_bag, recording, capsys):
+    bag = write_bag("bag", [item for item in recording if item[1] != "/vla_policy/instruction"])
+    assert replay(bag) == 1
+    assert "The policy answered no frame." in capsys.readouterr().out
+
+
+def test_a_swallowed_interrupt_still_ends_the_run(jpeg_bag, tmp_path, monkeypatch):
+    """An extension module that is interrupted while it is imported raises ImportError, which libraries ignore."""
+
+    def load(self, progress):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(HoldPolicy, "load", load)
+    assert replay(jpeg_bag, "--json", tmp_path / "a.json") == 130
+    assert json.loads((tmp_path / "a.json").read_text())["interrupted"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_missing_bag_is_one_line(tmp_path, capsys):

@@ -45,11 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _command(arguments[0], arguments[1:])
+    except KeyboardInterrupt:
+        return _interrupted(arguments[0])
     except VlaRosError as error:
+        if isinstance(_first_cause(error), KeyboardInterrupt):
+            return _interrupted(arguments[0])
         print(f"vla-ros {arguments[0]}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
@@ -59,6 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = error.filename2 or error.filename or "a file"
         print(f"vla-ros {arguments[0]}: {where}: {error.strerror}; check path, rights and space", file=sys.stderr)
         return 1
+
+
+def _interrupted(command: str) -> int:
+    print(f"vla-ros {command}: interrupted", file=sys.stderr)
+    return 130
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error behind all others: interrupted, an extension module that is imported raises ImportError."""
+    return error if error.__cause__ is None else _first_cause(error.__cause__)
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:

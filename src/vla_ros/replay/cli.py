@@ -7,50 +7,40 @@ file and an HTML report on request. Ctrl-C keeps partial results; the same comma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import ConfigError
 
-if TYPE_CHECKING:
-    from vla_ros.replay.play import Options
+_STANDARD_OUTPUT = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros replay``."""
-    parser.add_argument(
-        "bags", nargs="+", type=Path, metavar="BAG", help="bag folder, .mcap or .db3, or a folder of bags"
-    )
+    add = parser.add_argument
+    add("bags", nargs="+", type=Path, metavar="BAG", help="bag folder, .mcap or .db3, or a folder of bags")
     add_config_arguments(parser)
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all figures (docs/replay.md explains them)"
-    )
-    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write an HTML report")
-    parser.add_argument(
-        "--write", type=Path, metavar="BAG", help="write predicted and recorded actions as a new bag"
-    )
-    parser.add_argument(
+    add("--json", type=Path, metavar="FILE", help="write all figures; - prints only them (see docs/replay.md)")
+    add("--report", type=Path, metavar="FILE.html", help="write an HTML report")
+    add("--write", type=Path, metavar="BAG", help="write predicted and recorded actions as a new bag")
+    add(
         "--speed",
-        default="max",
+        type=_speed,
+        default=0.0,
         metavar="max|X",
-        help="max: infer every frame (open loop). X: as it would have run at X times the recorded speed",
+        help="max (default): infer every frame (open loop). X: run as live, at X times the recorded speed",
     )
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="open loop: use every K-th frame")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N frames of each bag")
-    parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="processes (Ray's where it is installed)"
-    )
-    parser.add_argument(
-        "--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction"
-    )
-    parser.add_argument(
+    add("--every", type=_count, default=1, metavar="K", help="open loop: use every K-th frame")
+    add("--limit", type=_count, default=0, metavar="N", help="use at most N frames of each bag")
+    add("--workers", type=_count, default=1, metavar="N", help="processes (Ray's where it is installed)")
+    add("--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction")
+    add(
         "--topics",
         nargs="+",
         default=[],
@@ -59,40 +49,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(several cameras or joint states with commas; truth=joint_states compares with the measured motion, "
         "truth=none with nothing)",
     )
-    parser.add_argument(
+    add(
         "--tolerance",
-        type=float,
+        type=_seconds,
         default=0.2,
         metavar="S",
         help="maximum delay from a frame to its recorded action",
     )
-    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause starts a new episode")
-    parser.add_argument(
-        "--max-mae", type=float, metavar="X", help="exit with status 3 if the mean absolute error is larger"
-    )
-    parser.add_argument(
+    add("--gap", type=_seconds, default=2.0, metavar="S", help="a longer pause starts a new episode")
+    add("--max-mae", type=float, metavar="X", help="exit with status 3 if the mean absolute error is larger")
+    add(
         "--no-trials",
         action="store_true",
         help="do not try other orientations, colours, crop and statistics if actions disagree",
     )
-    parser.add_argument("--restart", action="store_true", help="ignore partial results of an interrupted run")
+    add("--restart", action="store_true", help="ignore partial results of an interrupted run")
+
+
+def _speed(text: str) -> float:
+    return 0.0 if text == "max" else _within(text, 1000, "max or a number above 0, for example 1.0")
+
+
+def _seconds(text: str) -> float:
+    return _within(text, 1e6, "seconds above 0")
+
+
+def _within(text: str, most: float, expected: str) -> float:
+    try:
+        if 0 < float(text) <= most:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected 1 or more")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags; return 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C (partial results are written)."""
+    """Play the bags and return the exit status.
+
+    That is 1 if no frame was answered, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C (with partial results).
+    """
+    with _swallowed_interrupts() as check:
+        return _run(arguments, check)
+
+
+def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
     from vla_ros.replay.evaluate import Job, play_all
+    from vla_ros.replay.play import Options
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
+    from vla_ros.replay.topics import parse_overrides
     from vla_ros.replay.trials import explain
 
-    options = _options(arguments)
+    options = Options(
+        arguments.speed,
+        arguments.every,
+        arguments.limit,
+        arguments.instruction,
+        arguments.tolerance,
+        arguments.gap,
+        parse_overrides(arguments.topics),
+    )
     config = load(arguments.config, arguments.param)
-    partial = arguments.json.with_name(arguments.json.name + ".partial") if arguments.json else None
-    if arguments.restart and partial is not None:
-        shutil.rmtree(partial, ignore_errors=True)
+    partial = None
+    if arguments.json not in (None, _STANDARD_OUTPUT):
+        partial = arguments.json.with_name(arguments.json.name + ".partial")
+        if arguments.restart:
+            shutil.rmtree(partial, ignore_errors=True)
     jobs = [Job(bag, config, options, partial) for bag in find_bags(arguments.bags)]
-    with ExitStack() as stack, _Progress(len(jobs)) as progress:
+    with contextlib.ExitStack() as stack, _Progress(len(jobs), check) as progress:
 
         @functools.cache
         def policy() -> Policy:
@@ -107,7 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not (arguments.no_trials or result.figures["interrupted"]):
             progress.say("trying other settings")
             result = explain(result, policy)
-    print("\n".join(summary_lines(result.figures)))
+    lines = "\n".join(summary_lines(result.figures))
+    print(lines, file=sys.stderr if _STANDARD_OUTPUT in (arguments.json, arguments.report) else sys.stdout)
     if arguments.json:
         write_json(result, arguments.json)
     if arguments.report:
@@ -122,41 +154,47 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     if partial is not None:
         shutil.rmtree(partial, ignore_errors=True)
+    if not result.figures["frames"]["used"]:
+        return 1
     return 3 if exceeds(result.figures, arguments.max_mae) else 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    """Check the arguments; raise ConfigError for a number out of range."""
-    from vla_ros.replay.play import Options
-    from vla_ros.replay.topics import parse_overrides
+@contextlib.contextmanager
+def _swallowed_interrupts() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises KeyboardInterrupt if there was a Ctrl-C that a library swallowed.
 
+    An extension module that is interrupted while it is imported raises ImportError, which libraries ignore if the
+    module is optional.
+    """
+    came = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        speed = 0.0 if arguments.speed == "max" else float(arguments.speed)
-        if arguments.speed != "max" and not 0 < speed <= 1000:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--speed {arguments.speed}: expected max or a number above 0, for example 1.0") from None
-    for name, low in (("every", 1), ("limit", 0), ("workers", 1)):
-        if (value := getattr(arguments, name)) < low:
-            raise ConfigError(f"--{name} {value}: expected {low} or more")
-    for name in ("tolerance", "gap"):
-        if not 0 < (seconds := getattr(arguments, name)) < 1e6:
-            raise ConfigError(f"--{name} {seconds:g}: expected seconds above 0")
-    topics = parse_overrides(arguments.topics)
-    return Options(
-        speed, arguments.every, arguments.limit, arguments.instruction, arguments.tolerance, arguments.gap, topics
-    )
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Progress:
-    """A progress line on a terminal, nothing in a log file."""
+    """A progress line, shown only on a terminal. ``check`` is called with every report of progress."""
 
-    def __init__(self, bags: int) -> None:
+    def __init__(self, bags: int, check: Callable[[], None]) -> None:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
-        self._bags, self._seen = bags, set[str]()
+        self._bags, self._seen, self._check = bags, set[str](), check
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("loading the policy")
@@ -178,15 +216,18 @@ class _Progress:
         self._bar.start()
         return candidates[chosen - 1]
 
-    def load(self, fraction: float, message: str) -> None:
-        """Show loading progress."""
-        self._bar.update(self._task, description=f"{message} ({100 * fraction:.0f} %)")
-
     def say(self, message: str) -> None:
         """Show a message beside the spinner."""
+        self._check()
         self._bar.update(self._task, description=message)
 
-    def advance(self, bag: str, count: int) -> None:
-        """Show the progress of a bag."""
+    def load(self, fraction: float, message: str) -> None:
+        """Show how much of the policy has been loaded."""
+        self.say(f"{message} ({100 * fraction:.0f} %)")
+
+    def advance(self, bag: str, frames: int) -> None:
+        """Show how many frames of a bag have been played; called after each of them."""
+        self._check()
         self._seen.add(bag)
-        self._bar.update(self._task, description=f"bag {len(self._seen)} of {self._bags}, {bag}: {count} frames")
+        if frames % 50 == 0:
+            self.say(f"bag {len(self._seen)} of {self._bags}, {bag}: {frames} frames")

@@ -207,12 +207,11 @@ class Player:
         kept = replace(step, observation=None, chunk=None)
         stages = {**step.stages_ms, "total": total}
         self._rows.append(_Row(received, len(self._instructions) - 1, age_ms, prepared, normalized, stages, kept))
-        if len(self._rows) % 50 == 0:
-            self._progress(len(self._rows))
         now = time.perf_counter()
         if self._partial is not None and now - self._saved > SAVE_EVERY_S:
             self._saved = now
             samples_of.save(self._samples(False, Counter()), self._partial)
+        self._progress(len(self._rows))
 
     def _episode(self, now: int) -> str | None:
         """Return the instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file atomically; create its folder."""
+    """Write a text file atomically and create its folder; the path ``-`` is standard output."""
+    if path == Path("-"):
+        sys.stdout.write(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     partial.write_text(text, encoding="utf-8")

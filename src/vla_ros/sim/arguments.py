@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="kind of the expert's actions (default eef_delta)")
     add("--server", metavar="URL", help="use a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
-    add("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON; - prints only them")
     add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
     mode = parser.add_mutually_exclusive_group()

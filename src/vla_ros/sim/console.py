@@ -15,26 +15,26 @@ from rich.table import Table
 from vla_ros.config import Config
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
-_CONSOLE = Console()
+CONSOLE = Console()
 
 
 def header(config: Config, where: str) -> None:
     """Print the policy and where it runs."""
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
-    _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", highlight=False, soft_wrap=True)
+    CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", highlight=False, soft_wrap=True)
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:
     """Show a spinner with ``text``."""
-    return _CONSOLE.status(text)
+    return CONSOLE.status(text)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
     """Show a progress bar; call the yielded function with the results so far after each episode."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_CONSOLE, transient=True) as bar:
+    with Progress(*columns, console=CONSOLE, transient=True) as bar:
         task = bar.add_task("episodes", total=total)
 
         def update(results: Sequence[EpisodeResult]) -> None:
@@ -54,7 +54,7 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
 def summary(result: DemoResult) -> None:
     """Print the success rate, the latency by stage and the frame counters."""
     won = sum(episode.success for episode in result.episodes)
-    _CONSOLE.print(
+    CONSOLE.print(
         f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({result.mode.replace('_', ' ')}, "
         f"{result.wall_s:.1f} s)",
         highlight=False,
@@ -62,10 +62,10 @@ def summary(result: DemoResult) -> None:
     motion = result.motion
     if motion["stalled_share"] is not None:
         text = f"stalled {motion['stalled_share']:.1%} of the time, longest gap {motion['longest_gap_ms']:.0f} ms"
-        _CONSOLE.print(text, highlight=False)
+        CONSOLE.print(text, highlight=False)
     if motion["seam_ratio"] is not None:
         text = f"acceleration (p99) at seams {motion['seam_ratio']:.2f} times that within chunks"
-        _CONSOLE.print(text, highlight=False)
+        CONSOLE.print(text, highlight=False)
     if result.latency_ms:
         table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
@@ -73,10 +73,10 @@ def summary(result: DemoResult) -> None:
         table.add_column("p99 (ms)", justify="right")
         for stage, values in result.latency_ms.items():
             table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
-        _CONSOLE.print(table)
+        CONSOLE.print(table)
     if result.frames:
         dropped = ", ".join(f"{reason} {count}" for reason, count in result.frames.get("dropped", {}).items())
-        _CONSOLE.print(
+        CONSOLE.print(
             f"frames: {result.frames.get('received', 0)} received, {result.frames.get('used', 0)} used, "
             f"dropped: {dropped or 'none'}",
             highlight=False,
@@ -85,4 +85,4 @@ def summary(result: DemoResult) -> None:
 
 def wrote(what: str, path: Path) -> None:
     """Print where an output was written."""
-    _CONSOLE.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)
+    CONSOLE.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)

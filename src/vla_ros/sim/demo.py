@@ -47,9 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.report):
         if path is not None and path.is_dir():
             raise ConfigError(f"{path}: is a folder, expected a file name")
-    result, config = play(arguments, plan(arguments))
+    options = plan(arguments)
     from vla_ros.sim import console
 
+    console.CONSOLE.stderr = Path("-") in (arguments.json, arguments.report)
+    result, config = play(arguments, options)
     console.summary(result)
     if arguments.json is not None:
         result.write_json(arguments.json)

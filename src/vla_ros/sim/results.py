@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_ros.contract.parts import Part
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.report import page
 from vla_ros.telemetry.steadiness import Steadiness
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
@@ -133,6 +134,5 @@ class DemoResult:
         }
 
     def write_json(self, path: Path) -> None:
-        """Write :meth:`to_json` to a file and create its folder if needed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        """Write :meth:`to_json` to a file and create its folder; ``-`` is standard output."""
+        page.save(path, json.dumps(self.to_json(), indent=2) + "\n")
