@@ -107,7 +107,7 @@ def test_ten_goals_in_the_simulation_end_as_they_should(program: Callable[..., A
                 sim.publish_image(world.render(), stamp)
                 commands = answered()
                 for each in commands.values():
-                    world.command_named(each.names, each.values)
+                    world.command_named(each.names, each.positions)
                 if commands:
                     decided, steps = world.step() or decided, steps + 1
                 if decided:

@@ -17,7 +17,8 @@ from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
 from vla_ros.sim.arguments import Plan, add_arguments, episode_options, plan, world_options
-from vla_ros.sim.episodes import EpisodeOptions, Lockstep
+from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.episodes import Lockstep
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.results import steadiness
 from vla_ros.sim.simulated_time import SimulatedTime

@@ -20,7 +20,8 @@ from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.sim import process
 from vla_ros.sim.arguments import LOCKSTEP, add_arguments, plan, world_options
-from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
+from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.status import PolicyFailedError

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_ros.config import Config
-from vla_ros.contract.parts import parse_parts
+from vla_ros.config import load
+from vla_ros.config.files import config_file
 from vla_ros.sim import report as demo
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
@@ -32,10 +32,8 @@ def episode(seed, success):
 @pytest.fixture
 def result():
     return DemoResult(
-        policy="openvla",
-        checkpoint="some/folder",
+        config=load([config_file("demo")], ["policy.checkpoint:=some/folder"]),
         mode="lockstep",
-        rate_hz=10.0,
         seed=7,
         episodes=(episode(7, True), episode(8, False)),
         latency_ms={"vision": {"p50": 20.0, "p99": 30.0}, "total": {"p50": 52.0, "p99": 81.0}},
@@ -48,7 +46,7 @@ def result():
 
 def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
     path = tmp_path / "new" / "report.html"
-    demo.write(result, path, Config())
+    demo.write(result, path)
     text = path.read_text(encoding="utf-8")
     no_xml = "<!doctype html>|(?<=<style>).*?(?=</style>)|(?<=<script>).*?(?=</script>)|(?<=<details) open"
     page = ElementTree.fromstring(re.sub(f"(?s){no_xml}", "", text))  # fails if an element is not closed
@@ -61,7 +59,7 @@ def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
 
 
 def test_report_contains_the_outcome(result):
-    text = demo.render(result, Config())
+    text = demo.render(result)
     assert "1 of 2 episodes succeeded." in text
     assert "1 x the wrong object was moved" in text
     assert "moved blue_ball instead of red_cube" in text
@@ -74,12 +72,12 @@ def test_report_contains_the_outcome(result):
 
 
 def test_two_arms_have_a_chart_for_each_part_of_the_action(result):
-    arms, parts = ("left", "right"), "left.joint_position + left.gripper + right.joint_position + right.gripper"
     both = [
         replace(one, actions=np.ones((16, 16)), tips=np.zeros((17, 2, 3)), fingers=np.zeros((17, 2)))
         for one in result.episodes
     ]
-    two = replace(result, arms=arms, action=parse_parts(parts, action=True), episodes=tuple(both))
+    words = ["policy.name:=expert", "policy.actions:=joint_position"]
+    two = replace(result, config=load([config_file("demo_two_arms")], words), episodes=tuple(both))
     text = demo.render(two)
     for title in ("left.joint_position[rad]", "right.gripper", "left: tool position", "right: tool position"):
         assert f">{title}" in text
@@ -97,10 +95,3 @@ def test_failures_are_shown_first_when_there_are_many(result):
     chosen = demo.featured(episodes)
     assert len(chosen) == demo.SHOWN
     assert chosen[0].seed == 90
-
-
-def test_an_empty_run_gives_a_report():
-    empty = DemoResult(policy="hold", checkpoint="", mode="lockstep", rate_hz=10.0, seed=0, episodes=())
-    text = demo.render(empty)
-    assert "No episode was run." in text
-    assert "no latency" in text

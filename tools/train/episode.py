@@ -16,9 +16,9 @@ from vla_ros.control.command import Command
 from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.kinematics.transforms import rotation_vector_matrix
 from vla_ros.sim import arm
+from vla_ros.sim.episode import Episode, EpisodeOptions, obey
 from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
@@ -35,14 +35,6 @@ def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotCont
     """Return the node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     return RobotController(config, spec, make_kinematics(config))
-
-
-def obey(world: TableTop, command: Command) -> None:
-    """Do what a command tells one arm, as its driver and its gripper's do."""
-    velocities = command.velocities or {}
-    world.command_velocities(tuple(velocities), tuple(velocities.values()))
-    others = [row for row, name in enumerate(command.names) if name not in velocities]
-    world.command_named([command.names[row] for row in others], command.positions[others].tolist())
 
 
 class DirectControl:
@@ -73,52 +65,42 @@ def run_episode(
     controller: RobotController | DirectControl,
     seed: int,
     *,
-    max_steps: int = 80,
+    options: EpisodeOptions | None = None,
     render_every: int = 1,
     noise: Noise | None = None,
 ) -> EpisodeResult:
-    """Run one episode step by step, until it is decided or after ``max_steps``.
+    """Run one episode step by step, until it is over.
 
     Args:
         world: The table-top.
         infer: The policy; all steps of its chunks are executed.
         controller: From :func:`make_controller`; reset here.
         seed: Seed of the scene.
-        max_steps: Steps after which the episode fails.
+        options: When the episode ends, and which instruction it has.
         render_every: Steps between images, 0 for none; elsewhere ``Observation.images`` is empty.
         noise: Changes the actions that are executed.
 
     Raises:
         vla_ros.control.reasons.Refused: The controller refused a command.
     """
-    scene = world.reset(seed)
+    episode = Episode(world, seed, options or EpisodeOptions())
     controller.reset()
     seconds = 1 / world.options.rate_hz
-    trace = Trace()
-    step = 0
-    decided = False
-    while step < max_steps and not decided:
-        stamp = round((step + 1) * seconds * 1e9)
-        image = world.render() if render_every and step % render_every == 0 else None
-        observation = Observation(
-            images={} if image is None else {"image": image},
-            instruction=scene.instruction,
-            stamp=stamp,
-            state=state_of(world),
-        )
-        chunk = infer(observation)
+    while not episode.over:
+        stamp = round((episode.steps + 1) * seconds * 1e9)
+        image = world.render() if render_every and episode.steps % render_every == 0 else None
+        images = {} if image is None else {"image": image}
+        chunk = infer(Observation(images, episode.instruction, stamp, state_of(world)))
         controller.check(chunk)
         for action in chunk.actions:
-            trace.add(world, image)
-            trace.actions.append(action)
-            executed = action if noise is None else noise(step, np.array(action))
+            episode.record(image)
+            episode.actions.append(action)
+            executed = action if noise is None else noise(episode.steps, np.array(action))
             for command in controller.command(executed, world.joint_state(stamp), stamp, seconds):
                 obey(world, command)
             controller.executed()
-            decided = world.step()
-            step += 1
             image = None
-            if decided or step >= max_steps:
+            if episode.step():
                 break
-    trace.add(world, world.render() if render_every else None)
-    return trace.result(world, seed, scene, step, "timeout")
+    episode.record(world.render() if render_every else None)
+    return episode.result()

@@ -23,8 +23,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
-from vla_ros.sim.arguments import add_arguments, plan, world_options
-from vla_ros.sim.scene import Scene, shuffled_instruction, switched
+from vla_ros.sim.arguments import add_arguments, episode_options, plan, world_options
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -78,29 +77,20 @@ class Simulation:
 
     def run(self, seed: int, infer: Infer) -> Rollout:
         """Run one episode."""
-        options = self._arguments
+        options = episode_options(self._arguments, self._world)
         sent: list[IntArray] = []
-        instruction = ""
 
         def step(observation: Observation) -> ActionChunk:
-            nonlocal instruction
-            scene: Scene = self._world.scene
-            if not sent:
-                instruction = shuffled_instruction(scene) if options.shuffle else scene.instruction
-            if options.switch_at and len(sent) == options.switch_at:
-                scene = switched(scene)
-                self._world.judge_by(scene)
-                instruction = scene.instruction
             rendered = observation.images["image"]
             image = np.zeros_like(rendered) if options.blank else rendered
-            tokens = infer(process(self._preprocessor.raw(np.ascontiguousarray(image[::-1, ::-1]))), instruction)
+            upside_down = self._preprocessor.raw(np.ascontiguousarray(image[::-1, ::-1]))
+            tokens = infer(process(upside_down), observation.instruction)
             sent.append(tokens)
             action = self._meaning.statistics.unnormalize(self._meaning.bins.decode(tokens))
             return ActionChunk(actions=action[None], stamp=observation.stamp, tokens=tokens)
 
-        result = run_episode(self._world, step, self._controller, seed, max_steps=options.max_steps or 80)
-        judge = self._world.judge
-        return Rollout(seed, judge.success, judge.reason or "timeout", result.steps, np.array(sent))
+        result = run_episode(self._world, step, self._controller, seed, options=options)
+        return Rollout(seed, result.success, result.reason, result.steps, np.array(sent))
 
 
 class Network:

@@ -22,7 +22,7 @@ from vla_ros.sim.expert import ACTIONS
 from vla_ros.sim.tasks import SLOTS
 
 if TYPE_CHECKING:
-    from vla_ros.sim.episodes import EpisodeOptions
+    from vla_ros.sim.episode import EpisodeOptions
     from vla_ros.sim.world import TableTop, WorldOptions
 
 # In lockstep nothing is late, because the simulation waits. Only a policy node that hangs times out.
@@ -35,6 +35,8 @@ LOCKSTEP = (
     "timeouts.frame_age:=0.0",
     "timeouts.joint_state_age:=0.0",
 )
+CONTROLS = (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
+"""Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MOST_THREADS = 8  # more do not speed up a model as small as the demo's
 _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
@@ -205,7 +207,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
 
 def episode_options(arguments: argparse.Namespace, world: TableTop) -> EpisodeOptions:
     """How the episodes are run in this world."""
-    from vla_ros.sim.episodes import EpisodeOptions
+    from vla_ros.sim.episode import EpisodeOptions
 
     rate_hz = world.options.rate_hz
     return EpisodeOptions(

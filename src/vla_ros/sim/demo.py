@@ -21,20 +21,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import Part, parse_parts
-from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.shipped import SHIPPED
-from vla_ros.sim.arguments import Plan, add_arguments, episode_options, mode_of, plan, world_options
-from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, mode_of, plan, world_options
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
@@ -48,51 +44,44 @@ def run(arguments: argparse.Namespace) -> int:
         if path is not None and path.is_dir():
             raise ConfigError(f"{path}: is a folder, expected a file name")
     options = plan(arguments)
-    from vla_ros.sim import console
+    if not arguments.attach:
+        check_torch(options.config)
+    from vla_ros.sim import console, report
 
     console.CONSOLE.stderr = Path("-") in (arguments.json, arguments.report)
-    result, config = play(arguments, options)
+    in_one_process = mode_of(arguments) == "simulated_time"
+    result = _in_simulated_time(arguments, options.config) if in_one_process else _on_a_graph(arguments, options)
     console.summary(result)
     if arguments.json is not None:
         result.write_json(arguments.json)
         console.wrote("results", arguments.json)
     if arguments.report is not None:
-        from vla_ros.sim import report
-
-        report.write(result, arguments.report, config)
+        report.write(result, arguments.report)
         console.wrote("report", arguments.report)
     if arguments.record is not None:
         console.wrote("bag", arguments.record)
     return 0
 
 
-def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Config]:
-    """Start the policy node, run all episodes, stop the node and collect the results."""
-    if not arguments.attach:
-        check_torch(options.config)
-    if mode_of(arguments) == "simulated_time":
-        return _in_simulated_time(arguments, options.config), options.config
-    if not arguments.attach:
-        os.environ.update(private_graph(os.environ))
-    _interrupt_on_terminate()
+def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> DemoResult:
+    """Start the policy node unless one is running, run all episodes, and stop the node."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the policy node shuts down cleanly
     end_with_launcher()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
-        log = arguments.log or folder / "policy.log"
-        if arguments.attach:
-            episodes, wall = _episodes(arguments, options.config, lambda: True, stack)
-            return _result(arguments, options.config, episodes, {}, wall), options.config
-        policy = PolicyProcess(options.files, options.assignments, folder / "stats.json", log)
-        stack.callback(policy.end)
+    if arguments.attach:
+        return _episodes(arguments, options.config, lambda: True)
+    os.environ.update(private_graph(os.environ))
+    with tempfile.TemporaryDirectory(prefix="vla_ros_demo_") as folder:
+        log = arguments.log or Path(folder) / "policy.log"
+        policy = PolicyProcess(options.files, options.assignments, Path(folder) / "stats.json", log)
         try:
-            episodes, wall = _episodes(arguments, options.config, policy.alive, stack)
+            result = _episodes(arguments, options.config, policy.alive)
         except PolicyFailedError:
             policy.end()  # its last lines include what it logs while it shuts down
             print(policy.last_lines(), file=sys.stderr)
             raise
-        policy.end()
-        stats = policy.stats()
-    return _result(arguments, options.config, episodes, stats, wall), options.config
+        finally:
+            policy.end()
+        return result.with_stats(policy.stats())
 
 
 def check_torch(config: Config) -> None:
@@ -105,19 +94,8 @@ def check_torch(config: Config) -> None:
         )
 
 
-def _interrupt_on_terminate() -> None:
-    """Handle SIGTERM like Ctrl-C, so that the policy node shuts down cleanly."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def _episodes(
-    arguments: argparse.Namespace, config: Config, alive: Callable[[], bool], stack: ExitStack
-) -> tuple[list[EpisodeResult], float]:
-    """Return the results of all episodes and the seconds they took."""
+def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[], bool]) -> DemoResult:
+    """Run all episodes over the graph; ``alive`` is false once the policy node has ended."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
     from vla_ros.sim.episodes import Lockstep, RealTime
@@ -125,21 +103,22 @@ def _episodes(
     from vla_ros.sim.record import BagRecorder
     from vla_ros.sim.world import TableTop
 
-    world = stack.enter_context(TableTop(world_options(arguments, config)))
-    world.render()  # fail at once if there is no OpenGL
-    recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
-    graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
-    chosen = episode_options(arguments, world)
-    node = SimNode(graph, config.arms, wrist=chosen.wrist, tap=recorder)
-    console.header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
-    with console.spinner("waiting for the policy node"):
-        node.wait_for_policy(arguments.start_timeout, alive)
-    kind = RealTime if arguments.real_time else Lockstep
-    return _run_all(arguments, kind(world, node, chosen, alive).run)
+    with ExitStack() as stack:
+        world = stack.enter_context(TableTop(world_options(arguments, config)))
+        world.render()  # fail at once if there is no OpenGL
+        recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
+        graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
+        chosen = episode_options(arguments, world)
+        node = SimNode(graph, config.arms, wrist=chosen.wrist, tap=recorder)
+        console.header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
+        with console.spinner("waiting for the policy node"):
+            node.wait_for_policy(arguments.start_timeout, alive)
+        kind = RealTime if arguments.real_time else Lockstep
+        return _run_all(arguments, config, kind(world, node, chosen, alive).run)
 
 
 def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoResult:
-    """Run all episodes in this process."""
+    """Run policy and simulation in this process."""
     from vla_ros.node.stepper import Stepper
     from vla_ros.policies.base import create
     from vla_ros.sim import console
@@ -152,70 +131,27 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
             stepper.load()  # before anything is rendered: torch crashes where Mesa has loaded its LLVM
         with TableTop(world_options(arguments, config)) as world:
             runner = SimulatedTime(world, config, stepper, episode_options(arguments, world))
-            episodes, wall = _run_all(arguments, runner.run)
-        return _result(arguments, config, episodes, runner.stats, wall)
+            return _run_all(arguments, config, runner.run).with_stats(runner.stats)
 
 
-def _run_all(
-    arguments: argparse.Namespace, run: Callable[[int], EpisodeResult]
-) -> tuple[list[EpisodeResult], float]:
-    """Results of all seeds and the seconds they took."""
+def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int], EpisodeResult]) -> DemoResult:
+    """Run the episodes of all seeds."""
     from vla_ros.sim import console
 
     results: list[EpisodeResult] = []
     began = time.monotonic()
     with console.progress(arguments.episodes) as report_progress:
         for seed in range(arguments.seed, arguments.seed + arguments.episodes):
-            results.append(_small(run(seed), arguments.episodes))
+            result = run(seed)
+            if arguments.episodes > 10:  # smaller images keep the report small
+                result = replace(result, images=tuple(image[::2, ::2].copy() for image in result.images))
+            results.append(result)
             report_progress(results)
-    return results, time.monotonic() - began
-
-
-def _action(config: Config) -> tuple[Part, ...]:
-    """Return the parts of the policy's action."""
-    if config.policy.name == "expert":
-        return ExpertPolicy(config).spec.action
-    stated = parse_parts(" + ".join(config.features.action), action=True) if config.features.action else ()
-    return stated or PolicySpec().action
-
-
-def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:
-    """Halve the image size of long runs, to keep the report small."""
-    if episodes <= 10:
-        return result
-    return replace(result, images=tuple(image[::2, ::2].copy() for image in result.images))
-
-
-def _result(
-    arguments: argparse.Namespace,
-    config: Config,
-    episodes: Sequence[EpisodeResult],
-    stats: Mapping[str, Any],
-    wall: float,
-) -> DemoResult:
-    import numpy as np
-
-    controls = {
-        name: getattr(arguments, name)
-        for name, usual in (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
-        if getattr(arguments, name) != usual
-    }
-    samples = stats.get("latency_samples_ms", {})
     return DemoResult(
-        policy=config.policy.name,
-        checkpoint=getattr(config.policy, "checkpoint", ""),
-        mode=mode_of(arguments),
-        schedule=config.control.schedule,
-        delay_ms=config.control.inject_delay_ms,
-        rate_hz=config.control.rate_hz or 10.0,
-        seed=arguments.seed,
-        arms=tuple(arm.name for arm in config.arms),
-        action=_action(config),
-        episodes=tuple(episodes),
-        latency_ms=stats.get("latency_ms", {}),
-        frames=stats.get("frames", {}),
-        execution=stats.get("execution", {}),
-        latency_samples_ms={stage: np.asarray(values, dtype=np.float64) for stage, values in samples.items()},
-        controls=controls,
-        wall_s=wall,
+        config,
+        mode_of(arguments),
+        arguments.seed,
+        tuple(results),
+        controls={name: getattr(arguments, name) for name, usual in CONTROLS if getattr(arguments, name) != usual},
+        wall_s=time.monotonic() - began,
     )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from vla_ros.errors import VlaRosError
-from vla_ros.sim.node import IMAGE_TOPIC, ReceivedCommand, SimNode, wrist_topic
+from vla_ros.control.command import Command
+from vla_ros.sim.episode import Episode, EpisodeOptions, commands_of, obey
+from vla_ros.sim.node import IMAGE_TOPIC, SimNode, wrist_topic
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.status import PolicyFailedError
-from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import TIMESTEP, TableTop
 from vla_ros.types import FloatArray, UInt8Array
 
@@ -25,21 +23,6 @@ _ACTION_WAIT = 0.2  # s that an action may arrive after its command
 _TICK = 0.02  # s: joint states at 50 Hz or a little more
 _RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
 _MIN_SPIN = 0.002  # s: receive messages even when the simulation is late
-
-
-@dataclass(frozen=True)
-class EpisodeOptions:
-    """How episodes are run."""
-
-    max_steps: int = 80  # control steps after which an episode fails
-    # Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
-    step_timeout: float = 30.0
-    camera_hz: float = 10.0  # camera rate in real time; in lockstep it is that of control steps
-    wrist: tuple[str, ...] = ()  # wrist cameras whose images are published too
-    blank: bool = False  # publish black images; a policy that still succeeds ignores them
-    # Ask for another object and judge by the original one; a policy that still succeeds ignores the instruction.
-    shuffle: bool = False
-    switch_at: int = 0  # step from which a distractor becomes the target; 0 for never
 
 
 class Runner(ABC):
@@ -57,17 +40,6 @@ class Runner(ABC):
 
         Raises PolicyFailedError if the policy node ended, was stopped, or reports why it sends no commands.
         """
-
-    def _begin(self, seed: int) -> tuple[Scene, str]:
-        """Reset the world; returns the scene that counts and its instruction."""
-        scene = self._world.reset(seed)
-        return scene, shuffled_instruction(scene) if self._options.shuffle else scene.instruction
-
-    def _switched(self, scene: Scene) -> Scene:
-        """Make the first distractor the target; returns the new scene."""
-        scene = switched(scene)
-        self._world.judge_by(scene)
-        return scene
 
     def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
         """Publish the state and then the images, so that a receiver of the image has everything.
@@ -96,56 +68,37 @@ class Runner(ABC):
             raise PolicyFailedError(f"the policy node does not move the arm: {why}; its last lines are above")
 
 
-def obey(world: TableTop, command: ReceivedCommand) -> None:
-    """Make the arm follow a command."""
-    try:
-        if command.is_velocity:
-            world.command_velocities(command.names, command.values)
-        else:
-            world.command_named(command.names, command.values)
-    except ValueError as error:
-        raise VlaRosError(f"the simulated arm cannot follow the command: {error}") from None
-
-
-def ticks_per_step(world: TableTop) -> int:
-    """Joint states in a control step: 50 a second or a little more, each after a whole number of physics steps."""
-    steps, longest = world.substeps, _TICK * 1.001 / TIMESTEP
-    return next(count for count in range(1, steps + 1) if steps % count == 0 and steps / count <= longest)
-
-
 class Lockstep(Runner):
     """Waits for the commands of each frame, then advances by a control step, whatever the machine's speed."""
 
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
-        scene, instruction = self._begin(seed)
-        self._chunks: dict[str, int] = {}  # by driver, the stamp of the command that was obeyed last
-        self._instruct(instruction)
-        self._node.publish_episode(runs=True)
-        trace = Trace()
-        step, decided, silent = 0, False, False
-        self._node.forget_commands()
-        while step < self._options.max_steps and not decided:
-            if self._options.switch_at and step == self._options.switch_at:
-                scene = self._switched(scene)
-                self._instruct(scene.instruction)
-            self._node.forget_actions()
+        world, node, options = self._world, self._node, self._options
+        episode = Episode(world, seed, options)
+        self._chunks: dict[str, int] = {}  # by driver, the stamp of the last command that was obeyed
+        self._instruct(episode.instruction)
+        node.publish_episode(runs=True)
+        node.forget_commands()
+        reason, asked = "timeout", episode.instruction
+        while not episode.over:
+            if episode.instruction != asked:
+                asked = episode.instruction
+                self._instruct(asked)
+            node.actions = []
             stamp, image = self._publish()
-            trace.add(self._world, image)
-            commands = self._wait_for_commands(stamp, self._options.step_timeout)
+            episode.record(image)
+            commands = self._wait_for_commands(stamp, options.step_timeout)
             if not commands:
-                silent = True
+                reason = "no_command"
                 break
-            self._node.spin(lambda: bool(self._node.actions), _ACTION_WAIT)
-            trace.actions.extend(self._node.actions[-1:])
+            node.spin(lambda: bool(node.actions), _ACTION_WAIT)
+            episode.actions.extend(node.actions[-1:])
             for command in commands:
-                obey(self._world, command)
-            decided = self._world.step()
-            step += 1
-        self._node.publish_episode(runs=False)
-        trace.add(self._world, self._world.render())
-        trace.commands = self._node.commands(self._world)
-        return trace.result(self._world, seed, scene, step, "no_command" if silent else "timeout")
+                obey(world, command)
+            episode.step()
+        node.publish_episode(runs=False)
+        episode.record(world.render())
+        return episode.result(reason, commands_of(node.received, world))
 
     def _instruct(self, instruction: str) -> None:
         """Publish the instruction, then frames until one is answered; their commands are discarded.
@@ -160,14 +113,14 @@ class Lockstep(Runner):
             if self._wait_for_commands(first, _SETTLE * 2**attempt, resend=False):
                 return
 
-    def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[ReceivedCommand]:
+    def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[Command]:
         """Wait until every driver has a command for the frame ``stamp``; return none if they do not come in time.
 
         The command has this stamp or a later one, or is the next step of the chunk executed last. After a frame had
         to be sent again, a chunk for an earlier frame of this instruction is accepted.
         """
         deadline = time.monotonic() + timeout
-        found: dict[str, ReceivedCommand] = {}
+        found: dict[str, Command] = {}
 
         def complete() -> bool:
             return len(found) == len(self._node.command_topics)
@@ -206,16 +159,15 @@ class RealTime(Runner):
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
         before = self._world.joint_positions()
-        scene, instruction = self._begin(seed)
+        episode = Episode(self._world, seed, self._options)
         self._return(before)
         self._node.take_commands()
-        self._node.publish_instruction(instruction)
+        self._node.publish_instruction(episode.instruction)
         began = self._node.next_stamp()
         if not self._is_answered(began):
-            trace = Trace()
-            trace.add(self._world, self._world.render())
-            return trace.result(self._world, seed, scene, 0, "no_command")
-        return self._drive(seed, scene, began)
+            episode.record(self._world.render())
+            return episode.result("no_command")
+        return self._drive(episode, began)
 
     def _return(self, before: FloatArray) -> None:
         """Publish the arm's motion back to the start, because the node would take a jump for a second driver."""
@@ -244,42 +196,37 @@ class RealTime(Runner):
             self._node.spin(check, 1 / self._options.camera_hz)
         return answered
 
-    def _drive(self, seed: int, scene: Scene, began: int) -> EpisodeResult:
-        options, world, node = self._options, self._world, self._node
-        trace = Trace()
-        node.forget_actions()
+    def _drive(self, episode: Episode, began: int) -> EpisodeResult:
+        world, node, camera_period = self._world, self._node, 1 / self._options.camera_hz
+        node.actions = []
         node.forget_commands()
         node.publish_episode(runs=True)
-        step_seconds, ticks = world.substeps * TIMESTEP, ticks_per_step(world)
-        tick_seconds = step_seconds / ticks
-        tick, decided, due = 0, False, time.monotonic()
-        while tick < options.max_steps * ticks and not decided:
-            if options.switch_at and tick == options.switch_at * ticks:
-                scene = self._switched(scene)
-                node.publish_instruction(scene.instruction)
+        step_seconds = world.substeps * TIMESTEP
+        due, stepped, asked = time.monotonic(), True, episode.instruction
+        while not episode.over:
+            if episode.instruction != asked:
+                asked = episode.instruction
+                node.publish_instruction(asked)
+            image = None
             if time.monotonic() >= self._next_frame:
                 _, image = self._publish()
-                self._next_frame = max(self._next_frame + 1 / options.camera_hz, time.monotonic())
+                self._next_frame = max(self._next_frame + camera_period, time.monotonic())
             else:
-                image = None
                 node.publish_joints(world, node.next_stamp())
-            if tick % ticks == 0:
-                trace.add(world, world.render() if image is None else image)
-            due += tick_seconds
+            if stepped:
+                episode.record(world.render() if image is None else image)
+            due += step_seconds / world.ticks
             left = due - time.monotonic()
             if left < -step_seconds:  # too slow: let simulated time fall behind
                 due = time.monotonic()
             self._listen(began, max(0.0, left))
-            world.advance(world.substeps // ticks)
-            tick += 1
-            if tick % ticks == 0:
-                decided = world.watch()
+            stepped = episode.tick()
         node.publish_episode(runs=False)
         self._check(waiting=False)
-        trace.actions.extend(node.actions)
-        trace.commands = node.commands(world, time.monotonic())
-        trace.add(world, world.render())
-        return trace.result(world, seed, scene, -(-tick // ticks), "timeout")
+        episode.actions.extend(node.actions)
+        commands = commands_of(node.received, world, time.monotonic())
+        episode.record(world.render())
+        return episode.result(commands=commands)
 
     def _listen(self, began: int, seconds: float) -> None:
         """Run callbacks for ``seconds``; the arms follow each command as it arrives."""

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import ArmConfig
-from vla_ros.control.command import message_type
+from vla_ros.control.command import Command, message_type
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
-from vla_ros.sim.arm import JOINT_NAMES
-from vla_ros.sim.results import Commands
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, JointState, UInt8Array
@@ -70,16 +68,6 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class ReceivedCommand:
-    """A command of the policy node."""
-
-    names: tuple[str, ...]  # joints, N of them
-    values: tuple[float, ...]  # [N], positions (radians, metres) or velocities (per second)
-    is_velocity: bool  # which of the two
-    stamp: int  # of the frame, nanoseconds; time of arrival if the message has none
-
-
 def wrist_topic(camera: str) -> str:
     """Return the topic of a wrist camera."""
     return f"/{camera}_camera/image_raw"
@@ -97,7 +85,8 @@ class SimNode:
         tap: Called with every message, to record it.
 
     Attributes:
-        actions: The policy's actions since :meth:`forget_actions`, float64 [D] each.
+        actions: The policy's actions since they were last cleared, float64 [D] each.
+        received: The commands to the first arm since :meth:`forget_commands`, with their times of arrival, seconds.
         policy: Status of the policy node.
     """
 
@@ -133,10 +122,10 @@ class SimNode:
             lambda message: self.policy.update(message.data),
             graph.qos("instruction"),
         )
-        self._commands: dict[str, ReceivedCommand] = {}
+        self._commands: dict[str, Command] = {}
         self._stamp = 0
         self.actions: list[FloatArray] = []
-        self._received: list[tuple[float, ReceivedCommand]] = []
+        self.received: list[tuple[float, Command]] = []
 
     @property
     def command_topics(self) -> tuple[str, ...]:
@@ -200,29 +189,20 @@ class SimNode:
 
     # --- in ---
 
-    def take_commands(self) -> dict[str, ReceivedCommand]:
+    def take_commands(self) -> dict[str, Command]:
         """Return the newest untaken command of each driver's topic."""
         commands, self._commands = self._commands, {}
         return commands
 
-    def forget_actions(self) -> None:
-        """Clear :attr:`actions`."""
-        self.actions = []
-
     def forget_commands(self) -> None:
         """Forget all commands, whether taken or not."""
-        self._received, self._commands = [], {}
-
-    def commands(self, world: TableTop, end: float | None = None) -> Commands:
-        """Return the first arm's commands since :meth:`forget_commands`, with their times if ``end`` is given."""
-        chosen = [name for name in self._drivers[0].joints if name in world.joint_names[: len(JOINT_NAMES)]]
-        return commands_of(self._received, chosen, world.options.rate_hz, end)
+        self.received, self._commands = [], {}
 
     def _on_command(self, driver: Driver, message: Any) -> None:
         command = read_command(driver, message, self._node.get_clock().now().nanoseconds)
         self._commands[driver.topic] = command
         if driver is self._drivers[0]:
-            self._received.append((time.monotonic(), command))
+            self.received.append((time.monotonic(), command))
         self._record(driver.topic, message)
 
     def _on_action(self, message: Any) -> None:
@@ -269,26 +249,18 @@ class SimNode:
             )
 
 
-def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
+def read_command(driver: Driver, message: Any, now: int) -> Command:
     """Read a driver's command from a message; ``now`` (nanoseconds) replaces a missing stamp."""
-    is_velocity = driver.output.startswith("joint_velocity")
+    is_velocity, stamp = driver.output.startswith("joint_velocity"), now
     if driver.output in _UNNAMED:
-        return ReceivedCommand(driver.joints, tuple(map(float, message.data)), is_velocity, now)
-    if driver.output == "joint_trajectory":
-        names, values = message.joint_names, message.points[-1].positions
+        names, values = driver.joints, message.data
     else:
-        names, values = message.name, message.velocity if is_velocity else message.position
-    stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
-    return ReceivedCommand(tuple(names), tuple(map(float, values)), is_velocity, stamp)
-
-
-def commands_of(
-    received: Sequence[tuple[float, ReceivedCommand]], joints: Sequence[str], rate_hz: float, end: float | None
-) -> Commands:
-    """The commands (with the seconds of their arrival) as numbers, and until ``end`` their times."""
-    rows = [dict(zip(one.names, one.values, strict=True)) for _, one in received]
-    values = np.array([[row[name] for name in joints] for row in rows]).reshape(-1, len(joints))
-    if received and received[0][1].is_velocity:
-        values = np.cumsum(values, axis=0) / rate_hz
-    times = [] if end is None else [when for when, _ in received] + [end]
-    return Commands(np.array(times), np.array([one.stamp for _, one in received], np.int64), values)
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        if driver.output == "joint_trajectory":
+            names, values = message.joint_names, message.points[-1].positions
+        else:
+            names, values = message.name, message.velocity if is_velocity else message.position
+    numbers = np.array(values, dtype=np.float64)
+    if is_velocity:
+        return Command((), np.zeros(0), stamp, velocities=dict(zip(names, numbers.tolist(), strict=True)))
+    return Command(tuple(names), numbers, stamp)

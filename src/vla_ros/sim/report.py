@@ -6,10 +6,11 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config, to_yaml
+from vla_ros.config import to_yaml
 from vla_ros.contract.parts import Part
 from vla_ros.policies.shipped import SHIPPED
 from vla_ros.report import charts, images, page
@@ -23,25 +24,28 @@ SHOWN = 24
 """Episodes shown with images; a hundred would make a file that no phone opens."""
 
 _LATENCY_NOTES = (
-    "Measured in the policy node, warm-up apart.",
-    "wait, frame_age and total in simulated time; the others as this machine took, inference with the delay.",
+    "Measured in the policy node, without warm-up.",
+    "wait, frame_age and total are in simulated time; the other stages were measured on this machine, and inference"
+    " includes the added delay.",
 )
 _DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
-def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
-    """Write the report to ``path``, one self-contained HTML file; ``config`` is shown at its end."""
-    page.save(path, render(result, config))
+def write(result: DemoResult, path: Path) -> None:
+    """Write the report to ``path``, one self-contained HTML file."""
+    page.save(path, render(result))
 
 
-def render(result: DemoResult, config: Config | None = None) -> str:
+def render(result: DemoResult) -> str:
     """Return the report as HTML text."""
+    policy = result.config.policy.name
     # The name of a checkpoint in the package says little in a heading.
-    name = result.policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
-    lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
+    name = policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
+    lead = f"{len(result.episodes)} episodes, policy {policy}, {result.mode.replace('_', ' ')}"
     chosen = featured(result.episodes)
     left_out = len(result.episodes) - len(chosen)
     note = f"{left_out} more are in the table below; failures are shown first." if left_out else ""
+    plan = [(name.replace("_", " "), significant(value)) for name, value in result.execution.items()]
     body = [
         banner(result),
         page.tiles(headline(result)),
@@ -54,15 +58,16 @@ def render(result: DemoResult, config: Config | None = None) -> str:
         ),
         page.section("Latency", latency(result), _LATENCY_NOTES[result.mode == "simulated_time"]),
         page.section("Frames", frames(result.frames)),
-        page.section("Plan", execution(result.execution), "As the policy node counted it, also between episodes."),
-        page.section("Configuration and versions", configuration(result, config)),
+        page.section(
+            "Plan", table_or_note(("plan", ""), plan), "As the policy node counted it, also between episodes."
+        ),
+        page.section("Configuration and versions", configuration(result)),
     ]
     return page.document(f"vla_ros demo: {name}", lead, body, "Written by vla-ros demo --report.")
 
 
 def banner(result: DemoResult) -> Markup:
     """Return the banner: how many episodes succeeded, and why the others failed."""
-    count = len(result.episodes)
     won = sum(episode.success for episode in result.episodes)
     failures = Counter(episode.reason for episode in result.episodes if not episode.success)
     texts = {
@@ -73,35 +78,27 @@ def banner(result: DemoResult) -> Markup:
     reasons = [f"{number} x {texts.get(reason, reason)}" for reason, number in sorted(failures.items())]
     reasons += [f"{name} = {value}: a control of this run" for name, value in result.controls.items()]
     level = "good" if result.success_rate >= 0.9 else ("warn" if result.success_rate >= 0.5 else "bad")
-    if not count:
-        return page.verdict("bad", "No episode was run.", reasons)
-    return page.verdict(level, f"{won} of {count} episodes succeeded.", reasons)
+    return page.verdict(level, f"{won} of {len(result.episodes)} episodes succeeded.", reasons)
 
 
 def headline(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Tiles: success, steps, latency, frames."""
+    """Return the tiles at the top: title, figure and remark."""
     steps = [episode.steps for episode in result.episodes if episode.success]
-    total = result.latency_ms.get("total") or next(iter(reversed(list(result.latency_ms.values()))), None)
+    motion, frames, total = result.motion, result.frames, result.latency_ms.get("total", {})
     tiles = [
         ("Success", f"{100 * result.success_rate:.0f} %", f"wrong object {100 * result.wrong_object_rate:.0f} %"),
         ("Steps to success", significant(float(np.median(steps)) if steps else None), "median"),
     ]
-    motion = result.motion
     if motion["stalled_share"] is not None:
         gap = f"longest gap {significant(motion['longest_gap_ms'])} ms"
         tiles.append(("Stalled", f"{100 * motion['stalled_share']:.1f} %", gap))
     if motion["seam_ratio"] is not None:
-        tiles.append(("Seams", significant(motion["seam_ratio"]), "p99 acceleration over that within chunks"))
+        tiles.append(("Seams", significant(motion["seam_ratio"]), "p99 acceleration relative to within chunks"))
     if total:
-        tiles.append(
-            ("Latency", f"{significant(total.get('p50'))} ms", f"p50; p99 {significant(total.get('p99'))} ms")
-        )
-    if "used" in result.frames:
-        tiles.append(
-            ("Frames used", str(result.frames["used"]), f"of {result.frames.get('received', '?')} received")
-        )
-    tiles.append(("Wall time", f"{significant(result.wall_s)} s", f"camera {significant(result.rate_hz)} Hz"))
-    return tiles
+        tiles.append(("Latency", f"{significant(total['p50'])} ms", f"p50; p99 {significant(total['p99'])} ms"))
+    if frames:
+        tiles.append(("Frames used", str(frames["used"]), f"of {frames['received']} received"))
+    return [*tiles, ("Wall time", f"{significant(result.wall_s)} s", f"camera {significant(result.rate_hz)} Hz")]
 
 
 def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
@@ -118,41 +115,37 @@ def outcome(episode: EpisodeResult) -> Markup:
 
 def episode_card(episode: EpisodeResult) -> Markup:
     """Return the images of an episode as an animation, with its instruction and outcome."""
-    head = tag("h3", [f"{episode.instruction} ", outcome(episode)])
-    caption = f"seed {episode.seed}, {episode.steps} steps"
-    if episode.touched:
-        caption += f", moved {episode.touched} instead of {episode.target}"
-    return tag("div", [head, images.animation(episode.images, rate_hz=3.0, caption=caption)])
+    moved = f", moved {episode.touched} instead of {episode.target}" if episode.touched else ""
+    caption = f"seed {episode.seed}, {episode.steps} steps{moved}"
+    shown = images.animation(episode.images, rate_hz=3.0, caption=caption)
+    return tag("div", [tag("h3", [f"{episode.instruction} ", outcome(episode)]), shown])
 
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
     """Return a table with seed, instruction, outcome and steps of every episode."""
-    rows: list[list[page.Cell]] = [
-        [episode.seed, episode.instruction, outcome(episode), episode.steps, episode.touched or "–"]
-        for episode in episodes
-    ]
+    rows = [(one.seed, one.instruction, outcome(one), one.steps, one.touched or "–") for one in episodes]
     return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows)
 
 
 def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Markup:
-    """Charts of one episode: the parts of the actions, the tool positions and the fingers."""
-    parts: list[Markup] = []
-    columns, known = iter(episode.actions.T), groups(result.action)
-    if sum(len(names) for _, names in known) != episode.actions.shape[1]:  # a policy of somebody else's
-        known = [("action", [str(index + 1) for index in range(episode.actions.shape[1])])]
-    for title, names in known if len(episode.actions) else ():
-        parts.append(_chart(title, names, list(itertools.islice(columns, len(names))), result))
-    if len(episode.tips):
-        for name, tip in zip(result.arms, np.moveaxis(episode.tips, 1, 0), strict=True):
-            parts.append(_chart(f"{name}: tool position [m]", "xyz", tip.T, result))
-        parts.append(_chart("finger opening [mm]", result.arms, 1e3 * episode.fingers.T, result))
-    body = page.cards(parts) if parts else tag("p", "No action was received.", class_="note")
+    """Return the charts of an episode: the parts of the actions, the tool positions and the fingers."""
+    actions = episode.actions.T
+    known = groups(result.action)
+    if sum(len(names) for _, names in known) != len(actions):  # the parts of another policy's actions are unknown
+        known = [("action", [str(index + 1) for index in range(len(actions))])]
+    columns = iter(actions)
+    parts = [
+        _chart(title, names, list(itertools.islice(columns, len(names))), result) for title, names in known if names
+    ]
+    for name, tip in zip(result.arms, np.moveaxis(episode.tips, 1, 0), strict=True):
+        parts.append(_chart(f"{name}: tool position [m]", "xyz", tip.T, result))
+    parts.append(_chart("finger opening [mm]", result.arms, 1e3 * episode.fingers.T, result))
     summary = tag("summary", f"seed {episode.seed}: {episode.instruction}")
-    return tag("details", [summary, body], open=opened)
+    return tag("details", [summary, page.cards(parts)], open=opened)
 
 
 def groups(action: Sequence[Part]) -> list[tuple[str, Sequence[str]]]:
-    """Return the title and names of the numbers that share a chart."""
+    """Return the title and the names of the numbers of each chart of an action."""
     found: list[tuple[str, Sequence[str]]] = []
     for part in action:
         if part.quantity == "tip_delta":
@@ -174,57 +167,38 @@ def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatA
 def latency(result: DemoResult) -> list[Markup]:
     """Return the table of percentiles, and a histogram for each stage with individual measurements."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
-    parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows)] if rows else []
-    histograms = [
-        charts.histogram(
-            samples,
-            title=stage,
-            x_label="ms",
-            references={f"p{q}": float(np.percentile(samples, q)) for q in (50, 99)},
-        )
-        for stage, samples in result.latency_samples_ms.items()
-        if len(samples)
-    ]
-    if histograms:
-        parts.append(page.cards(histograms))
-    return parts or [tag("p", "The policy node reported no latency.", class_="note")]
+    histograms = []
+    for stage, samples in result.latency_samples_ms.items():
+        marks = {f"p{q}": float(np.percentile(samples, q)) for q in (50, 99)}
+        histograms.append(charts.histogram(samples, title=stage, x_label="ms", references=marks))
+    return [table_or_note(("stage", "p50 [ms]", "p99 [ms]"), rows), page.cards(histograms)]
 
 
-def frames(counters: Mapping[str, object]) -> Markup:
-    """Received, used and dropped frames by reason."""
-    rows = []
-    for name, value in counters.items():
-        if isinstance(value, Mapping):
-            rows += [(f"{name}: {reason}", number) for reason, number in value.items()]
-        else:
-            rows.append((name, value))
-    if not rows:
-        return tag("p", "The policy node reported no frame counters.", class_="note")
-    return page.table(("frames", "number"), rows)
+def table_or_note(header: Sequence[str], rows: Sequence[Sequence[page.Cell]]) -> Markup:
+    """Return the table; without rows (``--attach``), a note that the figures are missing."""
+    note = tag("p", "The policy node reported no figures.", class_="note")
+    return page.table(header, rows) if rows else note
 
 
-def execution(figures: Mapping[str, float]) -> Markup:
-    """Return the steps, chunks, skipped steps, stalls, ages, accelerations and jerk."""
-    if not figures:
-        return tag("p", "The policy node reported nothing.", class_="note")
-    return page.table(
-        ("plan", ""), [(name.replace("_", " "), significant(value)) for name, value in figures.items()]
-    )
+def frames(counters: Mapping[str, Any]) -> Markup:
+    """Return the table of received, used and dropped frames."""
+    dropped = counters.get("dropped", {})
+    totals = [(name, number) for name, number in counters.items() if name != "dropped"]
+    reasons = [(f"dropped: {reason}", number) for reason, number in dropped.items()]
+    return table_or_note(("frames", "number"), totals + reasons)
 
 
-def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
+def configuration(result: DemoResult) -> list[Markup]:
     """Return the settings of the run, versions, and the options of the policy node."""
     run = {
-        "policy": result.policy,
+        "policy": result.config.policy.name,
         "arms": ", ".join(result.arms),
         "actions": " + ".join(map(str, result.action)),
         "checkpoint": result.checkpoint or "–",
         "mode": result.mode,
-        "schedule": result.schedule,
-        "delay": f"{result.delay_ms:g} ms",
+        "schedule": result.config.control.schedule,
+        "delay": f"{result.config.control.inject_delay_ms:g} ms",
         "first seed": result.seed,
     }
-    parts = [page.facts({**run, **versions()})]
-    if config is not None:
-        parts.append(page.details("Options of the policy node", page.code(to_yaml(config, comments=False))))
-    return parts
+    options = page.code(to_yaml(result.config, comments=False))
+    return [page.facts({**run, **versions()}), page.details("Options of the policy node", options)]

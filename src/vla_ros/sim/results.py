@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.parts import Part
+from vla_ros.config import Config
+from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.report import page
+from vla_ros.sim.expert import RATE_HZ, ExpertPolicy
 from vla_ros.telemetry.steadiness import Steadiness
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
@@ -73,16 +75,10 @@ class EpisodeResult:
 class DemoResult:
     """All episodes of a run, with latency and frame counters of the policy node."""
 
-    policy: str  # name of the policy
-    checkpoint: str  # its folder, or ""
-    mode: str  # ``lockstep`` or ``real_time``
-    rate_hz: float  # control steps a second of simulated time
+    config: Config  # options of the policy node
+    mode: str  # ``lockstep``, ``real_time`` or ``simulated_time``
     seed: int  # seed of the first episode; the others follow by one
-    episodes: tuple[EpisodeResult, ...]  # one result each
-    schedule: str = "auto"  # ``control.schedule``
-    delay_ms: float = 0.0  # delay that ``--delay-ms`` added to each answer of the policy
-    arms: tuple[str, ...] = ("arm",)  # names of the arms
-    action: tuple[Part, ...] = PolicySpec().action  # what the numbers of the policy's actions are
+    episodes: tuple[EpisodeResult, ...]
     # Stage of the policy node to ``{"p50": ms, "p99": ms}``.
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
@@ -90,10 +86,33 @@ class DemoResult:
     # How steadily the policy node executed its plan (``ExecutionStats.summary``); may be empty.
     execution: Mapping[str, float] = field(default_factory=dict)
     # Stage to single measurements in milliseconds; may be empty.
-    latency_samples_ms: Mapping[str, FloatArray] = field(default_factory=dict)
+    latency_samples_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     # Options that made the task harder (dimmed camera, bumps, ...).
     controls: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0  # seconds that the episodes took
+
+    @property
+    def rate_hz(self) -> float:
+        """Control steps per second of simulated time."""
+        return self.config.control.rate_hz or RATE_HZ
+
+    @property
+    def checkpoint(self) -> str:
+        """The policy's checkpoint, or ""."""
+        return str(getattr(self.config.policy, "checkpoint", ""))
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names of the arms."""
+        return tuple(arm.name for arm in self.config.arms)
+
+    @property
+    def action(self) -> tuple[Part, ...]:
+        """The meaning of the numbers of the policy's actions."""
+        if self.config.policy.name == "expert":
+            return ExpertPolicy(self.config).spec.action
+        stated = self.config.features.action
+        return parse_parts(" + ".join(stated), action=True) if stated else PolicySpec().action
 
     @property
     def success_rate(self) -> float:
@@ -117,11 +136,19 @@ class DemoResult:
         found = steadiness((episode.commands for episode in self.episodes), self.rate_hz)
         return {name: found.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
 
+    def with_stats(self, stats: Mapping[str, Any]) -> DemoResult:
+        """Return the results with the policy node's statistics (``vla-ros run --stats``)."""
+        names = ("latency_ms", "frames", "execution", "latency_samples_ms")
+        return replace(self, **{name: stats[name] for name in names if name in stats})
+
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON values, without images and traces."""
-        plain = ("policy", "checkpoint", "mode", "schedule", "delay_ms", "rate_hz", "seed", "wall_s")
+        plain = ("checkpoint", "mode", "rate_hz", "seed", "wall_s")
         rates = ("success_rate", "wrong_object_rate", "seconds_to_success")
         return {
+            "policy": self.config.policy.name,
+            "schedule": self.config.control.schedule,
+            "delay_ms": self.config.control.inject_delay_ms,
             **{name: getattr(self, name) for name in (*plain, *rates)},
             **self.motion,
             "arms": list(self.arms),

@@ -21,6 +21,7 @@ TIMESTEP = 0.002
 """Physics time step of ``assets/table_top.xml``, seconds."""
 
 _JOINTS, _OF_AN_ARM = len(arm.JOINT_NAMES), len(arm.JOINT_NAMES) + len(arm.FINGER_NAMES)
+_TICK = 0.02 * 1.001  # s: joint states at 50 Hz or a little more
 _SETTLING = 50  # physics steps at the start of an episode
 _TWO_ARMS_FOVY = 62.0  # degrees: both arms' objects are in the image
 
@@ -50,6 +51,7 @@ class TableTop:
         mounts: The arms.
         joint_names: All joints, in the order of the vectors.
         substeps: Physics steps of one control step.
+        ticks: Equal parts of a control step, each 0.02 s or a little less: how often joint states are published.
 
     Raises:
         MissingDependencyError: MuJoCo is not installed.
@@ -65,6 +67,8 @@ class TableTop:
         self.options = options or WorldOptions()
         self._mujoco = mujoco
         self.substeps = round(1 / (self.options.rate_hz * TIMESTEP))
+        parts = range(math.ceil(self.substeps * TIMESTEP / _TICK), self.substeps + 1)
+        self.ticks = next(count for count in parts if self.substeps % count == 0)
         self._ramp_steps = round(0.8 * self.substeps)
         self.mounts = arm.ONE_ARM if self.options.arms == 1 else arm.TWO_ARMS
         self.joint_names = tuple(name for mount in self.mounts for name in mount.joint_names)

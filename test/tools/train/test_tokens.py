@@ -1,6 +1,7 @@
 """Tokens decode to the expert's actions, in the gripper convention of the data."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
 from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
+from vla_ros.sim.episode import EpisodeOptions
 from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
@@ -102,9 +104,8 @@ def test_the_closing_value_grasps_only_with_the_threshold(mode: str) -> None:
 
     with TableTop() as world:
         controller = make_controller(expert.spec, config)
-        won = [
-            run_episode(world, infer, controller, seed, render_every=0, max_steps=40).success for seed in (0, 1, 2)
-        ]
+        run = partial(run_episode, world, infer, controller, options=EpisodeOptions(40), render_every=0)
+        won = [run(seed).success for seed in (0, 1, 2)]
     assert won == [mode == "binary"] * 3
     gripper = Gripper(config.gripper)
     assert gripper.opening(closing) == (CLOSED if mode == "binary" else pytest.approx(closing))
