@@ -37,10 +37,6 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
     ("values", "expected"),
     [
         (
-            {"control.ask_ahead": True},
-            "control.ask_ahead: no such parameter any more; it is part of control.schedule",
-        ),
-        (
             {"policy.name": "wiggle", "policy.checkpoint": "x"},
             "policy.name is 'wiggle'; set policy.name:=openvla or leave it out",
         ),
@@ -91,7 +87,7 @@ def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[st
             "the same as gripper.closed_position",
         ),
         ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "how long a step lasts"),
-        ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "no room for fingers"),
+        ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "cannot carry finger positions"),
         ({"topics.gripper": "/g"}, "no robot.gripper_joint_names: nothing would ever be sent there"),
         ({"topics.gripper": "/g", "robot.gripper_joint_names": ["f"], "gripper.mode": "none"}, "gripper.mode none"),
         (
@@ -256,12 +252,11 @@ def test_the_sections_of_arms_are_printed_and_read_back(tmp_path: Path) -> None:
         ({"left.urdf": "x"}, "'left' is not one of robot.arms, which are: none"),
         ({**TWO, "left.urfd": "x"}, "did you mean 'left.urdf'"),
         ({**TWO, "left.home": "x"}, "left.home: found 'x' (str), expected a list"),
-        ({**TWO, "right.command": "/l"}, "right.command: found /l, on which 'left' is commanded, too"),
+        ({**TWO, "right.command": "/l"}, "right.command: found /l, the same as left.command"),
         (
             {**TWO, "right.gripper": "/l", "robot.gripper_joint_names": ["f"]},
-            "right.gripper: found /l, on which",
+            "right.gripper: found /l, the same as left.command",
         ),
-        ({**TWO, "left.joint_names": ["a", "b"]}, "right.joint_names: found a, which 'left' has, too"),
         ({**TWO, "left.workspace_low": [0.0, 0.0, 0.0]}, "left.workspace_low and limits.workspace_high"),
         ({"robot.state_topics": ["force=/f:Wrench"]}, "JointState|Float64MultiArray|PoseStamped|WrenchStamped"),
         ({"preset": "libro"}, "preset: found 'libro'"),
@@ -384,7 +379,7 @@ def test_lists_of_aliases_are_never_written_out(tmp_path: Path) -> None:
             "robot.joint_names and robot.gripper_joint_names: found a more than",
         ),
         ({"robot.joint_names": ["a", "b"], "robot.gripper_joint_names": ["b"]}, "found b more than once"),
-        ({"topics.command": "/joint_states"}, "the same as topics.joint_states: commands would be taken for"),
+        ({"topics.command": "/joint_states"}, "the same as topics.joint_states"),
     ],
 )
 def test_a_joint_or_topic_that_is_named_twice_is_refused(values: dict[str, object], expected: str) -> None:

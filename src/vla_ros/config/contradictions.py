@@ -12,10 +12,10 @@ from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 def contradictions(config: Config) -> list[str]:
     """Return the contradictions between valid options, one line each."""
-    found = [*_of_cameras(config), *_of_control(config), *_between_arms(config)]
+    found = [*_of_cameras(config), *_of_control(config), *_of_topics(config)]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
-    return list(dict.fromkeys(found))  # what arms share is wrong once
+    return list(dict.fromkeys(found))  # report an option that several arms share once
 
 
 def _of_cameras(config: Config) -> Iterator[str]:
@@ -39,8 +39,34 @@ def _of_cameras(config: Config) -> Iterator[str]:
         yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected each key once"
 
 
+def _of_control(config: Config) -> Iterator[str]:
+    policy, control = config.policy, config.control
+    velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
+    if control.rate_hz == 0 and velocities:
+        yield f"control.rate_hz: found 0 with {velocities[0]}; a velocity needs to know how long a step lasts"
+    found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"
+    if control.command_rate_hz and velocities:
+        yield f"{found} {velocities[0]}; a velocity lasts until the next step, expected 0"
+    if control.command_rate_hz and control.rate_hz == 0:
+        yield f"{found} control.rate_hz 0, so the length of a step is unknown; set rate_hz"
+    length = len(policy.instruction)
+    if length > policy.max_instruction_length:
+        limit = f"policy.max_instruction_length is {policy.max_instruction_length}"
+        yield f"policy.instruction: found {length} characters, {limit}"
+
+
+def _of_topics(config: Config) -> Iterator[str]:
+    """Each driver has a topic of its own, on which nothing is measured."""
+    used = {arm.joint_states: _name(config, arm, "joint_states") for arm in config.arms}
+    for arm in config.arms:
+        for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
+            named = f"{arm.name}.{leaf}" if config.robot.arms else OF_AN_ARM[leaf]
+            if topic and used.setdefault(topic, named) != named:
+                yield f"{named}: found {topic}, the same as {used[topic]}; each driver needs a topic of its own"
+
+
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
-    """Return the arm's own option, or the one that all arms share."""
+    """Return the name of the arm's own option, or of the option that all arms share."""
     own = f"{arm.name}.{leaf}"
     return own if own in config.own else OF_AN_ARM[leaf]
 
@@ -48,10 +74,7 @@ def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
 def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
     gripper, fingers, topic = arm.gripper, arm.robot.gripper_joint_names, arm.gripper_topic
     named = _name(config, arm, "gripper")
-    if topic and topic == arm.command:
-        command = _name(config, arm, "command")
-        yield f"{named}: found {topic}, the same as {command}; leave it empty to send both together"
-    elif topic and (gripper.mode == "none" or not fingers):
+    if topic and (gripper.mode == "none" or not fingers):
         found = "gripper.mode none" if fingers else f"no {_name(config, arm, 'gripper_joint_names')}"
         yield f"{named}: found {topic} with {found}: nothing would ever be sent there"
     if gripper.mode == "none":
@@ -68,13 +91,11 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
     if fingers and gripper.open_position == gripper.closed_position:
         opened, closed = (_name(config, arm, leaf) for leaf in ("open_position", "closed_position"))
         yield f"{opened}: found {gripper.open_position:g}, the same as {closed}"
-    if gripper.mode != "binary":
-        return
-    band = f"gripper.threshold: found {gripper.threshold:g} with gripper.hysteresis {gripper.hysteresis:g}"
-    if gripper.threshold - gripper.hysteresis < 0:
-        yield f"{band}: the gripper would never close; expected a band within 0 to 1"
-    if gripper.threshold + gripper.hysteresis >= 1:
-        yield f"{band}: the gripper would never open; expected a band within 0 to 1"
+    low, high = gripper.threshold - gripper.hysteresis, gripper.threshold + gripper.hysteresis
+    if gripper.mode == "binary" and (low < 0 or high >= 1):
+        never = "close" if low < 0 else "open"
+        found = f"found {gripper.threshold:g} with gripper.hysteresis {gripper.hysteresis:g}"
+        yield f"gripper.threshold: {found}: the gripper would never {never}; expected a band within 0 to 1"
 
 
 def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
@@ -86,53 +107,12 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
         yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
     fingers = arm.robot.gripper_joint_names
     joints = (*arm.robot.joint_names, *fingers)
+    names = [_name(config, arm, leaf) for leaf in ("joint_names", "gripper_joint_names")]
     twice = sorted({name for name in joints if joints.count(name) > 1})
     if twice:
-        names = [_name(config, arm, leaf) for leaf in ("joint_names", "gripper_joint_names")]
         yield f"{names[0]} and {names[1]}: found {', '.join(twice)} more than once, expected each joint once"
-    for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
-        if topic and topic == arm.joint_states:
-            own = [_name(config, arm, name) for name in (leaf, "joint_states")]
-            yield f"{own[0]}: found {topic}, the same as {own[1]}: commands would be taken for measurements"
     if arm.output in ARM_OUTPUTS and fingers and not arm.gripper_topic:
-        named = _name(config, arm, "gripper_joint_names")
         yield (
-            f"{named}: found {list(fingers)} with {arm.output}, which has no room for fingers; give "
-            f"them a topic of their own ({_name(config, arm, 'gripper')}), or set it to []"
-        )
-
-
-def _between_arms(config: Config) -> Iterator[str]:
-    for index, arm in enumerate(config.arms):
-        for other in config.arms[:index]:
-            for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
-                if topic and topic in (other.command, other.gripper_topic):
-                    yield (
-                        f"{arm.name}.{leaf}: found {topic}, on which '{other.name}' is commanded, too; "
-                        "give each arm a topic of its own"
-                    )
-            mine = {*arm.robot.joint_names, *arm.robot.gripper_joint_names}
-            both = mine & {*other.robot.joint_names, *other.robot.gripper_joint_names}
-            if both and arm.joint_states == other.joint_states:
-                yield (
-                    f"{arm.name}.joint_names: found {', '.join(sorted(both))}, which '{other.name}' has, too; "
-                    f"a joint on {arm.joint_states} belongs to one arm"
-                )
-
-
-def _of_control(config: Config) -> Iterator[str]:
-    policy = config.policy
-    velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
-    if config.control.rate_hz == 0 and velocities:
-        yield f"control.rate_hz: found 0 with {velocities[0]}; a velocity needs to know how long a step lasts"
-    if config.control.command_rate_hz and velocities:
-        found = f"{config.control.command_rate_hz:g} with {velocities[0]}"
-        yield f"control.command_rate_hz: found {found}; a velocity lasts until the next step, expected 0"
-    if config.control.command_rate_hz and config.control.rate_hz == 0:
-        found = f"{config.control.command_rate_hz:g} with control.rate_hz 0"
-        yield f"control.command_rate_hz: found {found}, which does not say how long a step lasts; set rate_hz"
-    if len(policy.instruction) > policy.max_instruction_length:
-        yield (
-            f"policy.instruction: found {len(policy.instruction)} characters, policy.max_instruction_length is "
-            f"{policy.max_instruction_length}"
+            f"{names[1]}: found {list(fingers)} with {arm.output}, which cannot carry finger positions; give the "
+            f"fingers a topic of their own ({_name(config, arm, 'gripper')}), or set {names[1]} to []"
         )

@@ -28,11 +28,7 @@ from vla_ros.config.tree import OF_AN_ARM, Config
 from vla_ros.errors import ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
-"""Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
-_REPLACED = {
-    "control.ask_ahead": "control.schedule, whose default (auto) asks ahead; true: append, false: sync",
-    "control.chunk_blending": "control.schedule; none: append, linear: blend, ensemble: ensemble",
-}
+"""Parameters (or prefixes) of every ROS node and of the lifecycle node, which are not options of the tree."""
 PRESET = "preset"
 SECTIONS = tuple(leaf.name for leaf in dataclasses.fields(Config) if leaf.name not in (PRESET, "own"))
 
@@ -86,7 +82,7 @@ def entries(config: Config | None = None) -> Mapping[str, Entry]:
     ``config`` determines the policy's options and the arms; None takes the default tree.
     """
     config = config or Config()
-    declared: Any = type(config.policy)  # mypy takes no class of dataclasses for hashable
+    declared: Any = type(config.policy)  # for mypy, classes of dataclasses are not hashable
     return _entries(declared, config.robot.arms)
 
 
@@ -126,9 +122,9 @@ def _value(config: Config, name: str) -> Any:
 
 
 def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
-    """Return a checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
+    """Return ``base`` (None: the defaults) with ``values`` (by flat name), all checked.
 
-    A preset named in ``values`` is applied in between. Unless ``complete``, options may contradict each other.
+    A preset named in ``values`` is applied to ``base`` first. Contradictions are errors only if ``complete``.
 
     Raises:
         ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All errors are
@@ -140,33 +136,27 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
     preset = values.get(PRESET, base.preset)
     if preset != base.preset and isinstance(preset, str) and preset:
         values = {**preset_values(preset), **values}
-    named = values.get("policy.name", base.policy.name)
     try:
-        base = _with_policy(base, named)
+        base = _with_policy(base, values.get("policy.name", base.policy.name))
     except ConfigError as error:
-        # Whose options the others are is not known then.
-        problems.append(str(error))
+        problems.append(str(error))  # without the policy, its options cannot be checked
         values = {name: value for name, value in values.items() if not name.startswith("policy.")}
-    base, arms_problems = _with_arms(base, values)
-    problems += arms_problems
+    try:
+        base = _with_arms(base, values.get("robot.arms", base.robot.arms))
+    except ConfigError as error:
+        problems.append(str(error))
     known = entries(base)
-    changes: dict[str, dict[str, Any]] = {}
-    own, top = dict(base.own), {}
+    own, changes = dict(base.own), dict[str, dict[str, Any]]()
     for name, value in values.items():
-        entry = known.get(name)
-        if entry is None:
-            problems.append(unknown(name, base))
-            continue
+        section, _, leaf = name.rpartition(".")
         try:
-            section, _, leaf = name.partition(".")
-            if section in base.robot.arms:
-                own[name] = convert(entry, value)
-            elif leaf:
-                changes.setdefault(section, {})[leaf] = convert(entry, value)
-            else:
-                top[name] = convert(entry, value)
+            if name not in known:
+                raise ConfigError(unknown(name, base))
+            group = own if section in base.robot.arms else changes.setdefault(section, {})
+            group[name if group is own else leaf] = convert(known[name], value)
         except ConfigError as error:
             problems.append(str(error))
+    top = changes.pop("", {})
     sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
     config = dataclasses.replace(base, **sections, **top, own=MappingProxyType(own))
     problems += contradictions(config) if complete else []
@@ -177,24 +167,24 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
 
 def _with_policy(base: Config, name: Any) -> Config:
     """Return ``base`` with another policy's own options at their defaults; the common ones are kept."""
-    if name == base.policy.name or not isinstance(name, str):  # a wrong type is found with the others
+    if name == base.policy.name or not isinstance(name, str):  # convert() refuses other types
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
     return dataclasses.replace(base, policy=options_class(name)(**{**common, "name": name}))
 
 
-def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """Return ``base`` with the arms named in ``values``, and errors in their names."""
-    found = values.get("robot.arms", base.robot.arms)
-    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
-        return base, []  # a wrong type is found with the others
-    arms, taken = tuple(found), {*SECTIONS, "feed", "unused"}
-    wrong = [name for name in arms if not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken]
-    if wrong or len(set(arms)) < len(arms):
-        names = f"each once, a word, and none of {', '.join(sorted(taken))}"
-        return base, [f"robot.arms: found {list(arms)}, expected names such as left and right; {names}"]
-    own = {name: value for name, value in base.own.items() if name.split(".")[0] in arms}
-    return dataclasses.replace(base, robot=dataclasses.replace(base.robot, arms=arms), own=own), []
+def _with_arms(base: Config, names: Any) -> Config:
+    """Return ``base`` with other arms; those that it has keep their options."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return base  # convert() refuses other types
+    taken = {*SECTIONS, "feed", "unused"}
+    if len(set(names)) < len(names) or any(
+        not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken for name in names
+    ):
+        expected = f"names such as left and right; each once, a word, and none of {', '.join(sorted(taken))}"
+        raise ConfigError(f"robot.arms: found {list(names)}, expected {expected}")
+    own = {name: value for name, value in base.own.items() if name.split(".")[0] in names}
+    return dataclasses.replace(base, robot=dataclasses.replace(base.robot, arms=tuple(names)), own=own)
 
 
 def is_ros_own(name: str) -> bool:
@@ -214,8 +204,6 @@ def unknown(name: str, config: Config) -> str:
     if of is not None:
         other = f"an option of the policy '{of}', and policy.name is '{config.policy.name}'"
         return f"{name}: {other}; set policy.name:={of} or leave it out"
-    if name in _REPLACED:
-        return f"{name}: no such parameter any more; it is part of {_REPLACED[name]}"
     known = entries(config)
     if leaf in OF_AN_ARM and section not in SECTIONS:
         found = ", ".join(config.robot.arms) or "none"

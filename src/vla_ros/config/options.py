@@ -19,13 +19,12 @@ class Option:
     choices: tuple[str, ...] = ()  # allowed texts; empty for any
     length: tuple[int, ...] = ()  # allowed lengths of a list; empty for any
     live: bool = False  # True if the value may change while the node runs
-    # True for a list with one value for all cameras (which need not be a list) or one for each.
-    per_camera: bool = False
+    per_camera: bool = False  # True for a list with one value per camera, or a single value for all cameras
 
 
-def option(default: Any, description: str, **known: Any) -> Any:
-    """Return a dataclass field with an :class:`Option` (``known`` are its fields); lists are given as tuples."""
-    return field(default=default, metadata={_KEY: Option(description, **known)})
+def option(default: Any, *known: Any, **by_name: Any) -> Any:
+    """Return a dataclass field with this default (a tuple for a list); ``known`` are the fields of its option."""
+    return field(default=default, metadata={_KEY: Option(*known, **by_name)})
 
 
 def option_of(metadata: Any) -> Option:

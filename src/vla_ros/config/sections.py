@@ -13,9 +13,9 @@ from vla_ros.config.options import option
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
 VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
-"""Outputs that move the arm until another command comes."""
+"""Outputs with which the arm keeps moving until the next command."""
 ARM_OUTPUTS = (*VELOCITY_OUTPUTS, "joint_group_command")
-"""Outputs that have no room for fingers."""
+"""Outputs that cannot carry finger positions."""
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *ARM_OUTPUTS)
 SCHEDULES = ("auto", "sync", "append", "blend", "ensemble", "rtc")
 GRIPPER_ACTIONS = ("gripper_command", "parallel_gripper_command", "franka")
@@ -30,16 +30,16 @@ GRIPPER_OUTPUTS = (
 
 def _pixels(default: int, what: str) -> Any:
     text = f"Expected {what}, for buffer sizes and middleware profiles"
-    return option((default,), text, unit="px", low=1, high=16384, per_camera=True)
+    return option((default,), text, "px", 1, 16384, per_camera=True)
 
 
 def _corner(which: str) -> Any:
-    text = f"{which} corner x, y, z of the tip workspace box; empty: no box"
-    return option((), text, unit="m", low=-100.0, high=100.0, length=(0, 3), live=True)
+    text = f"{which} corner (x, y, z) of the box that the tip must stay in; empty: no box"
+    return option((), text, "m", -100, 100, length=(0, 3), live=True)
 
 
 def _seconds(default: float, description: str, *, low: float = 0.01, live: bool = True) -> Any:
-    return option(default, description, unit="s", low=low, high=3600.0, live=live)
+    return option(default, description, "s", low, 3600, live=live)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class CameraConfig:
     """The cameras, and deviations from the policy's image processors."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
-    keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the same order")
+    keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the order of topics")
     transport: str = option(
-        "raw", "sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
+        "raw", "Message type: sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
     )
     orientation: tuple[str, ...] = option(
         ("none",),
@@ -72,17 +72,16 @@ class CameraConfig:
     )
     pipeline: tuple[str, ...] = option(
         ("policy",),
-        "Resize as in training: policy (the policy decides), openvla (PIL bicubic), libero (TF JPEG, "
-        "Lanczos-3), or "
-        "resize_with_pad (openpi: PIL bilinear, black bars)",
+        "Resize as in training: policy (the policy decides), openvla (PIL bicubic), libero (TensorFlow's JPEG and "
+        "Lanczos-3) or resize_with_pad (openpi: PIL bilinear, black bars)",
         choices=("policy", "openvla", "libero", "resize_with_pad"),
         per_camera=True,
     )
     crop_area: tuple[float, ...] = option(
         (0.0,),
-        "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9; 0: the policy decides",
-        low=0.0,
-        high=1.0,
+        "Share of the area that the centre crop keeps; LIBERO checkpoints use 0.9; 0: the policy decides",
+        low=0,
+        high=1,
         per_camera=True,
     )
     width: tuple[int, ...] = _pixels(640, "width")
@@ -90,7 +89,7 @@ class CameraConfig:
 
     @property
     def each(self) -> tuple[Camera, ...]:
-        """The cameras one by one; every list was checked to be long enough."""
+        """The cameras one by one; every list has one item or one per camera."""
         count = len(self.topics)
         lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
         whole = (values * count if len(values) == 1 else values for values in lists)
@@ -100,12 +99,12 @@ class CameraConfig:
 FEED_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(
     ("PoseStamped", "WrenchStamped"), "geometry_msgs"
 )
-"""Messages of further feeds, and the packages that they are from."""
+"""Message types of further feeds, and their packages."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One of ``robot.state_topics``; ``type`` is a name of :data:`FEED_TYPES`."""
+    """One of ``robot.state_topics``; ``type`` is a key of :data:`FEED_TYPES`."""
 
     key: str
     topic: str
@@ -120,21 +119,21 @@ class RobotConfig:
         (), "Names of several arms; each has its own section, such as left.urdf. Empty: one arm, called arm"
     )
     urdf: str = option("", "URDF file; 'demo' is the simulated arm. Required for end-effector deltas")
-    joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty takes the URDF's chain")
+    joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty: the URDF's chain")
     base_frame: str = option(
-        "", "Link whose frame is used for end-effector deltas and the workspace box; empty: URDF root"
+        "", "Link in whose frame end-effector deltas and the workspace box are given; empty: URDF root"
     )
-    tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
+    tip_frame: str = option("", "Link that the policy moves; empty: the end of the chain")
     gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded; may be empty")
     home: tuple[float, ...] = option(
         (),
-        "Posture that redundant degrees of freedom drift towards, one number per joint; empty: none",
-        unit="rad or m",
-        low=-100.0,
-        high=100.0,
+        "Posture to which a redundant arm drifts, one position per joint; empty: none",
+        "rad or m",
+        -100,
+        100,
     )
     state_topics: tuple[str, ...] = option(
-        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE, JointState if no type is given"
+        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE; the default type is JointState"
     )
 
     @property
@@ -150,16 +149,14 @@ class ControlConfig:
     """When and how actions become commands."""
 
     armed: bool = option(False, "true: the arm moves as soon as frames arrive. false: it waits for ~/enable")
-    rate_hz: float = option(
-        5.0, "Maximum rate of commands; 0: one for every new frame", unit="Hz", low=0.0, high=1000.0, live=True
-    )
+    rate_hz: float = option(5.0, "Maximum rate of steps; 0: one step per new frame", "Hz", 0, 1000, live=True)
     command_rate_hz: float = option(
         0.0,
-        "Rate of commands interpolated between steps, rounded to a whole number per step; 0 sends "
-        "only the steps. Not with velocities or lockstep",
-        unit="Hz",
-        low=0.0,
-        high=1000.0,
+        "Rate of commands interpolated between steps, rounded to a whole number per step; 0: no commands between "
+        "steps. Not with velocities or lockstep",
+        "Hz",
+        0,
+        1000,
         live=True,
     )
     output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
@@ -168,33 +165,28 @@ class ControlConfig:
     )
     schedule: str = option(
         "auto",
-        "How chunks follow each other. sync infers when no step is left, and the arm waits. The others infer while "
-        "it moves: append takes the new chunk as it is, blend fades to it within blend_steps, ensemble is ACT's, "
-        "with rtc the policy continues the old one. auto: sync for single steps, rtc if the policy can, else blend",
+        "How chunks follow each other. sync infers when the plan has ended, and the arm waits. The others infer "
+        "while it moves: append keeps the new chunk unchanged, blend fades to it within blend_steps, ensemble "
+        "averages chunks as ACT does, and with rtc the policy continues the old chunk. auto: sync for single "
+        "steps, rtc if the policy can, else blend",
         choices=SCHEDULES,
     )
     refill_steps: int = option(
         0,
-        "Remaining steps of the plan at which the next chunk is requested. 0: as many as the policy's"
-        " latency takes (the "
-        "95th percentile of the last 20), and blend_steps more (append: 1)",
+        "Remaining steps of the plan at which the next chunk is requested. 0: the policy's latency in steps (95th "
+        "percentile of the last 20), plus blend_steps (append: plus 1)",
         low=0,
         high=1000,
         live=True,
     )
     blend_steps: int = option(
-        4, "Steps over which blend moves to the new chunk, and which are left when it is due", low=1, high=1000
+        4, "Steps over which blend fades to the new chunk; so many are left when it is due", low=1, high=1000
     )
     ensemble_decay: float = option(
-        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
+        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0, high=100
     )
     inject_delay_ms: float = option(
-        0.0,
-        "Simulation only: additional delay of each inference",
-        unit="ms",
-        low=0.0,
-        high=1e4,
-        live=True,
+        0.0, "Simulation only: additional delay of each inference", "ms", 0, 1e4, live=True
     )
     delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
     rotation: str = option(
@@ -203,18 +195,16 @@ class ControlConfig:
         choices=("euler_xyz", "rotation_vector"),
     )
     translation_scale: float = option(
-        1.0, "Metres per unit of the action's translation (LIBERO: 0.05)", unit="m", low=1e-6, high=10.0
+        1.0, "Metres per unit of the action's translation (LIBERO: 0.05)", "m", 1e-6, 10
     )
-    rotation_scale: float = option(
-        1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
-    )
+    rotation_scale: float = option(1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", "rad", 1e-6, 10)
     arms_hold_alone: bool = option(
         False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
     )
-    lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
+    lockstep: bool = option(False, "Simulation only: wait for joint states and feeds with the frame's stamp")
     delta_from: str = option(
         "measured",
-        "What a delta is relative to: the measured position, or the last commanded one",
+        "Position to which a delta is added: the measured or the last commanded one",
         choices=("measured", "commanded"),
     )
 
@@ -225,44 +215,33 @@ class GripperConfig:
 
     mode: str = option(
         "binary",
-        "binary opens or closes fully, continuous scales, none sends no gripper",
+        "binary: open or close fully; continuous: scale; none: send no gripper commands",
         choices=("binary", "continuous", "none"),
     )
     output: str = option(
         "float64_multi_array",
-        "Message type on topics.gripper, or type of the action of that name, where that is not empty",
+        "Message type on topics.gripper, or action type if topics.gripper names an action",
         choices=GRIPPER_OUTPUTS,
     )
     open_value: float = option(
         1.0,
-        "Action value that means open, as the checkpoint returns it (OpenVLA: 1, for both Bridge and LIBERO)",
+        "Action value for open, as the checkpoint returns it (OpenVLA: 1, for both Bridge and LIBERO)",
         low=-1e3,
         high=1e3,
     )
-    closed_value: float = option(0.0, "Action value that means closed", low=-1e3, high=1e3)
-    threshold: float = option(0.5, "Opening above which binary mode opens", low=0.0, high=1.0, live=True)
+    closed_value: float = option(0.0, "Action value for closed", low=-1e3, high=1e3)
+    threshold: float = option(0.5, "Opening above which binary mode opens", low=0, high=1, live=True)
     hysteresis: float = option(
-        0.0,
-        "Half width of the band around the threshold in which the gripper keeps its state",
-        low=0.0,
-        high=0.5,
-        live=True,
+        0.0, "Distance from the threshold within which the gripper keeps its state", low=0, high=0.5, live=True
     )
-    open_position: float = option(0.04, "Finger joint position when open", unit="m or rad", low=-10.0, high=10.0)
-    closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
-    max_speed: float = option(
-        0.0, "Maximum finger joint speed; 0: no limit", unit="m/s or rad/s", low=0.0, high=100.0, live=True
-    )
+    open_position: float = option(0.04, "Finger joint position when open", "m or rad", -10, 10)
+    closed_position: float = option(0.0, "Finger joint position when closed", "m or rad", -10, 10)
+    max_speed: float = option(0.0, "Maximum finger joint speed; 0: no limit", "m/s or rad/s", 0, 100, live=True)
     goal_speed: float = option(
-        0.0,
-        "Speed in action goals; 0: the driver's default",
-        unit="m/s or rad/s",
-        low=0.0,
-        high=100.0,
-        live=True,
+        0.0, "Speed in action goals; 0: the driver's default", "m/s or rad/s", 0, 100, live=True
     )
     goal_effort: float = option(
-        0.0, "Force in action goals; 0: the driver's default", unit="N or Nm", low=0.0, high=1000.0, live=True
+        0.0, "Force in action goals; 0: the driver's default", "N or Nm", 0, 1000, live=True
     )
 
 
@@ -273,33 +252,17 @@ class LimitsConfig:
     on_violation: str = option(
         "clamp", "clamp: shorten the step; stop: stop the arm", choices=("clamp", "stop"), live=True
     )
-    max_translation_step: float = option(
-        0.05, "Maximum end-effector translation per step", unit="m", low=0.0, high=1.0, live=True
-    )
-    max_rotation_step: float = option(
-        0.3, "Maximum end-effector rotation per step", unit="rad", low=0.0, high=3.2, live=True
-    )
+    max_translation_step: float = option(0.05, "Maximum end-effector translation per step", "m", 0, 1, live=True)
+    max_rotation_step: float = option(0.3, "Maximum end-effector rotation per step", "rad", 0, 3.2, live=True)
     max_joint_step: float = option(
-        0.2,
-        "Maximum distance of a commanded joint position from the measured one",
-        unit="rad or m",
-        low=0.0,
-        high=3.2,
-        live=True,
+        0.2, "Maximum distance of a commanded joint position from the measured one", "rad or m", 0, 3.2, live=True
     )
     velocity_scale: float = option(
-        1.0, "Share of the URDF's joint velocity limits that may be used", low=0.0, high=1.0, live=True
+        1.0, "Share of the URDF's joint velocity limits that may be used", low=0, high=1, live=True
     )
-    joint_margin: float = option(
-        0.0, "Distance kept from the URDF's joint limits", unit="rad or m", low=0.0, high=1.0
-    )
+    joint_margin: float = option(0.0, "Distance kept from the URDF's joint limits", "rad or m", 0, 1)
     max_joint_acceleration: float = option(
-        0.0,
-        "Maximum joint acceleration of commands; 0: no limit",
-        unit="rad/s^2 or m/s^2",
-        low=0.0,
-        high=1000.0,
-        live=True,
+        0.0, "Maximum joint acceleration of commands; 0: no limit", "rad/s^2 or m/s^2", 0, 1000, live=True
     )
     workspace_low: tuple[float, ...] = _corner("Lower")
     workspace_high: tuple[float, ...] = _corner("Upper")
@@ -311,26 +274,24 @@ class TimeoutsConfig:
 
     camera: float = _seconds(0.5, "No new frame for this long: hold")
     joint_state: float = _seconds(0.5, "No joint state for this long: hold")
-    inference: float = _seconds(2.0, "An inference that takes longer is dropped")
-    frame_age: float = _seconds(
-        1.0, "Frames older than this by the ROS clock are dropped; 0 accepts any age", low=0.0
-    )
+    inference: float = _seconds(2.0, "The result of an inference that takes longer is dropped")
+    frame_age: float = _seconds(1.0, "Frames older than this by the ROS clock are dropped; 0: any age", low=0)
     twist: float = _seconds(
         0.0,
         "A twist or joint velocity expires after this long without a new command; 0: two control periods",
-        low=0.0,
+        low=0,
     )
     publisher: float = _seconds(5.0, "Warn when a topic has had no publisher for this long", low=0.1, live=False)
     frozen_frames: int = option(
-        0, "Hold if this many consecutive frames have the same pixels; 0: never", low=0, high=10000, live=True
+        0, "Hold after this many consecutive frames with the same pixels; 0: never", low=0, high=10000, live=True
     )
     joint_state_age: float = _seconds(
-        1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
+        1.0, "Joint states older than this by the ROS clock are not used; 0: any age", low=0
     )
     driver: float = _seconds(1.0, "No subscriber on topics.command (or topics.gripper) for this long: stop")
-    run: float = _seconds(0.0, "Time limit of a goal of ~/run_policy; 0: none", low=0.0)
+    run: float = _seconds(0.0, "Time limit of a goal of ~/run_policy; 0: none", low=0)
     gripper: float = _seconds(10.0, "No result of a gripper action for this long: gripper_failed")
-    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0: not required", low=0.0)
+    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0: not required", low=0)
     clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
 
 
@@ -341,26 +302,25 @@ class TopicsConfig:
     joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
     instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
-    gripper: str = option("", "Out: the fingers, if they have their own driver; empty: in topics.command")
+    gripper: str = option("", "Out: the fingers, if they have a driver of their own; empty: in topics.command")
     command_shared_with: tuple[str, ...] = option(
         (),
-        "Nodes (full names; * for any) that may also publish on topics.command and topics.gripper "
-        "because a multiplexer decides who drives; simultaneous commands are then not detected",
+        "Nodes (full names; * for any) that may also publish on topics.command and topics.gripper because a "
+        "multiplexer decides whose commands pass; simultaneous commands are then not detected",
     )
     servo: str = option(
-        "",
-        "MoveIt Servo's service that selects twist commands (/servo_node/switch_command_type); empty: none",
+        "", "MoveIt Servo's service that selects twist commands (/servo_node/switch_command_type); empty: none"
     )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     success: str = option("~/success", "In: std_msgs/Bool; true ends a goal of ~/run_policy with success")
-    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched if timeouts.heartbeat is not 0")
+    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; required if timeouts.heartbeat is not 0")
     diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
     status: str = option(
         "~/status", "Out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL"
     )
     debug_image: str = option(
-        "~/debug_image", "Out: sensor_msgs/Image with the policy's image and action, while it has subscribers"
+        "~/debug_image", "Out: sensor_msgs/Image with the policy's image and action, while anyone subscribes"
     )
 
 
@@ -368,11 +328,11 @@ class TopicsConfig:
 class FeaturesConfig:
     """Features that the robot provides and takes, unless the checkpoint states them; see docs/features.md."""
 
-    images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? may be missing")
+    images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? is optional")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")
     action: tuple[str, ...] = option((), "Parts of the action, such as arm.joint_velocity[1]")
     moments: tuple[str, ...] = option(
-        (), "When a feature is measured, as KEY = -15, 0: steps back, or seconds (-0.5s), oldest first"
+        (), "When a feature is measured, as KEY = -15, 0: steps, or seconds (-0.5s), before now; oldest first"
     )
 
 
@@ -388,4 +348,4 @@ class NodeConfig:
     log_level: str = option("info", "Minimum severity of log messages", choices=("debug", "info", "warn", "error"))
     trace: str = option("", "JSON-lines file with one line per frame, from camera to command; empty: none")
     metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)
-    metrics_address: str = option("127.0.0.1", "Address it listens on; 0.0.0.0 lets other hosts read it")
+    metrics_address: str = option("127.0.0.1", "Address of the endpoint; 0.0.0.0 lets other hosts read it")

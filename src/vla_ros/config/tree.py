@@ -27,15 +27,11 @@ from vla_ros.config.sections import (
 )
 
 
-def _default_policy() -> PolicyConfig:
-    return options_class(PolicyConfig.name)()
-
-
 @dataclass(frozen=True)
 class ArmConfig:
-    """One arm of the robot, with everything that may differ between arms."""
+    """One arm of the robot, with the options that may differ between arms."""
 
-    name: str  # as the parts of a policy's features name it; ``arm`` where there is one
+    name: str  # its name in the parts of a policy's features; ``arm`` if it is the only one
     robot: RobotConfig
     gripper: GripperConfig
     limits: LimitsConfig
@@ -45,22 +41,14 @@ class ArmConfig:
     joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
 
 
-OF_AN_ARM = {
-    "urdf": "robot.urdf",
-    "joint_names": "robot.joint_names",
-    "base_frame": "robot.base_frame",
-    "tip_frame": "robot.tip_frame",
-    "gripper_joint_names": "robot.gripper_joint_names",
-    "home": "robot.home",
-    "output": "control.output",
-    "command": "topics.command",
-    "gripper": "topics.gripper",
-    "joint_states": "topics.joint_states",
-    "open_position": "gripper.open_position",
-    "closed_position": "gripper.closed_position",
-    "workspace_low": "limits.workspace_low",
-    "workspace_high": "limits.workspace_high",
+_OF_AN_ARM = {
+    "robot": ("urdf", "joint_names", "base_frame", "tip_frame", "gripper_joint_names", "home"),
+    "control": ("output",),
+    "topics": ("command", "gripper", "joint_states"),
+    "gripper": ("open_position", "closed_position"),
+    "limits": ("workspace_low", "workspace_high"),
 }
+OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items() for leaf in leaves}
 """Options in the section of each of ``robot.arms``, and the option of the tree that is their default."""
 
 
@@ -68,7 +56,7 @@ OF_AN_ARM = {
 class Config:
     """All options: everything that differs between robots, checkpoints and uses."""
 
-    policy: PolicyConfig = field(default_factory=_default_policy)
+    policy: PolicyConfig = field(default_factory=lambda: options_class(PolicyConfig.name)())
     camera: CameraConfig = field(default_factory=CameraConfig)
     robot: RobotConfig = field(default_factory=RobotConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
@@ -80,7 +68,7 @@ class Config:
     node: NodeConfig = field(default_factory=NodeConfig)
     preset: str = option("", "Options of a known robot (config/presets); all others override them")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Options of single arms by flat name (``left.urdf``), as far as they differ from what all share."""
+    """Options of single arms by flat name (``left.urdf``), if they differ from those that all arms share."""
 
     @property
     def arms(self) -> tuple[ArmConfig, ...]:
@@ -93,24 +81,19 @@ class Config:
         return self.own.get(f"{name}.{leaf}", getattr(getattr(self, section), shared))
 
     def _arm(self, name: str) -> ArmConfig:
-        own: dict[str, dict[str, Any]] = {"robot": {}, "gripper": {}, "limits": {}}
-        for leaf, shared in OF_AN_ARM.items():
-            section = shared.split(".")[0]
-            if f"{name}.{leaf}" in self.own and section in own:
-                own[section][leaf] = self.own[f"{name}.{leaf}"]
-        robot, gripper, limits = (
-            replace(getattr(self, section), **changes) if changes else getattr(self, section)
-            for section, changes in own.items()
-        )
+        def section(which: str) -> Any:
+            own = {leaf: self.own[f"{name}.{leaf}"] for leaf in _OF_AN_ARM[which] if f"{name}.{leaf}" in self.own}
+            return replace(getattr(self, which), **own) if own else getattr(self, which)
+
+        parts = (section(which) for which in ("robot", "gripper", "limits"))
         topics = (self.of_arm(name, leaf) for leaf in ("output", "command", "gripper", "joint_states"))
-        return ArmConfig(name, robot, gripper, limits, *topics)
+        return ArmConfig(name, *parts, *topics)
 
 
 class LiveConfig:
-    """Holds the current tree of options. One thread replaces it; any thread may read it.
+    """Holds the current tree of options; one thread replaces the tree, any thread may read it.
 
-    Read :attr:`current` once at the beginning of a step and use that value throughout: trees are immutable, so no
-    step sees a partial change.
+    A step reads :attr:`current` once. Trees are immutable, so no step sees a partial change.
     """
 
     def __init__(self, config: Config) -> None:
