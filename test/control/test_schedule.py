@@ -214,21 +214,22 @@ def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("executed", "start", "positions", "found"),
+    ("executed", "start", "rested", "positions", "found"),
     [
-        (8, 0, True, [0.8 * 8 + 0.2 * 18, 0.6 * 8 + 0.4 * 19, 0.4 * 8 + 0.6 * 20, 0.2 * 8 + 0.8 * 21, 22]),
-        (7, 0, True, [17, 18, 19, 20, 21]),  # one step is left, which the policy has continued
-        (8, 8, True, [10, 11, 12, 13, 14]),  # the arm waited for the answer
-        (8, 0, False, [18, 19, 20, 21, 22]),  # motions do not jump
-        (0, 0, True, [10, 11, 12, 13, 14]),
+        (8, 0, False, True, [0.8 * 8 + 0.2 * 18, 0.6 * 8 + 0.4 * 19, 0.4 * 8 + 0.6 * 20, 0.2 * 8 + 0.8 * 21, 22]),
+        (8, 0, True, True, [0.8 * 7 + 0.2 * 18, 0.6 * 7 + 0.4 * 19, 0.4 * 7 + 0.6 * 20, 0.2 * 7 + 0.8 * 21, 22]),
+        (7, 0, False, True, [17, 18, 19, 20, 21]),  # one step is left, which the policy has continued
+        (8, 8, True, True, [10, 11, 12, 13, 14]),  # the arm waited for the answer
+        (8, 0, False, False, [18, 19, 20, 21, 22]),  # motions do not jump
+        (0, 0, True, True, [10, 11, 12, 13, 14]),
     ],
 )
-def test_a_plan_that_has_ended_is_continued_by_its_last_motion(
-    executed: int, start: int, positions: bool, found: list[float]
+def test_a_plan_that_has_ended_is_continued_by_its_last_motion_or_from_rest(
+    executed: int, start: int, rested: bool, positions: bool, found: list[float]
 ) -> None:
     schedule = ChunkSchedule(8, kind="rtc", unblended=(1,), positions=positions)
     schedule.load(chunk(np.arange(8.0)))
     run(schedule, executed)
-    schedule.load(chunk(np.arange(10.0, 26.0), gripper=1.0), start)
+    schedule.load(chunk(np.arange(10.0, 26.0), gripper=1.0), start, rested=rested)
     assert due(schedule).action[1] == 1.0
     assert run(schedule, 5) == pytest.approx(found)

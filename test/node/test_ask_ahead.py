@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,23 @@ def test_a_plan_that_runs_out_rests_and_goes_on() -> None:
     assert np.diff(sent(live)).max() > 2 * PERIOD
 
 
+def test_a_chunk_that_comes_more_than_half_a_period_late_starts_where_the_arm_rests() -> None:
+    """From one more step of the last motion, the arm would overshoot before it turned back to the chunk."""
+    live = ahead(continues=True, timeouts__camera=5.0, control__blend_steps=4)
+    live.policy.spec = replace(live.policy.spec, action=parse_parts("arm.joint_position + unused[1]", action=True))
+    live.stepper.bind()
+    live.policy.during = lambda: live.clock.sleep(0.6)
+    live.run(3.9)
+    seams = [number for number, step in enumerate(live.steps) if step.chunk is not None]
+    late = [n for n in seams[1:] if live.made[n] - live.made[n - 1] > 1.5 * PERIOD]
+    assert late
+    for number in late:
+        step = live.steps[number]
+        assert step.chunk is not None
+        blended = 0.8 * live.steps[number - 1].action + 0.2 * step.chunk.actions[step.index]
+        np.testing.assert_allclose(step.action[7], blended[7])
+
+
 def in_the_middle(live: LiveLoop) -> None:
     """Run until the policy is asked with a plan under way."""
     live.run(0.6)
@@ -257,9 +275,12 @@ def test_nothing_of_an_old_plan_is_sent_while_the_policy_infers(act: Callable[[L
     assert all(stamp > old for stamp in later), "a plan from before goes on"
 
 
+@pytest.mark.parametrize("continues", [True, False])
 @pytest.mark.parametrize("interruption", [lambda s: (s.hold(HOLD), s.clear(HOLD)), lambda s: (s.disarm(), s.arm())])
-def test_an_answer_that_continues_a_void_plan_is_dropped(interruption: Callable[[Any], Any]) -> None:
-    live = ahead(continues=True)
+def test_an_answer_to_a_frame_from_before_a_hold_is_dropped(
+    interruption: Callable[[Any], Any], continues: bool
+) -> None:
+    live = ahead(continues=continues)
     live.run(2.0)
     asked = len(live.policy.asked)
 
@@ -270,11 +291,11 @@ def test_an_answer_that_continues_a_void_plan_is_dropped(interruption: Callable[
 
     live.policy.during = during
     live.run(1.5)
-    continuing, after = live.policy.asked[asked : asked + 2]
-    assert continuing.previous is not None
+    before, after = live.policy.asked[asked : asked + 2]
+    assert (before.previous is not None) == continues
     assert after.previous is None
     assert live.results.count("task_changed") == 1
-    assert continuing.stamp not in {step.stamp for step in live.steps}
+    assert before.stamp not in {step.stamp for step in live.steps}
 
 
 def test_a_late_answer_is_dropped_and_holds() -> None:

@@ -100,9 +100,9 @@ def test_a_step_inferred_during_a_hold_is_not_sent_after_it() -> None:
         (lambda live: live.context.inputs.set_instruction("another"), "task_changed"),
         (lambda live: live.context.inputs.new_epoch(), "task_changed"),
         (lambda live: (live.context.safety.disarm(), live.context.safety.arm()), "task_changed"),
-        (lambda live: live.context.safety.disarm(), "shown"),
-        (lambda live: live.context.safety.stop(Reason.OPERATOR_STOP), "shown"),
-        (lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION), "shown"),
+        (lambda live: live.context.safety.disarm(), "task_changed"),
+        (lambda live: live.context.safety.stop(Reason.OPERATOR_STOP), "task_changed"),
+        (lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION), "task_changed"),
         (lambda live: live.clock.sleep(1.1), "inference_late"),
         (lambda live: live.loop.stop(), "shown"),
     ],
@@ -117,6 +117,25 @@ def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
     assert (live.results, live.sent) == ([outcome], [])
     if outcome in {"task_changed", "inference_late"}:
         assert live.stepper.wants_frame, "the answer must not be executed later either"
+
+
+def test_a_frame_taken_before_an_arming_does_not_move_the_arm() -> None:
+    live = LiveLoop(events=every(0.1, 5))
+    live.context.safety.disarm()
+    take = live.mailboxes[0].take
+
+    def takes(timeout: float = 0.0) -> Any:
+        frame = take(timeout)
+        if frame is not None and not live.policy.asked:
+            live.context.safety.arm()
+        return frame
+
+    live.mailboxes[0].take = takes  # type: ignore[method-assign]
+    live.run(0.45)
+    first, *others = [observation.stamp for observation in live.policy.asked]
+    assert live.results[0] == "task_changed"
+    assert [command.stamp for _, command in live.sent] == others
+    assert first not in others
 
 
 def test_the_loop_recovers_from_a_late_inference() -> None:

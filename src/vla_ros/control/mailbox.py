@@ -22,11 +22,6 @@ class Mailbox(Generic[T]):
         self._changed = threading.Condition()
         self._item: T | None = None
 
-    @property
-    def waiting(self) -> bool:
-        """True if an item waits to be taken."""
-        return self._item is not None
-
     def put(self, item: T) -> T | None:
         """Store ``item`` without waiting; return the untaken item that it replaced, or None."""
         with self._changed:
@@ -34,9 +29,19 @@ class Mailbox(Generic[T]):
             self._changed.notify()
             return replaced
 
+    @property
+    def waiting(self) -> bool:
+        """True if an item waits to be taken."""
+        return self._item is not None
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for an item, at most ``timeout`` seconds; True if there is one to take."""
+        with self._changed:
+            return self._clock.wait_for(self._changed, lambda: self.waiting, timeout)
+
     def take(self, timeout: float = 0.0) -> T | None:
         """Remove and return the item, waiting for at most ``timeout`` seconds; None after that."""
         with self._changed:
-            self._clock.wait_for(self._changed, lambda: self._item is not None, timeout)
+            self._clock.wait_for(self._changed, lambda: self.waiting, timeout)
             item, self._item = self._item, None
             return item

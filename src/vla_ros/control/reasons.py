@@ -41,7 +41,7 @@ class Reason(str, Enum):
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
-        "during the inference the instruction changed, a person armed, or the plan that it continues was discarded",
+        "during the inference the instruction changed, a person armed, or motion was interrupted",
     )
     TWIST_EXPIRED = (
         "twist_expired",

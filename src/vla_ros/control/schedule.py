@@ -14,9 +14,9 @@ The schedules (``control.schedule``) differ in when the policy infers, and in th
   exp(-m i) with i = 0 for the oldest (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost
   Hardware", 2023).
 - ``rtc`` takes the newest chunk as it is, because the policy was given the rest of the old one and completes it
-  (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025). If the old chunk ends
-  as the new one arrives, there is no rest to follow: positions are interpolated over ``blend_steps`` from where
-  the last motion leads in one more step.
+  (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025). If the old chunk has
+  ended by then, positions are interpolated over ``blend_steps``: from where the last motion leads in one more step
+  or, if the arm has come to rest, from its last action.
 """
 
 from __future__ import annotations
@@ -163,12 +163,16 @@ class ChunkSchedule:
         newest = self._placed[-1]
         return newest.chunk.actions[position - newest.start :].copy()
 
-    def load(self, chunk: ActionChunk, start: int | None = None) -> None:
-        """Switch to ``chunk``; older chunks are only used for blending. Its actions must be [K, D] with 1 <= K."""
+    def load(self, chunk: ActionChunk, start: int | None = None, *, rested: bool = False) -> None:
+        """Switch to ``chunk``; older chunks are only used for blending. Its actions must be [K, D] with 1 <= K.
+
+        ``start`` is the :attr:`position` to which its first action belongs. ``rested``: the old chunk ended so long
+        ago that the arm has come to rest.
+        """
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
         start = self._executed if start is None else start
-        self._before_load = self._last if self.kind == "blend" else self._onward(start)
+        self._before_load = self._last if self.kind == "blend" else self._onward(start, rested)
         self._placed.append(_Placed(chunk, start))
         self._since_load = 0
         keep = {"ensemble": len(self._placed), "blend": 2}.get(self.kind, 1)
@@ -210,13 +214,13 @@ class ChunkSchedule:
         while len(self._placed) > 1 and self._placed[0].at(self._executed) is None:
             self._placed.popleft()
 
-    def _onward(self, start: int) -> FloatArray | None:
-        """Return where the plan's last motion leads, if the plan ends as a chunk from ``start`` on arrives."""
+    def _onward(self, start: int, rested: bool) -> FloatArray | None:
+        """Return where a plan that ended before a chunk from ``start`` on has left the arm, or None."""
         before, last = self._before_last, self._last
         ended = self.kind == "rtc" and start < self._executed and not self.left
         if not ended or not self._positions or last is None or before is None:
             return None
-        return 2 * last - self._like(before, last)
+        return last if rested else 2 * last - self._like(before, last)
 
     def _linear(self, own: FloatArray) -> FloatArray:
         """Blend from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""

@@ -14,7 +14,6 @@ from dataclasses import replace
 from enum import Enum
 
 from vla_ros.control.command import Command
-from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
@@ -130,10 +129,9 @@ class ControlLoop:
 
     def _step(self) -> Did:
         """Make the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
-        if self._runner.pending is None and self._is_time_to_infer:
-            frame = self._frames.waiting() if self._planned else self._next_frame()
-            if frame is not None:
-                self._ask(frame)
+        idle = self._runner.pending is None
+        if idle and self._is_time_to_infer and (self._planned or self._frames.wait(self._patience)):
+            self._ask()
         if self._runner.finished:
             self._land()
             return Did.INFERRED
@@ -216,29 +214,31 @@ class ControlLoop:
             self._stepper.schedule.reset()
             self._sender.ease()
 
-    def _take_task(self) -> Snapshot:
-        """Return the newest inputs; a new task or arming resets the policy and the plan."""
-        armings, snapshot = self._safety.armings, self._inputs.snapshot
-        if self._sender.task != (snapshot.epoch, armings):
-            self._sender.task = snapshot.epoch, armings
+    def _take_task(self) -> None:
+        """Take a new task or arming into account, which resets the policy and the plan."""
+        task = self._inputs.snapshot.epoch, self._safety.armings
+        if self._sender.task != task:
+            self._sender.task = task
             self._stepper.new_task()
             self._context.stats.execution.interrupted()
             self._sender.ease()
-        return snapshot
 
     def _fresh_joints(self) -> Mapping[str, JointState]:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
-    def _next_frame(self) -> Frame | None:
-        """Return the newest frame of the first camera, or the one about to arrive."""
-        patience = max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
-        frame = self._frames.next(patience)
-        if frame is None or self._config.control.lockstep:
-            return frame
-        return self._frames.newer(frame, self._limiter, patience)
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a frame at most."""
+        return max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
 
-    def _ask(self, frame: Frame, position: int | None = None) -> None:
-        """Infer on a frame and the newest ones of the other cameras (:meth:`InferenceRunner.start`)."""
+    def _ask(self, position: int | None = None) -> None:
+        """Infer on the newest frame of each camera, if the first has one (:meth:`InferenceRunner.start`)."""
+        self._take_task()  # before the frame: one from before an arming must not count as one from after it
+        frame = self._frames.waiting()
+        if frame is None:
+            return
+        if not self._planned and not self._config.control.lockstep:
+            frame = self._frames.newer(frame, self._limiter, self._patience)
         self._frames.use(frame)
         if self._config.control.lockstep:
             keys = self._stepper.spec.feeds
@@ -248,7 +248,7 @@ class ControlLoop:
                 self._refuse(Refused(Reason.JOINT_STATE_STALE, late), frame)
                 return
         fresh = self._fresh_joints()
-        inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
+        inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
         task, period = self._sender.task, self._limiter.period
         self._runner.start(
             frame, self._frames.data, inputs, task, period, beside=self._is_beside, position=position
@@ -282,8 +282,8 @@ class ControlLoop:
         self._context.stats.record(step.stages_ms)
         position = self._stepper.schedule.position
         self._execute(step, dt, request)
-        if self._planned and self._is_time_to_infer and (frame := self._frames.waiting()):
-            self._ask(frame, position)  # a period later it may be too late
+        if self._planned and self._is_time_to_infer:
+            self._ask(position)  # a period later it may be too late
 
     def _load(self, request: InferenceRequest) -> Inference:
         """Switch to the chunk that the policy returned; Refused if it is wrong, late or void."""
@@ -296,10 +296,11 @@ class ControlLoop:
         elif self._sender.is_void(request.task):
             came = "an instruction, a reset or an arming came during the inference"
             refused = Refused(Reason.TASK_CHANGED, came)
-        elif request.previous is not None and request.interruptions != self._safety.interruptions:
-            refused = Refused(Reason.TASK_CHANGED, "the plan that the answer continues ended with a hold")
+        elif request.interruptions != self._safety.interruptions:
+            refused = Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
         else:
-            schedule.load(answer.chunk, request.position)
+            late = self._clock.steady() - self._limiter.planned_due
+            schedule.load(answer.chunk, request.position, rested=late > 0.5 * self._limiter.period)
             if not schedule.left:
                 refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
         if refused is not None:
@@ -309,10 +310,10 @@ class ControlLoop:
 
     def _tick(self) -> bool:
         """Wait for the frame with which the simulation requests the next step of the plan (lockstep)."""
-        frame = self._frames.next(_PATIENCE)
-        if frame is not None:
-            self._frames.use(frame)
-        return frame is not None
+        if not self._frames.wait(_PATIENCE) or (frame := self._frames.waiting()) is None:
+            return False
+        self._frames.use(frame)
+        return True
 
     def _continue(self) -> None:
         """Execute the next step of the plan."""

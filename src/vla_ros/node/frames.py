@@ -31,9 +31,9 @@ class Frames:
         """Return the first camera's frame that has arrived meanwhile, or None."""
         return self._first.take()
 
-    def next(self, patience: float) -> Frame | None:
-        """Return the first camera's next frame, within ``patience`` seconds."""
-        return self._first.take(patience)
+    def wait(self, patience: float) -> bool:
+        """Wait up to ``patience`` seconds for a frame of the first camera; True if :meth:`waiting` has one."""
+        return self._first.wait(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
         """Return ``frame``, or the one about to arrive if the rate limiter decides to wait for it."""

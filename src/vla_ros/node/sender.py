@@ -150,7 +150,7 @@ class Sender:
                 if self._clock.steady() - looked > _SUPERVISION_VALID:
                     continue
                 interrupted = self._safety.interruptions != self._interruptions
-                void = interrupted if to_rest else self.is_void(self.task)
+                void = interrupted or (not to_rest and self.is_void(self.task))
                 allowed = may_move and not void and not self.ended
                 if allowed:
                     send()
