@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from vla_ros.engine import resample
-from vla_ros.engine.jpeg import make_round_trip
 from vla_ros.engine.kernels import jpeg
 from vla_ros.engine.kernels import resample as kernels
 from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
+from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
-from vla_ros.types import BilinearCrop
-from vla_ros.vision.processors import crop_center, resize_lanczos3
+from vla_ros.types import JpegRoundTrip
+from vla_ros.vision.processors import LiberoResize, crop_center, jpeg_round_trip, resize_lanczos3
 from vla_ros.vision.resample import bilinear_crop, lanczos3_steps
 
 
@@ -39,36 +40,31 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def resampling() -> None:
-    """Lanczos and crop in one kernel each have the bits of the host."""
-    generator = np.random.default_rng(0)
-    resample._kernels = lambda device: kernels
-    for source, size in (((40, 52), (24, 28)), ((60, 33), (28, 30))):
+    """The kernels of JPEG, Lanczos and crop have the bits of the host."""
+    generator, device = np.random.default_rng(0), torch.device("cpu")
+    resample._kernels = lambda device, name="resample": {"resample": kernels, "jpeg": jpeg}[name]
+    ramp = np.broadcast_to(np.linspace(0, 255, 60, dtype=np.uint8)[:, None], (60, 60, 3))
+    for source, size in (((40, 52), (24, 28)), ((17, 33), (8, 9)), ((9, 22), (12, 6))):
         images = generator.integers(0, 256, (2, *source, 3), dtype=np.uint8)
-        for steps, host in (
-            (lanczos3_steps(source, size), lambda image, size=size: resize_lanczos3(image, size)),
-            (bilinear_crop(source, size, 0.9), lambda image, size=size: crop_center(image, 0.9, size)),
+        images[1, 4:] = ramp[4 : source[0], : source[1]]
+        for (step,), host in (
+            ([JpegRoundTrip(source)], jpeg_round_trip),
+            (lanczos3_steps(source, size), partial(resize_lanczos3, size=size)),
+            (bilinear_crop(source, size, 0.9), partial(crop_center, area=0.9, size=size)),
         ):
-            (step,) = steps
-            make = resample._crop if isinstance(step, BilinearCrop) else resample._float_resize
-            found = make(step, torch.device("cpu"))(torch.from_numpy(images)).numpy()
-            assert np.array_equal(found, np.stack([host(image) for image in images])), (source, make)
-
-
-def round_trip() -> None:
-    """JPEG in two kernels has the bits of the separate steps."""
-    generator, device = torch.Generator().manual_seed(4), torch.device("cpu")
-    for size in ((32, 48), (17, 33), (9, 22)):
-        images = torch.randint(0, 256, (2, *size, 3), generator=generator).to(torch.uint8)
-        images[1] = torch.linspace(0, 255, size[1])[:, None].to(torch.uint8)
-        found = make_round_trip(size, device, jpeg)(images)
-        assert torch.equal(found, make_round_trip(size, device)(images)), size
+            found = resample.make_step(step, device)(torch.from_numpy(images)).numpy()
+            assert np.array_equal(found, np.stack([host(image) for image in images])), (source, step)
+    for processor in (LiberoResize((28, 28)), OFTResize((28, 28), camera_side=32)):
+        found = resample.make_pipeline(processor, (33, 40), device)
+        image = generator.integers(0, 256, (33, 40, 3), dtype=np.uint8)
+        assert np.array_equal(found(torch.from_numpy(image)[None])[0].numpy(), processor(image)), processor
 
 
 @torch.inference_mode()
 def main(name: str) -> None:
-    resampling()
-    round_trip()
     dtype = getattr(torch, name)
+    if dtype == torch.float32:
+        resampling()
     ours, theirs, generator = TritonTowerOps(), TowerOps(), torch.Generator().manual_seed(2)
     exact = 1e-6 if dtype == torch.float32 else 1e-3  # of a norm, whose sums are in another order
 

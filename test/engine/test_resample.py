@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from vla_ros.config.sections import ORIENTATIONS
-from vla_ros.engine.jpeg import make_round_trip
-from vla_ros.engine.resample import make_pipeline, make_turn
+from vla_ros.engine.resample import make_pipeline, make_turn, resampling_on
 from vla_ros.errors import ConfigError
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.vision.geometry import make_orientation
@@ -17,7 +16,6 @@ from vla_ros.vision.processors import (
     ResizeNaive,
     ResizeWithPad,
     crop_center,
-    jpeg_round_trip,
     resize_bicubic,
 )
 from vla_ros.vision.resize_with_pad import resize_with_pad
@@ -70,20 +68,14 @@ def test_crop_of_the_openvla_pipeline(source, area):
         assert np.array_equal(run(pipeline, image), crop_center(image, area, (224, 200)))
 
 
-@pytest.mark.parametrize("source", [*SIZES, (256, 256), (1, 5), (250, 333), (17, 7)])
-def test_jpeg_lanczos_and_crop_of_libero(source):
-    for image in (*samples(*source), 255 * (samples(*source)[0] // 128), np.zeros((*source, 3), np.uint8)):
-        assert np.array_equal(run(make_round_trip(image.shape[:2], CPU), image), jpeg_round_trip(image))
-        for processor in (LiberoResize(), OFTResize(), OFTResize(camera_side=256)):
-            assert np.array_equal(run(make_pipeline(processor, source, CPU), image), processor(image)), processor
-
-
-def test_jpeg_of_any_size():
-    rng = np.random.default_rng(0)
-    for height, width in rng.integers((1, 5), 60, (100, 2)):
-        image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        assert np.array_equal(run(make_round_trip(image.shape[:2], CPU), image), jpeg_round_trip(image))
-    assert LiberoResize().resampling((40, 4)) is None
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
+@pytest.mark.parametrize("processor", [LiberoResize(), OFTResize(), OFTResize(camera_side=256)])
+def test_jpeg_lanczos_and_crop_run_on_a_gpu(processor):
+    for source in (*SIZES, (256, 256), (1, 5), (250, 333), (17, 7)):
+        for image in (*samples(*source), 255 * (samples(*source)[0] // 128)):
+            found = make_pipeline(processor, source, torch.device("cuda:0"))(torch.from_numpy(image)[None].cuda())
+            assert np.array_equal(found[0].cpu().numpy(), processor(image)), source
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -106,5 +98,7 @@ def test_batches():
 def test_what_no_device_can_do():
     with pytest.raises(ConfigError, match=r"LiberoResize\(size=\(5, 5\), crop_area=1.0\) runs on the host"):
         make_pipeline(LiberoResize((5, 5)), (10, 4), CPU)
+    assert LiberoResize().resampling((40, 4)) is None
+    assert resampling_on(CPU, OFTResize(), (480, 640)) is None
     with pytest.raises(ConfigError, match="'up'"):
         make_pipeline(ResizeNaive((5, 5)), (10, 10), CPU, orientation="up")

@@ -260,12 +260,14 @@ def prepared_images(result):
 @pytest.mark.parametrize(
     ("encoding", "pipeline", "area"), [("rgb8", "openvla", 1.0), ("bgr8", "openvla", 0.9), ("rgb8", "libero", 0.9)]
 )
-def test_the_engine_takes_frames_and_answers_the_same(steppers, encoding, pipeline, area):
+def test_the_engine_takes_frames_and_answers_the_same(steppers, request, encoding, pipeline, area):
+    device = request.node.callspec.params["steppers"]
     pair = steppers(orientation=["rotate_180"], pipeline=pipeline, crop_area=area)
     for stamp, size in enumerate(((48, 64), (48, 64), (90, 120), (28, 28), (48, 64)), start=1):
         engine, reference = steps(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
-        assert (prepared_images(engine), prepared_images(reference)) == (0, 1)
-        assert {"policy/upload", "policy/preprocess", "policy/vision"} <= set(engine.stages_ms)
+        on_host = pipeline == "libero" and device == "cpu"  # JPEG and Lanczos-3 need a GPU
+        assert (prepared_images(engine), prepared_images(reference)) == (int(on_host), 1)
+        assert ("policy/preprocess" in engine.stages_ms) is not on_host
         # The debug image shows the network's input.
         assert np.array_equal(engine.observation.images["image"], reference.observation.images["image"])
 

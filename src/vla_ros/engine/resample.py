@@ -1,7 +1,7 @@
-"""Resampling steps of :mod:`vla_ros.vision` in torch, so that an image is resized where the network runs.
+"""Resampling steps of :mod:`vla_ros.vision` on the network's device, bit-identical to the host.
 
-Everything equals the host's to the bit on every device: a fixed-point resize is done in Pillow's own integers, a
-crop in single float32 operations, one after the other.
+Steps compute in integers, as Pillow and libjpeg-turbo do, or in single float32 operations, one after the other.
+JPEG and Lanczos-3 run only in Triton, the other steps also in torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from torch import Tensor
 
 from vla_ros.engine.jpeg import make_round_trip
 from vla_ros.errors import ConfigError
-from vla_ros.types import BilinearCrop, FixedPointResize, FloatResize, ImageProcessor, JpegRoundTrip, Padding
+from vla_ros.types import (
+    BilinearCrop,
+    FixedPointResize,
+    FloatResize,
+    ImageProcessor,
+    JpegRoundTrip,
+    Padding,
+    Resampling,
+)
 from vla_ros.vision.resample import PRECISION_BITS
 
 Pipeline = Callable[[Tensor], Tensor]
@@ -68,22 +76,27 @@ def make_turn(name: str) -> Pipeline:
     return turns[name]
 
 
+def resampling_on(device: torch.device, processor: ImageProcessor, source: tuple[int, int]) -> Resampling | None:
+    """Return the steps from upright images of size ``source``; None if ``device`` cannot run all of them."""
+    steps = processor.resampling(source)
+    if steps is None or _kernels(device) is not None:
+        return steps
+    return None if any(isinstance(step, JpegRoundTrip | FloatResize) for step in steps) else steps
+
+
 def make_pipeline(
     processor: ImageProcessor, source: tuple[int, int], device: torch.device, orientation: str = "none"
 ) -> Pipeline:
     """Return the orientation and image processor for images of one size on ``device``.
 
-    ``processor`` is one whose resampling steps are known; ``source`` is (height, width) before the turn.
+    ``source`` is (height, width) before the turn. Raises ConfigError where :func:`resampling_on` returns None.
     """
     turn = make_turn(orientation)
-    resampling = processor.resampling(source[::-1] if orientation in ("rotate_90", "rotate_270") else source)
+    upright = source[::-1] if orientation in ("rotate_90", "rotate_270") else source
+    resampling = resampling_on(device, processor, upright)
     if resampling is None:
         raise ConfigError(f"camera.pipeline: {processor} runs on the host; pass its images already processed")
-    makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
-        BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
-        JpegRoundTrip: lambda step, device: make_round_trip(step.size, device, _kernels(device, "jpeg")),
-    }  # fmt: skip
-    steps = [makers[type(step)](step, device) for step in resampling]
+    steps = [make_step(step, device) for step in resampling]
 
     def pipeline(images: Tensor) -> Tensor:
         images = turn(images)
@@ -92,6 +105,16 @@ def make_pipeline(
         return images.contiguous()
 
     return pipeline
+
+
+def make_step(step: Any, device: torch.device) -> Pipeline:
+    """Return one of the steps of an image processor."""
+    if isinstance(step, JpegRoundTrip):
+        return make_round_trip(step.size, device, _kernels(device, "jpeg"))
+    makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
+        BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
+    }  # fmt: skip
+    return makers[type(step)](step, device)
 
 
 def _crop(step: BilinearCrop, device: torch.device) -> Pipeline:
@@ -124,25 +147,9 @@ def _resize(step: FixedPointResize, device: torch.device) -> Pipeline:
 
 
 def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
-    def along(images: Tensor, axis: int, at: Tensor, weights: Tensor) -> Tensor:
-        samples, taps = weights.shape
-        before, after = images.shape[:axis], images.shape[axis + 1 :]
-        taken = images.index_select(axis, at.flatten()).float().view(*before, samples, taps, *after)
-        parts = (taken * weights.view(samples, taps, *[1] * len(after))).unbind(axis + 1)
-        total: Tensor = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
-    rows, columns = (tuple(_to(part, device) for part in axis) for axis in (step.rows, step.columns))
-    if (kernels := _kernels(device)) is not None:
-        return _one_kernel(kernels.float_resize_kernel, (*rows, *columns), (rows[0].shape[1], columns[0].shape[1]))
-
-    def resize(images: Tensor) -> Tensor:
-        resized = along(along(images, 1, *rows), 2, *columns)
-        return resized.round_().clamp_(0, 255).byte()
-
-    return resize
+    tables = [_to(part, device) for axis in (step.rows, step.columns) for part in axis]
+    taps = tables[0].shape[1], tables[2].shape[1]
+    return _one_kernel(_kernels(device).float_resize_kernel, tables, taps)
 
 
 def _kernels(device: torch.device, module: str = "resample") -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_ros.engine.resample import Pipeline, make_pipeline
+from vla_ros.engine.resample import Pipeline, make_pipeline, resampling_on
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor, RawImage
@@ -24,10 +24,10 @@ _KEPT = 8  # slots kept, or as many as the largest batch has images
 _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
-def on_device(raw: RawImage) -> bool:
-    """Return True if the device can resize an image with the same bits as the host."""
+def resizes(device: torch.device, raw: RawImage) -> bool:
+    """Return True if ``device`` can resize an image with the same bits as the host."""
     height, width = raw.pixels.shape[:2]
-    return raw.processor is not None and raw.processor.resampling((height, width)) is not None
+    return raw.processor is not None and resampling_on(device, raw.processor, (height, width)) is not None
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""A JPEG round trip in two kernels; :mod:`vla_ros.engine.jpeg` has the same steps one by one."""
+"""A JPEG round trip in two kernels, with the tables of :mod:`vla_ros.engine.jpeg`."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803

@@ -15,7 +15,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.resizer import on_device
+from vla_ros.engine.resizer import resizes
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Progress, Session, no_progress, options_of
@@ -243,7 +243,9 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         """The images in the spec's order, as the cameras sent them where the engine's device processes them."""
         keys = self.spec.image_keys
         raw = [observation.raw_images[key] for key in keys if key in observation.raw_images]
-        if self.loaded.inference.runner.graphs and len(raw) == len(keys) and all(map(on_device, raw)):
+        inference = self.loaded.inference
+        device = inference.weights.device
+        if inference.runner.graphs and len(raw) == len(keys) and all(resizes(device, image) for image in raw):
             return raw
         missing = [key for key in keys if key not in observation.images]
         if missing:

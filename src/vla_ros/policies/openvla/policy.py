@@ -17,7 +17,7 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, Request
 from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.resizer import on_device
+from vla_ros.engine.resizer import resizes
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Progress, Session, no_progress, options_of
@@ -167,7 +167,8 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
     def _takes_frame(self, observation: Observation) -> bool:
         """Return True if the engine can process the camera's image with bit-identical results."""
         raw = observation.raw_images.get(self._image_key)
-        return raw is not None and on_device(raw)
+        engine = self.loaded.engine
+        return engine is not None and raw is not None and resizes(engine.weights.device, raw)
 
     def _asked(
         self, loaded: Loaded, session: OpenVLASession, observation: Observation, frame: bool

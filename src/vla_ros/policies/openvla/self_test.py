@@ -11,7 +11,7 @@ import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.executor import Engine, Request
-from vla_ros.engine.resizer import on_device
+from vla_ros.engine.resizer import resizes
 from vla_ros.engine.tolerances import GUARD_SLACK, SEES, TOLERANCES
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.model import OpenVLAModel
@@ -113,7 +113,7 @@ def check_resizing(engine: Engine, frame: RawImage) -> None:
     With graphs, compares twice: without a graph, as for the first frame of a size, and with it. Skips processors
     without exact resampling steps: the host resizes their frames. Raises EngineMismatchError if a value differs.
     """
-    if not on_device(frame):
+    if not resizes(engine.weights.device, frame):
         return
     expected = process(frame)
     for _ in range(2 if engine.runner.graphs else 1):

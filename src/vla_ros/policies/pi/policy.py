@@ -14,7 +14,7 @@ import torch
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.engine.resizer import on_device
+from vla_ros.engine.resizer import resizes
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_json
@@ -239,7 +239,12 @@ class PiPolicy(Policy):
 
     def _images(self, observation: Observation) -> Mapping[str, UInt8Array | RawImage]:
         raw, images = observation.raw_images, observation.images
-        if self.model.processing.antialias and images and all(key in raw and on_device(raw[key]) for key in images):
+        device = self.model.engine.model.device
+        if (
+            self.model.processing.antialias
+            and images
+            and all(key in raw and resizes(device, raw[key]) for key in images)
+        ):
             return {name: raw[key] for key, name in self._keys.items() if key in raw}
         unknown = sorted(set(images) - set(self._keys))
         if unknown:
