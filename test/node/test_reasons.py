@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import PolicySpec, StateFeature
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
@@ -170,6 +170,23 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
     robot.until(lambda: "feed.force: number 0 is nan" in why(), lambda: with_force(newtons=math.nan))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
+
+
+@pytest.mark.causes("camera_skew")
+def test_images_too_far_apart_hold(robot: Any, inside: Inside) -> None:
+    cameras = ("camera.topics:=[/camera/image_raw, /wrist]", "camera.keys:=[image, wrist]")
+    spec = PolicySpec((ImageFeature("image"), ImageFeature("wrist")))
+    node = inside(*cameras, "timeouts.camera_skew:=0.2", policy=Constant(spec=spec))
+    image = robot.graph.message("sensor_msgs/msg/Image")
+    wrist = robot.node.create_publisher(image, "/wrist", robot.graph.qos("camera"))
+
+    def both(age: float = 0.0) -> None:
+        wrist.publish(robot.noise(robot.now() - round(1e9 * age)))
+        robot.send_frame()
+
+    robot.until(lambda: node.safety.state is State.ARMED and robot.commands, both)
+    robot.until(lambda: "allowed 0.2 s" in node.safety.explain(), lambda: both(0.5))
+    robot.until(lambda: node.safety.state is State.ARMED, both)
 
 
 @pytest.mark.causes("camera_frozen")

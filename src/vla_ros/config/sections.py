@@ -273,6 +273,7 @@ class TimeoutsConfig:
     """When an input counts as stale, so that the arm holds."""
 
     camera: float = _seconds(0.5, "No new frame for this long: hold")
+    camera_skew: float = _seconds(0.0, "Images of one step taken further apart than this: hold; 0: no limit", low=0)
     joint_state: float = _seconds(0.5, "No joint state for this long: hold")
     inference: float = _seconds(2.0, "The result of an inference that takes longer is dropped")
     frame_age: float = _seconds(1.0, "Frames older than this by the ROS clock are dropped; 0: any age", low=0)

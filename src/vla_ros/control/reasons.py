@@ -62,6 +62,7 @@ class Reason(str, Enum):
     CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"
     CAMERA_FROZEN = "camera_frozen", Level.HOLD, "the same pixels timeouts.frozen_frames times in a row"
     CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources send frames on one topic in turn"
+    CAMERA_SKEW = "camera_skew", Level.HOLD, "the cameras' images are further apart than timeouts.camera_skew"
     FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"
     FRAME_FROM_FUTURE = "frame_from_future", Level.HOLD, "a frame's stamp is ahead of the ROS clock"
     JOINT_STATE_STALE = "joint_state_stale", Level.HOLD, "no new joint state for timeouts.joint_state"

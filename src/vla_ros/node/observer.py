@@ -53,6 +53,7 @@ class Observer:
     def configure(self, config: Config) -> None:
         """Apply options that may change while running."""
         self._topics, self._max_age = config.camera.topics, config.timeouts.joint_state_age
+        self._max_skew = config.timeouts.camera_skew
 
     def begin(self) -> None:
         """Begin an episode: the first frame stands in for earlier ones until there are enough."""
@@ -77,6 +78,10 @@ class Observer:
         if not raw:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
+        stamps = [image.stamp for image in raw.values()]
+        skew = (max(stamps) - min(stamps)) / 1e9
+        if 0 < self._max_skew < skew:
+            raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self._max_skew:g} s")
         makers = {}
         for key, image in raw.items():
             index, feature = self._binding.cameras[key], self._images[key]
