@@ -73,6 +73,7 @@ def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure
         (None, Reason.JOINT_STATE_STALE, "no usable joint state"),
         (JointState(("x",), np.zeros(1), 0), Reason.JOINT_STATE_INVALID, "joint_1"),
         (JointState(good.names, good.positions[:3], 0), Reason.JOINT_STATE_INVALID, "9 names and 3 positions"),
+        (JointState((*good.names, "joint_1"), np.zeros(10), 0), Reason.JOINT_STATE_INVALID, "joint_1'] twice"),
         (JointState(good.names, nan, 0), Reason.JOINT_STATE_INVALID, "joint 'joint_4' is nan"),
         (JointState(good.names, outside, 0), Reason.JOINT_STATE_INVALID, "joint 'joint_4' is at -0.2, its URDF"),
     ]
@@ -80,7 +81,7 @@ def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure
         with pytest.raises(Refused, match=message) as refused:
             controller.command(action(0.01), joints, STAMP, DT)
         assert refused.value.reason is reason
-    for joints, reason, message in cases[:4]:
+    for joints, reason, message in cases[:5]:
         with pytest.raises(Refused, match=message) as refused:
             controller.hold(joints)
         assert refused.value.reason is reason

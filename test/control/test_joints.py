@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vla_ros.control.joints import JointStates, Whole
 from vla_ros.types import JointState
@@ -131,3 +135,53 @@ def test_a_joint_that_one_publisher_has_at_two_places_is_named_and_stays_where_i
         assert (whole is None) == bool(step % 2)
         assert whole is None or whole.joints.positions.tolist() == [0.0]
     assert states.contest(12 * SECOND // 50) is not None
+
+
+def test_a_message_that_names_a_joint_twice_comes_back_to_be_refused() -> None:
+    states = JointStates(ARM, {"j1": 2.0, "j2": 2.0})
+    assert say(states, {"j1": 0.0, "j2": 0.1}, 1.0) is not None
+    twice = JointState(("j2", "j2"), np.array([0.05, 0.1]), 2)
+    assert states.add(twice, 2, 2 * SECOND, 0.5).joints is twice
+    assert say(states, {"j1": 0.0}, 1.02).joints.select(ARM).tolist() == [0.0, 0.1], "and nothing of it is kept"
+
+
+@given(
+    speed=st.sampled_from([0.05, 2.6, 10.0]),
+    rate=st.sampled_from([10, 30, 100, 500]),
+    batch=st.integers(1, 20),
+    stamped=st.booleans(),
+    ways=st.lists(st.floats(-1, 1), min_size=5, max_size=40),
+    delays=st.lists(st.floats(0, 0.05), min_size=40, max_size=40),
+)
+def test_every_message_of_a_joint_within_its_velocity_limit_is_used(
+    speed: float, rate: int, batch: int, stamped: bool, ways: list[float], delays: list[float]
+) -> None:
+    """Whatever the rate; late and early, and several at once up to a tenth of a second."""
+    batch = min(batch, max(1, rate // 20))
+    states = JointStates(("j1",), {"j1": speed})
+    positions, arrived = itertools.accumulate(way * speed / rate for way in ways), 0
+    for index, position in enumerate(positions):
+        measured = 1 + index / rate
+        sent = 1 + (index // batch + 1) * batch / rate
+        arrived = max(arrived, round((sent + delays[index]) * SECOND))
+        message = JointState(("j1",), np.array([position]), round(measured * SECOND) if stamped else arrived)
+        whole = states.add(message, message.stamp if stamped else 0, arrived, 0.5)
+        assert whole.joints.positions.tolist() == [position]
+
+
+@given(
+    rate=st.sampled_from([10, 50, 500]), wrong=st.floats(-4, 4), way=st.floats(-1, 1), damaged=st.integers(1, 20)
+)
+def test_a_damaged_position_is_used_only_where_the_joint_can_be_and_not_for_long(
+    rate: int, wrong: float, way: float, damaged: int
+) -> None:
+    speed, used = 2.6, 0.0
+    states = JointStates(("j1",), {"j1": speed})
+    for index in range(40):
+        position = way * speed * index / rate
+        stamp = SECOND + round(index * SECOND / rate)
+        told = wrong if index == damaged else position
+        whole = states.add(JointState(("j1",), np.array([told]), stamp), stamp, stamp, 0.5)
+        before, used = used, used if whole is None else float(whole.joints.positions[0])
+        assert index != damaged or abs(used - before) <= 0.02 + 1.25 * speed * (1 / rate + 0.02)
+        assert abs(used - position) <= 0.02 + 1.25 * speed * (0.1 + 2 / rate + 0.02)

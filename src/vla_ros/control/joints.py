@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,7 +62,7 @@ class JointStates:
         self._needed = frozenset(needed)
         self._own = frozenset(own)
         self._sources = Sources(_SETTLE)
-        self._continuity = Continuity(speeds)
+        self._continuity = defaultdict[bytes, Continuity](lambda: Continuity(speeds))  # by publisher
         self._lock = threading.Lock()
         self._known: dict[str, _Joint] = {}
 
@@ -91,10 +92,13 @@ class JointStates:
         Returns:
             The newest of everything, or None if the message told nothing about a needed joint while all of
             those are known. Where needed joints are missing, the answer lacks them, so that whoever asks for them
-            says which. A message with other numbers of names and positions comes back as it is, to be refused.
+            says which. A message that names a needed joint twice, or has more or fewer positions than names, comes
+            back unchanged, to be refused.
         """
-        concerns = self._needed.intersection(message.names)
-        if not self._needed or (concerns and len(message.names) != len(message.positions)):
+        named = [name for name in message.names if name in self._needed]
+        concerns = self._needed.intersection(named)
+        contradictory = len(named) > len(concerns) or len(message.names) != len(message.positions)
+        if not self._needed or (concerns and contradictory):
             return Whole(message, stamp)
         with self._lock:
             self._known = {
@@ -109,7 +113,7 @@ class JointStates:
                 if self._own and name not in self._own:
                     continue
                 if name in concerns:
-                    source = Source(publisher, self._continuity.track(name, position, steady))
+                    source = Source(publisher, self._continuity[publisher].track(name, position, steady, stamp))
                     if not self._sources.follows(name, source, steady, timeout):
                         concerns -= {name}
                         continue

@@ -22,7 +22,7 @@ class MeasuredArm:
         self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
 
     def positions(self, joints: JointState | None) -> FloatArray:
-        """Return the positions of the arm [N]; Refused if a joint is missing or a number is not finite."""
+        """Return the positions of the arm [N]; Refused if a joint is missing or named twice, or not finite."""
         if joints is None:
             raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
         if len(joints.names) != len(joints.positions):
@@ -34,8 +34,10 @@ class MeasuredArm:
                 joints.select(self._names)
             except KeyError as error:
                 raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
-            place = {name: index for index, name in enumerate(joints.names)}
-            columns = np.array([place[name] for name in self._names], np.int64)
+            twice = [name for name in self._names if joints.names.count(name) > 1]
+            if twice:
+                raise Refused(Reason.JOINT_STATE_INVALID, f"it names {twice} twice, expected each joint once")
+            columns = np.array([joints.names.index(name) for name in self._names], np.int64)
             self._columns = joints.names, columns
         positions = joints.positions[columns]
         if not all(map(math.isfinite, positions.tolist())):

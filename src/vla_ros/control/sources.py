@@ -10,11 +10,15 @@ import math
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _SECOND = 1_000_000_000
 _MEMORY = 2 * _SECOND  # ns; a source that was silent for longer begins anew, and a contest ends
 _ENOUGH = 5  # turns of two kinds of one publisher that are no accident (bits that flip on the way)
-_SLACK = 0.05  # rad or m; and seconds of jitter
+_NOISE = 0.02  # rad or m, of a measurement
+_FASTER = 1.25  # than its velocity limit a joint may be
+_JITTER = 0.02  # s, between stamp and measurement
+_DELAY = 0.1  # s, by which messages may be delayed differently
 
 
 @dataclass(frozen=True)
@@ -111,29 +115,41 @@ class Continuity:
 
     def __init__(self, speeds: Mapping[str, float]) -> None:
         self._speeds = {name: speed for name, speed in speeds.items() if math.isfinite(speed)}
-        self._tracks: dict[str, list[tuple[float, int]]] = {}
+        self._tracks: dict[str, list[_Measured]] = {}
 
-    def track(self, joint: str, position: float, at: int) -> int:
+    def track(self, joint: str, position: float, at: int, stamp: int = 0) -> int:
         """Return which trajectory of a joint this position continues, 0 or 1.
 
-        Up to twice the velocity limit is allowed, plus jitter. NaN and infinity belong to the trajectory updated
-        last. ``at`` is in nanoseconds of a steady clock.
+        NaN and infinity belong to the trajectory updated last.
+
+        Args:
+            joint: The joint's name.
+            position: Its measured position.
+            at: Time of arrival, nanoseconds of a steady clock.
+            stamp: Time of the measurement in nanoseconds; 0 if the driver sets none.
         """
         speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
+        oldest_first = sorted(range(len(tracks)), key=lambda each: tracks[each].at)
         if speed is None or not math.isfinite(position):
-            return max(range(len(tracks)), key=lambda each: tracks[each][1], default=0)
-        reach = [
-            index
-            for index, (was, then) in enumerate(tracks)
-            if abs(position - was) <= _SLACK + 2 * speed * (max(0, at - then) / _SECOND + _SLACK)
-        ]
-        if reach:
-            index = min(reach, key=lambda each: abs(position - tracks[each][0]))
-            tracks[index] = (position, at)
-        elif len(tracks) < 2:
-            index = len(tracks)
-            tracks.append((position, at))
-        else:  # the one that was left longer ago
-            index = min((0, 1), key=lambda each: tracks[each][1])
-            tracks[index] = (position, at)
+            return oldest_first[-1] if tracks else 0
+        new = _Measured(position, at, stamp)
+        distance = [abs(position - each.position) for each in tracks]
+        near = [index for index, each in enumerate(tracks) if distance[index] <= _reach(speed, each, new)]
+        free = oldest_first[0] if len(tracks) == 2 else len(tracks)
+        index = min(near, key=distance.__getitem__, default=free)
+        tracks[index : index + 1] = [new]
         return index
+
+
+class _Measured(NamedTuple):
+    position: float
+    at: int
+    stamp: int
+
+
+def _reach(speed: float, before: _Measured, now: _Measured) -> float:
+    """Return how far a joint can have moved between two measurements."""
+    passed = max(0, now.at - before.at) / _SECOND + _DELAY
+    if before.stamp and now.stamp:
+        passed = min(passed, abs(now.stamp - before.stamp) / _SECOND + _JITTER)
+    return _NOISE + _FASTER * speed * passed
