@@ -68,14 +68,21 @@ def play_all(
     ask: Ask | None = None,
     progress: BagProgress = no_progress,
 ) -> list[Outcome]:
-    """Play every job; returns an outcome per job that was started, fewer after an interruption.
+    """Play the jobs; return an outcome for each, or fewer after an interruption.
 
-    ``policy`` returns the loaded policy, shared by all bags of this process; each of several ``workers``
-    (processes) loads its own. ``ask`` asks a person about ambiguous topics (one process only).
+    ``policy`` returns the loaded policy, which all bags share; each of several ``workers`` (processes) loads its
+    own. ``ask`` asks a person about ambiguous topics (one process only).
     """
-    if workers > 1 and len(jobs) > 1:
-        return _play_in_parallel(jobs, workers, progress)
     outcomes: list[Outcome] = []
+    if workers > 1 and len(jobs) > 1:
+        # A policy's options may be a class that pickle does not find, so they travel as JSON.
+        flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
+        with _pool(min(workers, len(jobs))) as run, contextlib.suppress(KeyboardInterrupt):
+            for job, outcome in zip(jobs, run(_play_here, flat), strict=True):
+                outcomes.append(outcome)
+                if outcome.samples is not None:
+                    progress(job.path.name, len(outcome.samples.times))
+        return outcomes
     for job in jobs:
         outcomes.append(outcome := play(job, policy, ask, progress))
         if outcome.samples is not None and not outcome.samples.complete:
@@ -83,44 +90,28 @@ def play_all(
     return outcomes
 
 
-def _play_in_parallel(jobs: Sequence[Job], workers: int, progress: BagProgress) -> list[Outcome]:
-    flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
-    outcomes: list[Outcome] = []
-    with _pool(min(workers, len(jobs))) as play_each, contextlib.suppress(KeyboardInterrupt):
-        for job, outcome in zip(jobs, play_each(flat), strict=True):
-            outcomes.append(outcome)
-            if outcome.samples is not None:
-                progress(job.path.name, len(outcome.samples.times))
-    return outcomes
-
-
-Flat = tuple[Path, str, Options, Path | None]
-"""A job as it is sent to another process: the options as JSON, because a policy's own are a class of its own."""
-
-
 @contextlib.contextmanager
-def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
-    """Play jobs in several processes, in Ray's if Ray is installed, and yield outcomes in order.
+def _pool(workers: int) -> Iterator[Callable[..., Iterator[Outcome]]]:
+    """Yield the ``map`` of a pool of processes: Ray's if Ray is installed, otherwise local ones.
 
     Ray distributes them over its cluster (``RAY_ADDRESS``, otherwise this machine) and its GPUs.
     """
     try:
         import ray
-        from ray.util import ActorPool
+        from ray.util.multiprocessing import Pool
     except ImportError:
         context = multiprocessing.get_context("spawn")
         threads = max(1, (os.cpu_count() or 1) // workers)
         with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
-            yield lambda jobs: pool.map(_play_here, jobs)
+            yield pool.map
             pool.shutdown(cancel_futures=True)
         return
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
         resources = ray.cluster_resources()
-        share = {name: min(1.0, resources.get(kind, 0) / workers) for name, kind in _SHARES.items()}
-        remote = ray.remote(**share)(_RayWorker)
-        actors = ActorPool([remote.remote() for _ in range(workers)])
-        yield lambda jobs: actors.map(lambda actor, job: actor.play.remote(job), jobs)
+        shares = {"num_cpus": "CPU", "num_gpus": "GPU"}
+        share = {name: min(1.0, resources.get(kind, 0) / workers) for name, kind in shares.items()}
+        yield Pool(workers, ray_remote_args=share).imap
     finally:
         ray.shutdown()
 
@@ -130,26 +121,16 @@ def _limit_threads(count: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
 
 
-_SHARES = {"num_cpus": "CPU", "num_gpus": "GPU"}
-
-
-class _RayWorker:
-    """One of Ray's processes."""
-
-    def play(self, job: Flat) -> Outcome:
-        return _play_here(job)
-
-
 @functools.cache
 def _load(flat: str) -> tuple[Config, Policy]:
-    """Return the options from JSON and the worker's policy; both are cached for the next job."""
+    """Return the options from JSON and the loaded policy; both are kept for this worker's next job."""
     config = build(json.loads(flat))
     policy = create(config)
     policy.load()
     return config, policy
 
 
-def _play_here(job: Flat) -> Outcome:
+def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
     path, flat, options, partial = job
     config, policy = _load(flat)
     return play(Job(path, config, options, partial), lambda: policy)
@@ -161,15 +142,13 @@ def play(
     """Play one bag. An unreadable bag is an outcome; a wrong configuration is an error."""
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None
-    try:
-        bag = Bag(job.path)
-    except VlaRosError as error:
-        return Outcome(None, None, str(error))
-    with bag:
+    with contextlib.ExitStack() as stack:
         try:
+            bag = stack.enter_context(Bag(job.path))
             selection = select(bag.topics, job.config, job.options.topics, ask, bag.empty)
         except VlaRosError as error:
-            return Outcome(None, None, f"{job.path}: {error}")
+            where = "" if str(job.path) in str(error) else f"{job.path}: "
+            return Outcome(None, None, f"{where}{error}")
         config = fit(job.config, selection)
         stepper, note = make_stepper(config, policy())
         if resume is not None and resume.complete:

@@ -14,6 +14,7 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import metrics, skill
 from vla_ros.replay.compare import SCHEMA
 from vla_ros.replay.play import Options
+from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.samples import Samples, gather
 from vla_ros.replay.truth import RULES
 from vla_ros.types import FloatArray
@@ -257,7 +258,7 @@ def summarize(
         "dimensions": dimensions(frames, names),
         "gripper": compare.gripper(measured.take(frames.compared)),
         "motion": compare.motion(compared),
-        **_times(bags, frames, 1e3 / (config.control.rate_hz or spec.rate_hz or 30.0)),
+        **_times(bags, frames, 1e3 * step_seconds(config, spec)),
         "frames": {
             "received": frames.received,
             "used": len(frames.times),

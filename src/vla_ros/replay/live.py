@@ -1,4 +1,4 @@
-"""Runs the live node's control loop over a recording on a simulated clock, as it would run on this machine."""
+"""Runs the live node's control loop over a recording, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.stepper import Stepper
 from vla_ros.replay.records import Record
 from vla_ros.replay.series import Feed, Recording, Table
-from vla_ros.telemetry.stats import Stats
 from vla_ros.types import JointState
 
 _BEFORE = 1_000_000_000  # ns; joint states and feeds this long before the first frame still count
@@ -26,13 +25,12 @@ Event = tuple[int, Callable[[], None]]
 
 
 class LiveRun:
-    """Receivers, watchdog, safety and control loop of the node around a recording; the arm is armed.
+    """The node's receivers, watchdog, safety and control loop around a recording, with the arm armed.
 
     Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. The age of
-    stamps is not checked, because they may be from any clock. A stop is reset at once. ``sink`` gets each step and
-    the outcome of
-    each frame; ``episode`` is called with the time of each frame of the first camera and returns the instruction
-    if the frame starts an episode.
+    stamps is not checked, because they may be from any clock, and a stop is reset at once. ``sink`` gets each step
+    and the outcome of each frame. ``episode`` gets the time of each frame of the first camera and returns the
+    instruction if the frame starts an episode.
     """
 
     def __init__(
@@ -61,19 +59,13 @@ class LiveRun:
             self._frames(first, records, cameras),
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
-        self._arms = tuple(arm.name for arm in stepper.controller.arms)
-        self._node = SimulatedNode(
+        self.node = SimulatedNode(
             options, stepper, clock, sink, lambda commands: lambda: None, watched=replace(config, timeouts=watched)
         )
 
-    @property
-    def stats(self) -> Stats:
-        """Stage times, frame counts and how the plan was executed."""
-        return self._node.stats
-
     def run(self, enough: Callable[[], bool]) -> None:
         """Run until the recording has ended or ``enough()``."""
-        node = self._node
+        node = self.node
         node.safety.arm()
         while not enough():
             did = node.loop.run_once()
@@ -93,17 +85,17 @@ class LiveRun:
 
     def _receive(self, camera: int, time: int, data: bytes) -> None:
         if camera == 0 and (instruction := self._episode(time)) is not None:
-            self._node.inputs.set_instruction(instruction)
-            self._node.inputs.new_epoch()
+            self.node.inputs.set_instruction(instruction)
+            self.node.inputs.new_epoch()
             self._stepper.forget_commands()
-        self._node.cameras.receive(camera, data)
+        self.node.cameras.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
-        for arm in self._arms:
-            self._node.states.accept(state, state.stamp, arm)
+        for arm in self._stepper.controller.arms:
+            self.node.states.accept(state, state.stamp, arm.name)
 
     def _set_state(self, key: str, state: JointState) -> None:
-        self._node.inputs.set_state(key, state)
+        self.node.inputs.set_state(key, state)
 
 
 def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:

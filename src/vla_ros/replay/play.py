@@ -1,12 +1,13 @@
 """Plays one bag through the live node's code: in open loop, or as it would have run on this machine.
 
-In open loop, every (k-th) frame is used with its recorded inputs, regardless of what the policy did before
-(teacher-forced), and a chunk's first action is compared. As it would have run means the live control loop on a
-simulated clock (:mod:`vla_ros.replay.live`), so a bag of an hour does not take an hour.
+In open loop, every (k-th) frame is used with its recorded inputs, whatever the policy did before (teacher forcing),
+and only the first action of a chunk is compared. Otherwise :mod:`vla_ros.replay.live` runs the live control loop
+on a simulated clock.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.live import LiveRun
+from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Selection
@@ -44,17 +46,17 @@ _NAN = float("nan")
 class Options:
     """How bags are played."""
 
-    speed: float = 0.0  # 0 plays in open loop; else as it would have run, at this multiple of the recorded speed
+    speed: float = 0.0  # 0: open loop; otherwise as it would have run at this multiple of the recorded speed
     every: int = 1  # use every k-th frame (open loop)
-    limit: int = 0  # frames of each bag at most; 0 all
-    instruction: str = ""  # use this instead of the recorded instruction; "" does not
+    limit: int = 0  # most frames of each bag; 0 for all
+    instruction: str = ""  # replaces the recorded instruction; "" keeps it
     tolerance_s: float = 0.2  # maximum delay from a frame to its recorded action
     gap_s: float = 2.0  # a longer pause between frames starts a new episode
     topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
 
 
 class _Row(NamedTuple):
-    """A frame's recorded values, without its images."""
+    """What is kept of an answered frame."""
 
     time: int
     episode: int
@@ -68,8 +70,8 @@ class _Row(NamedTuple):
 class Player:
     """Plays one bag.
 
-    ``config`` is as :func:`~vla_ros.replay.prepare.fit` returns it, and the stepper's policy is loaded. ``resume``
-    holds the samples of an interrupted run; partial results go to the file ``partial`` from time to time.
+    ``config`` is from :func:`~vla_ros.replay.prepare.fit`, and the stepper's policy is loaded. ``resume`` holds the
+    samples of an interrupted run. The file ``partial`` gets the results so far every 20 s.
     """
 
     def __init__(
@@ -86,8 +88,7 @@ class Player:
         self._bag, self._selection, self._config = bag, selection, config
         self._stepper, self._options = stepper, options
         self._resume, self._partial, self._progress = resume, partial, progress
-        arm = stepper.controller.arm_names
-        self._recording = series.read(bag, selection, arm, config.timeouts.joint_state)
+        self._recording = series.read(bag, selection, stepper.controller.arm_names, config.timeouts.joint_state)
         self._rows: list[_Row] = []
         self._instructions: list[str] = []
         self._recorded_instruction = ""
@@ -97,12 +98,12 @@ class Player:
         self._details: dict[Reason, str] = {}
         self._last_time: int | None = None
         self._began = self._saved = time.perf_counter()
-        self._period = 1.0 / (config.control.rate_hz or stepper.spec.rate_hz or 30.0)
+        self._period = step_seconds(config, stepper.spec)
         self._inferred: StepResult | None = None
         self._stats: Stats | None = None  # of the control loop
 
     def play(self) -> Samples:
-        """Play the frames. After Ctrl-C, return the results so far with ``complete`` False."""
+        """Play the frames; after Ctrl-C, return the results so far with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._stepper.reset()
@@ -111,37 +112,36 @@ class Player:
         try:
             if speed := self._options.speed:
                 live = LiveRun(self._config, self._stepper, self._recording, records, speed, self, self._episode)
-                self._stats = live.stats
+                self._stats = live.node.stats
                 live.run(self._is_enough)
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
-            complete = False  # the current frame is dropped here and repeated by the resumed run
-        limited = Counter(self._stepper.controller.counters)
-        limited.subtract(counted)
-        result = self._samples(complete, +limited)
+            complete = False  # the resumed run repeats the current frame
+        result = self._samples(complete, Counter(self._stepper.controller.counters) - counted)
         if self._partial is not None:
             samples_of.save(result, self._partial)
         return result
 
     def step(self, step: StepResult) -> None:
-        """Called after each step of the control loop."""
+        """Record a step of the control loop."""
         if step.chunk is not None:
             self._inferred = step
         elif step.refused is not None:
             self._refused[step.refused.reason.value] += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Called when the control loop has finished with a frame."""
+        """Record the outcome of a frame of the first camera."""
         if outcome.camera != self._selection.cameras[0]:
             return
         step, self._inferred = self._inferred, None
         if outcome.outcome == REPLACED:
             self._skipped += 1
         elif step is not None:
-            ended = _NAN if outcome.ended is None else outcome.ended  # without a command it has no age
-            age = (ended - outcome.received) / 1e6 / self._options.speed
-            self._keep(outcome.received, step, outcome.reason, age)
+            ended = _NAN if outcome.ended is None else outcome.ended
+            self._keep(
+                outcome.received, step, outcome.reason, (ended - outcome.received) / 1e6 / self._options.speed
+            )
         elif outcome.reason is not None:
             self._drop(outcome.reason, outcome.detail)
 
@@ -149,24 +149,22 @@ class Player:
         return len(self._rows) + sum(self._dropped.values()) >= self._options.limit > 0
 
     def _open_loop(self, records: Iterator[Record]) -> None:
-        """Use every k-th frame of the first camera with the newest ones of the others."""
-        cameras = {topic: index for index, topic in enumerate(self._selection.cameras)}
-        newest: list[bytes | memoryview | None] = [None] * len(cameras)
-        number = 0
+        """Use every k-th frame of the first camera with the newest frames of the others."""
+        first, *others = self._selection.cameras
+        newest: dict[str, bytes] = {}
+        number = itertools.count()
         for record in records:
-            if index := cameras[record.topic]:
-                newest[index] = bytes(record.data)
-                continue
-            if number % self._options.every:
+            if record.topic != first:
+                newest[record.topic] = bytes(record.data)
+            elif next(number) % self._options.every:
                 self._skipped += 1
             else:
-                self._infer(record.time, [record.data, *newest[1:]])
-            number += 1
+                self._infer(record.time, [record.data, *map(newest.get, others)])
             if self._is_enough():
                 return
 
     def _infer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
-        """Make a step from the inputs at the time of the frame."""
+        """Run an inference step on the inputs at the time of the frame."""
         assert frames[0] is not None
         try:
             stamp = image_stamp(frames[0])
@@ -192,11 +190,11 @@ class Player:
         self._keep(now, step, step.refused.reason if step.refused else None, _NAN)
 
     def _drop(self, reason: Reason, detail: str) -> None:
-        # One text for each reason: details hold numbers that differ from frame to frame.
+        # One text for each reason: numbers in the details differ from frame to frame.
         self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
 
     def _keep(self, received: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
-        """Keep a frame's result; now and then report progress and save partial results."""
+        """Keep a frame's result, report progress and save partial results."""
         if refused is not None:
             self._refused[refused.value] += 1
         total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
@@ -214,13 +212,13 @@ class Player:
         self._progress(len(self._rows))
 
     def _episode(self, now: int) -> str | None:
-        """Return the instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""
+        """Return the instruction if a frame starts an episode: it is new, or frames paused or went back in time."""
         last, self._last_time = self._last_time, now
         recorded = self._recording.instruction(now)
         paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
         if not paused and recorded == self._recorded_instruction:
             return None
-        # Even if --instruction replaces it, the recorded one marks where an episode ends.
+        # A new recorded instruction starts an episode even if --instruction replaces it.
         self._recorded_instruction = recorded
         given = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
         self._instructions.append(given)
@@ -242,14 +240,11 @@ class Player:
             round(self._period * 1e9),
         )
         sent = [
-            (tuple(name for each in row.step.commands for name in each.names), row.step.commands) for row in rows
+            dict(itertools.chain(*(zip(c.names, c.positions, strict=True) for c in row.step.commands)))
+            for row in rows
         ]
-        names = next((known for known, _ in sent if known), ())
-        unknown = np.full(len(names), np.nan)
-        commands = [
-            np.concatenate([each.positions for each in made]) if made and known == names else unknown
-            for known, made in sent
-        ]
+        names = tuple(next(filter(None, sent), {}))
+        commands = [[made.get(name, np.nan) for name in names] for made in sent]
         stages = dict.fromkeys(name for row in rows for name in row.stages_ms)
         result = Samples(
             bag=str(self._bag.path),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy
@@ -24,42 +25,44 @@ def fit(config: Config, selection: Selection) -> Config:
     return dataclasses.replace(config, camera=camera)
 
 
+def step_seconds(config: Config, spec: PolicySpec) -> float:
+    """Return the length of a step."""
+    return 1.0 / (config.control.rate_hz or spec.rate_hz or 30.0)
+
+
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Make a stepper around a loaded policy; without a URDF, one that makes no joint commands, and a note."""
+    """Make a stepper around a loaded policy, and a note: without a URDF it makes no joint commands."""
+    stepper = Stepper(config, policy)
     try:
-        return _fitted(config, policy), ""
+        stepper.bind()
+        return stepper, ""
     except ConfigError:
         if any(arm.robot.urdf for arm in config.arms):
             raise
         control = dataclasses.replace(config.control, output="twist_stamped")
         limits = dataclasses.replace(config.limits, workspace_low=(), workspace_high=())
-        bare = dataclasses.replace(config, control=control, limits=limits)
+        stepper = Stepper(dataclasses.replace(config, control=control, limits=limits), policy)
         with contextlib.suppress(ConfigError):
-            return _fitted(bare, policy), "robot.urdf is not set: actions are compared, joint commands are not made"
+            stepper.bind()
+            return stepper, "robot.urdf is not set: actions are compared, joint commands are not made"
         raise
 
 
-def _fitted(config: Config, policy: Policy) -> Stepper:
-    stepper = Stepper(config, policy)
-    stepper.bind()
-    return stepper
-
-
 class RecordedFrame(NamedTuple):
-    """One frame that was played, read again."""
+    """A frame of a bag, read once more."""
 
-    row: int  # row of its samples
+    row: int  # of the samples
     time: int  # nanoseconds of the recorder
-    images: tuple[bytes | None, ...]  # the newest message of each camera at that time
+    images: tuple[bytes | None, ...]  # newest message of each camera at that time
     bag: Bag
-    selection: Selection  # its topics
+    selection: Selection
     config: Config  # as :func:`fit` returns it
 
 
 def read_again(
     samples: Samples, rows: IntArray, config: Config, topics: Mapping[str, str]
 ) -> Iterator[RecordedFrame]:
-    """Read the frames ``rows`` of a bag once more; none if the bag cannot be read any longer."""
+    """Read the frames ``rows`` of a bag once more; none if the bag can no longer be read."""
     if not len(rows):
         return
     with contextlib.ExitStack() as stack:
@@ -70,7 +73,7 @@ def read_again(
         except VlaRosError:
             return
         fitted = fit(config, selection)
-        before = 2_000_000_000 if len(selection.cameras) > 1 else 0  # where the other cameras' newest frames are
+        before = 2_000_000_000 if len(selection.cameras) > 1 else 0  # for the newest frames of the other cameras
         for row in sorted(rows.tolist()):
             wanted = int(samples.times[row])
             newest: dict[str, bytes] = {}

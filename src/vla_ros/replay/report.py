@@ -26,21 +26,20 @@ APART_NS = 500_000_000
 POLICY, GREY = 1, 0
 
 BASELINES = (
-    "A figure alone says little. Zero does not move, mean repeats the mean recorded action, hold last repeats the "
-    "action that was recorded one step before. It gets recorded actions, so a policy that only sees images need "
-    "not beat it. Skill is 1 - squared error / squared error of the baseline: 1 is perfect, 0 is no better. At "
-    "turns the recorded motion sets off or turns by more than 30 degrees, which hold last cannot know. Lines are "
-    "95 % intervals over episodes."
+    "zero does not move; mean action repeats the mean recorded action; hold last repeats the action recorded one "
+    "step before, which a policy does not get and need not beat. Skill is 1 - squared error / squared error of the "
+    "baseline: 1 is perfect, 0 no better. At a turn the recorded motion starts or turns by more than 30 degrees, "
+    "which hold last cannot know. Lines are 95 % intervals over episodes."
 )
 TRIED = (
-    "A few frames with one thing changed. Skill is against the mean action; a change is named only if it at least "
-    "halves the error and the result is good."
+    "One option changed, on a few frames. Skill is against the mean action; a change is recommended only if it at "
+    "least halves the error and the result is good."
 )
-MOMENTS = "The image is what the model saw, after orientation, crop and resize. Errors are in recorded spreads."
+MOMENTS = "Images after orientation, crop and resize; errors in standard deviations of the recorded actions."
 
 
 class Moment(NamedTuple):
-    """One frame: index of the bag, row in its samples, and its error as :func:`frame_errors` returns it."""
+    """A frame: index of the bag, row in its samples, and its error as :func:`frame_errors` returns it."""
 
     bag: int
     row: int
@@ -50,7 +49,7 @@ class Moment(NamedTuple):
 def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
     """Return the error of each frame of each bag, [F]: the mean of |error| / standard deviation.
 
-    NaN where nothing was recorded; numbers that hardly vary do not count.
+    NaN without a recorded action; numbers that hardly vary do not count.
     """
     spread = np.nan_to_num(metrics.std(np.concatenate([bag.recorded for bag in bags])))
     scale = np.where(spread > 1e-6, spread, np.inf)
@@ -58,15 +57,14 @@ def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
 
 
 def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]:
-    """Return the frames with the largest errors, the worst first, none within half a second of another."""
+    """Return the frames with the largest errors, worst first, at least half a second apart within a bag."""
     moments = [
-        Moment(bag, row, error)
+        Moment(bag, row, found[row])
         for bag, found in enumerate(errors)
-        for row, error in enumerate(found.tolist())
-        if error > 0  # NaN is not
+        for row in np.flatnonzero(found > 0).tolist()
     ]
     chosen: list[Moment] = []
-    for moment in sorted(moments, key=lambda item: -item.error):
+    for moment in sorted(moments, key=lambda each: -each.error):
         times = bags[moment.bag].times
         near = [other.row for other in chosen if other.bag == moment.bag]
         if (np.abs(times[near] - times[moment.row]) > APART_NS).all():
@@ -91,7 +89,7 @@ def render(result: Result) -> str:
     moments = worst(result.counted, errors)
     body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(tiles(figures))]
     if "trials" in figures:
-        body.append(page.section("What else it could be", tried(figures), TRIED))
+        body.append(page.section("Other settings", tried(figures), TRIED))
     if figures["frames"]["compared"]:
         body.append(page.section("Compared with baselines", against(figures), BASELINES))
     note = "Grey was recorded, blue is the policy's action."
@@ -100,7 +98,7 @@ def render(result: Result) -> str:
         body.append(page.section("Errors", error_charts(result, errors)))
         if moments:
             body.append(page.section("The worst moments", worst_moments(result, moments), MOMENTS))
-        body.append(page.section("Gripper", gripper(figures["gripper"])))
+        body.append(page.section("Gripper", page.facts(figures["gripper"])))
     options = page.details("Options", page.code(to_yaml(result.config, comments=False)))
     body += [
         page.section("Latency", latency(result)),
@@ -132,31 +130,28 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def against(figures: Mapping[str, Any]) -> Markup:
-    """Return the policy beside the baselines."""
-    base, skill, turns = figures["baselines"], figures["skill"], figures["turns"]
-
-    def chart(title: str, value: float, others: Mapping[str, float], ends: Sequence[float] | None = None) -> Markup:
-        low, high = ends or (None, None)
-        guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
-        return charts.bars([charts.Bar("policy", value, low, high, POLICY), *guesses], title=title)
-
-    shown = []
-    for key, title in (
-        ("direction_cosine", "Direction cosine (more is better)"),
-        ("gripper_f1", "Gripper F1 (more is better)"),
-        ("motion_mae", "Motion error (less is better)"),
-    ):
-        others = {name: values[key] for name, values in base.items()}
-        shown.append(chart(title, figures[key], others, figures["intervals"].get(key)))
+    """Return charts of the policy's figures beside those of the baselines, and of its skill."""
+    base, skill, turns, ends = figures["baselines"], figures["skill"], figures["turns"], figures["intervals"]
+    compared = [
+        (title, figures[key], {name: values[key] for name, values in base.items()}, ends.get(key))
+        for key, title in (
+            ("direction_cosine", "Direction cosine (more is better)"),
+            ("gripper_f1", "Gripper F1 (more is better)"),
+            ("motion_mae", "Motion error (less is better)"),
+        )
+    ]
     if turns and turns["count"]:
         title = f"Direction cosine at {turns['count']} turns (more is better)"
-        shown.append(chart(title, turns["direction_cosine"], turns["baselines"]))
+        compared.append((title, turns["direction_cosine"], turns["baselines"], None))
+    shown = []
+    for title, value, others, interval in compared:
+        guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
+        shown.append(charts.bars([charts.Bar("policy", value, *interval or (None, None)), *guesses], title=title))
     bars = [
-        charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *(skill["intervals"][name] or (None, None)))
+        charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *skill["intervals"][name] or (None, None))
         for name in base
     ]
-    shown.append(charts.bars(bars, title="Skill (1 is perfect, 0 no better)"))
-    return page.cards(shown)
+    return page.cards([*shown, charts.bars(bars, title="Skill (1 is perfect, 0 no better)")])
 
 
 def tried(figures: Mapping[str, Any]) -> Markup:
@@ -208,17 +203,13 @@ def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
         for item in dimensions
     ]
     over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), POLICY + 1)
-    columns = {name: name for name in ("bias", "correlation", "saturated")}
-    columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", **columns, "out of range": "out_of_range"}
-    conduct = [
-        (name, motion[f"{key}_predicted"], motion[f"{key}_recorded"])
-        for key, name in (("jerk", "jerk, RMS"), ("idle", "idle share"))
-    ]
+    columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", "bias": "bias", "correlation": "correlation"}
+    columns |= {"saturated": "saturated", "out of range": "out_of_range"}
     return [
-        page.cards([charts.bars(spread, title="Error by number, in spreads of the recording")]),
-        _wide(over_time, "Error over time, in spreads", "time [s], bags in a row"),
+        page.cards([charts.bars(spread, title="Error by number, in recorded standard deviations")]),
+        _wide(over_time, "Error over time, in standard deviations", "time [s], bags in a row"),
         page.mapped(dimensions, columns),
-        page.table(("motion", "policy", "recorded"), conduct),
+        page.facts(motion),
     ]
 
 
@@ -244,7 +235,7 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
 
 
 def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
-    """Return the images that the model saw, by (bag, row) and key; uint8 [H, W, 3]."""
+    """Return the images that the policy got, by (bag, row) and key; uint8 [H, W, 3]."""
     found = {}
     for index in {moment.bag for moment in moments}:
         rows = np.array([moment.row for moment in moments if moment.bag == index])
@@ -260,22 +251,6 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
     return found
 
 
-def gripper(figures: Mapping[str, Any]) -> Markup:
-    """Return the accuracy, F1 and the timing of events."""
-    events = figures["events"]
-    rows = [
-        ("accuracy", figures["accuracy"]),
-        ("F1 of closed", figures["f1"]),
-        ("share of time closed: policy", figures["closed_predicted"]),
-        ("share of time closed: recorded", figures["closed_recorded"]),
-        ("openings and closings recorded", events["recorded"]),
-        ("of these found within a second", events["matched"]),
-        ("openings and closings predicted", events["predicted"]),
-        ("delay, median [s]", events["delay_s"]["p50"]),
-    ]
-    return page.table(("gripper", ""), rows)
-
-
 def latency(result: Result) -> list[Markup]:
     """Percentiles by stage, distribution, latency over time and, as it would have run, the frames' age."""
     figures, deadline = result.figures, result.figures["deadline"]
@@ -284,16 +259,15 @@ def latency(result: Result) -> list[Markup]:
     totals = result.frames.stages_ms.get("total")
     if totals is None:
         return parts
-    marks = {f"p{q}": float(np.nanpercentile(totals, q)) for q in (50, 99)}
-    if deadline["period_ms"] < 3 * marks["p99"]:
-        marks["period"] = deadline["period_ms"]
+    period = deadline["period_ms"]
+    marks = {"period": period} if period < 3 * np.nanpercentile(totals, 99) else {}
     shown = [charts.histogram(totals, title="One inference step", x_label="ms", references=marks)]
     if figures["frame_age_ms"]["count"]:
         title = "Age of the frame behind each command"
         shown.append(charts.histogram(result.frames.age_ms, title=title, x_label="ms"))
     missed = (
-        f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of "
-        f"{deadline['period_ms']:.0f} ms. Each bag's first step, which warms up, is left out of the table."
+        f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of {period:.0f} ms. "
+        "The table leaves out each bag's first step, which warms up."
     )
     over_time = charts.Series("latency", result.frames.seconds, totals, POLICY)
     parts += [page.cards(shown), _wide(over_time, "Latency over time [ms]", "time [s]")]
@@ -312,22 +286,9 @@ def episodes(figures: Mapping[str, Any]) -> Markup:
 
 
 def bags(figures: Mapping[str, Any]) -> list[Markup]:
-    """Topics, pairing rule, counters and everything that was lost."""
-    frames, truth, commands = figures["frames"], figures["truth"], figures["commands"]
-    counters = {
-        **{name: frames[name] for name in ("received", "used", "compared", "skipped")},
-        "images prepared": frames["images_prepared"],
-        **{f"dropped: {reason}": count for reason, count in frames["dropped"].items()},
-        **{f"command refused: {reason}": count for reason, count in commands["refused"].items()},
-        **{f"command limited: {reason}": count for reason, count in commands["limited"].items()},
-        "compared with": ", ".join(truth["source"]),
-        "paired with frames by": "; ".join(truth["meaning"]),
-    }
-    parts = [page.facts(counters)]
+    """Return counters and pairing rules; for each bag its topics, what was ignored and what could not be read."""
+    parts = [page.facts({key: figures[key] for key in ("frames", "commands", "truth")})]
     for bag in figures["bags"]:
-        lost = [tag("li", loss) for loss in bag["losses"]]
-        facts = {**bag["topics"], **bag["left_out"], **bag["execution"]}
-        parts.append(page.details(bag["path"], [page.facts(facts), tag("ul", lost)]))
-        if lost:
-            parts.append(page.verdict("warn", f"{bag['path']}: not everything could be read.", bag["losses"][:10]))
+        facts = page.facts({key: bag[key] for key in ("topics", "left_out", "execution")})
+        parts.append(page.details(bag["path"], [facts, tag("ul", [tag("li", loss) for loss in bag["losses"]])]))
     return parts

@@ -178,16 +178,16 @@ def histogram(
     bins: int = 40,
     references: Mapping[str, float] | None = None,
 ) -> Markup:
-    """Draw the distribution of the finite ``values``, with dashed lines at named ``references`` (p50, a deadline).
+    """Draw the distribution of the finite ``values``, with dashed lines at p50, p99 and named ``references``.
 
     Values above the 99.5th percentile share the last bin, so that one outlier does not squeeze the rest; the axis
-    label says how many.
+    label counts them.
     """
     data = np.asarray(values, float)
     data = data[np.isfinite(data)]
     if not data.size:
         return _chart(title, SMALL, [])
-    marks = dict(references or {})
+    marks = {f"p{share}": float(np.percentile(data, share)) for share in (50, 99)} | dict(references or {})
     first = float(min([data.min(), *marks.values()]))
     low, high = padded(first, max([float(np.percentile(data, 99.5)), *marks.values()]), 0.03)
     if first >= 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vla_ros.report.markup import Content, Markup, render, significant, tag
 from vla_ros.report.style import CSS, SCRIPT
@@ -69,7 +70,9 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
-    """Return a table that scrolls sideways on a narrow screen; numbers are right-aligned."""
+    """Return a table that scrolls sideways on a narrow screen, with numbers at the right; without rows, a note."""
+    if not rows:
+        return tag("p", "No data.", class_="note")
 
     def row(name: str, cells: Sequence[Cell], like: Sequence[Cell]) -> Markup:
         shown = [str(cell) if isinstance(cell, int) else cell for cell in cells]
@@ -78,7 +81,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
         return tag("tr", [tag(name, text, class_=kind) for text, kind in zip(texts, kinds, strict=True)])
 
     body = tag("tbody", [row("td", cells, cells) for cells in rows])
-    head = tag("thead", row("th", header, rows[0] if rows else header))
+    head = tag("thead", row("th", header, rows[0]))
     return tag("div", tag("table", [head, body]), class_="scroll")
 
 
@@ -112,6 +115,16 @@ def flag(level: str, text: str) -> Markup:
     return tag("span", text, class_=f"flag {level}")
 
 
-def facts(items: Mapping[str, object]) -> Markup:
-    """Return a table of names and values."""
-    return table(("", ""), [(name, str(value)) for name, value in items.items()])
+def facts(items: Mapping[str, Any]) -> Markup:
+    """Return a table of names and values; a value may be a mapping or a list itself."""
+    return table(("", ""), list(_rows(items)))
+
+
+def _rows(items: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Cell]]:
+    for name, value in items.items():
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{before}{name} ")
+        elif isinstance(value, (list, tuple)):
+            yield before + name, ", ".join(each if isinstance(each, str) else significant(each) for each in value)
+        else:
+            yield before + name, value

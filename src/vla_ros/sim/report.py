@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,7 +44,6 @@ def render(result: DemoResult) -> str:
     chosen = featured(result.episodes)
     left_out = len(result.episodes) - len(chosen)
     note = f"{left_out} more are in the table below; failures are shown first." if left_out else ""
-    plan = [(name.replace("_", " "), significant(value)) for name, value in result.execution.items()]
     body = [
         banner(result),
         page.tiles(headline(result)),
@@ -57,10 +55,8 @@ def render(result: DemoResult) -> str:
             "The policy's actions before limits and kinematics, and where the tools went.",
         ),
         page.section("Latency", latency(result), _LATENCY_NOTES[result.mode == "simulated_time"]),
-        page.section("Frames", frames(result.frames)),
-        page.section(
-            "Plan", table_or_note(("plan", ""), plan), "As the policy node counted it, also between episodes."
-        ),
+        page.section("Frames", page.facts(result.frames)),
+        page.section("Plan", page.facts(result.execution), "As the policy node counted it, also between episodes."),
         page.section("Configuration and versions", configuration(result)),
     ]
     return page.document(f"vla_ros demo: {name}", lead, body, "Written by vla-ros demo --report.")
@@ -167,25 +163,10 @@ def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatA
 def latency(result: DemoResult) -> list[Markup]:
     """Return the table of percentiles, and a histogram for each stage with individual measurements."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
-    histograms = []
-    for stage, samples in result.latency_samples_ms.items():
-        marks = {f"p{q}": float(np.percentile(samples, q)) for q in (50, 99)}
-        histograms.append(charts.histogram(samples, title=stage, x_label="ms", references=marks))
-    return [table_or_note(("stage", "p50 [ms]", "p99 [ms]"), rows), page.cards(histograms)]
-
-
-def table_or_note(header: Sequence[str], rows: Sequence[Sequence[page.Cell]]) -> Markup:
-    """Return the table; without rows (``--attach``), a note that the figures are missing."""
-    note = tag("p", "The policy node reported no figures.", class_="note")
-    return page.table(header, rows) if rows else note
-
-
-def frames(counters: Mapping[str, Any]) -> Markup:
-    """Return the table of received, used and dropped frames."""
-    dropped = counters.get("dropped", {})
-    totals = [(name, number) for name, number in counters.items() if name != "dropped"]
-    reasons = [(f"dropped: {reason}", number) for reason, number in dropped.items()]
-    return table_or_note(("frames", "number"), totals + reasons)
+    histograms = [
+        charts.histogram(samples, title=stage, x_label="ms") for stage, samples in result.latency_samples_ms.items()
+    ]
+    return [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows), page.cards(histograms)]
 
 
 def configuration(result: DemoResult) -> list[Markup]:
