@@ -10,7 +10,7 @@ from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.engine.resample import make_pipeline, make_turn, resampling_on
 from vla_ros.errors import ConfigError
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.vision.geometry import make_orientation
+from vla_ros.vision.geometry import TURNS
 from vla_ros.vision.processors import (
     LiberoResize,
     ResizeNaive,
@@ -81,9 +81,9 @@ def test_jpeg_lanczos_and_crop_run_on_a_gpu(processor):
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_turns(orientation):
     image = samples(60, 90)[0]
-    assert np.array_equal(run(make_turn(orientation), image), make_orientation(orientation)(image))
+    assert np.array_equal(run(make_turn(orientation), image), TURNS[orientation](image))
     pipeline = make_pipeline(ResizeNaive((28, 28)), (60, 90), CPU, orientation)
-    upright = np.ascontiguousarray(make_orientation(orientation)(image))
+    upright = np.ascontiguousarray(TURNS[orientation](image))
     assert np.array_equal(run(pipeline, image), resize_bicubic(upright, (28, 28)))
 
 

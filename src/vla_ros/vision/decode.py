@@ -7,7 +7,7 @@ decodes or raises `ImageError`.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,7 +22,6 @@ from vla_ros.vision.messages import (
     COMPRESSED_IMAGE,
     IMAGE,
     CdrBytes,
-    CompressedHeader,
     ImageHeader,
     read_compressed,
     read_image,
@@ -36,16 +35,12 @@ MAX_PIXELS = 64 * 2**20
 """Largest accepted image: far above any robot's camera, below the size at which Pillow suspects an attack."""
 
 
-@dataclass(frozen=True, eq=False)
-class DecodedImage:
-    """One decoded camera image."""
+class DecodedImage(NamedTuple):
+    """A decoded camera image."""
 
-    # Uint8 [height, width, 3] RGB. For ``rgb8`` a view of the message's bytes, so it keeps the message alive and
-    # must be copied before the buffer is reused.
+    # Uint8 [height, width, 3] RGB; for ``rgb8`` a view of the message's bytes: copy it before reusing the buffer.
     image: UInt8Array
     stamp: int  # nanoseconds of the ROS clock at exposure
-    frame_id: str  # coordinate frame of the camera
-    encoding: str  # ``encoding`` of a raw image, ``format`` of a compressed one
 
 
 _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
@@ -54,8 +49,7 @@ _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 def decode_image(cdr: CdrBytes) -> DecodedImage:
     """Decode a serialised ``sensor_msgs/Image``.
 
-    ``step`` padding is honoured. ``is_bigendian`` applies to two-byte channels and is ignored for others; the CDR
-    itself may have either byte order.
+    ``is_bigendian`` is ignored for channels of one byte; the CDR itself may have either byte order.
 
     Raises:
         ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
@@ -71,7 +65,7 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
             f"{IMAGE}: width {header.width} with {header.encoding} found, expected a multiple of {layout.multiple}"
         )
     image = to_rgb(_rows(header, data, layout.pixel_bytes), layout, big_endian=header.is_bigendian)
-    return DecodedImage(image, header.stamp, header.frame_id, header.encoding)
+    return DecodedImage(image, header.stamp)
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:
@@ -103,9 +97,11 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
             f"{COMPRESSED_IMAGE}: data of format {shown(header.format)} beginning with {start.hex(' ')}"
             " found, expected JPEG (ff d8 ff) or PNG (89 50 4e 47); set the camera's image_transport to one of them"
         )
-    if _is_swapped(header):
+    # compressed_image_transport names the channel order that it passed to OpenCV's encoder, which expects BGR.
+    # "compressed rgb8" is therefore a file with swapped channels, which its own subscriber swaps back.
+    if "compressed rgb" in header.format.lower():
         image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    return DecodedImage(image, header.stamp, header.frame_id, header.format)
+    return DecodedImage(image, header.stamp)
 
 
 def _check_size(message: str, height: int, width: int) -> None:
@@ -129,7 +125,7 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
             f"{IMAGE}: step {header.step} found, expected at least {row} ({width} pixels of {header.encoding});"
             " the driver fills in step or encoding wrongly"
         )
-    if header.step * height != len(data):  # exactly, as cv_bridge asks: anything else is an image cut or sheared
+    if header.step * height != len(data):  # cv_bridge requires equality, too; otherwise the image is cut or sheared
         raise ImageError(
             f"{IMAGE}: {len(data)} bytes of data found, expected {header.step * height} (step {header.step} x"
             f" {height} rows); the driver fills in size or step wrongly"
@@ -155,15 +151,6 @@ def _refuse_depth(message: str, what: str, name: str) -> None:
             f"{message}: {what} {shown(name)} found, which is depth or more than 8 bits a channel, expected a"
             " colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
         )
-
-
-def _is_swapped(header: CompressedHeader) -> bool:
-    """Return True if red and blue were swapped before compression.
-
-    ``compressed_image_transport`` names the channel order that it passed to OpenCV's encoder, which expects BGR.
-    "compressed rgb8" is therefore a file with swapped channels, which its own subscriber swaps back.
-    """
-    return "compressed rgb" in header.format.lower()
 
 
 def _damaged(kind: str, data: memoryview, error: Exception) -> ImageError:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from functools import partial
 
-import cv2
 import numpy as np
 from PIL.Image import Exif
 
 from vla_ros.types import UInt8Array
 
 _ORIENTATION = 0x0112
-_TURNS: dict[int, Callable[[UInt8Array], UInt8Array]] = {
-    2: partial(cv2.flip, flipCode=1),
-    3: partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
-    4: partial(cv2.flip, flipCode=0),
-    5: cv2.transpose,
-    6: partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
-    7: lambda image: cv2.transpose(cv2.rotate(image, cv2.ROTATE_180)),
-    8: partial(cv2.rotate, rotateCode=cv2.ROTATE_90_COUNTERCLOCKWISE),
-}
 
 
 def jpeg_exif(data: memoryview) -> bytes:
@@ -37,12 +25,17 @@ def jpeg_exif(data: memoryview) -> bytes:
 
 
 def turned(image: UInt8Array, exif: bytes) -> UInt8Array:
-    """Apply the orientation in the image's EXIF data, if they are present and intact."""
-    orientation = None
+    """Apply the orientation (2 to 8) in the image's EXIF data; missing or damaged data have none."""
+    orientation: object = 1
     if exif:
-        with contextlib.suppress(Exception):  # foreign bytes: whatever Pillow raises, they say nothing
+        with contextlib.suppress(Exception):  # Pillow raises many kinds of errors for damaged bytes
             parsed = Exif()
             parsed.load(exif)
             orientation = parsed.get(_ORIENTATION)
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else np.ascontiguousarray(turn(image))
+    if orientation in (5, 6, 7, 8):
+        image = image.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        image = image[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        image = image[::-1]
+    return np.ascontiguousarray(image)

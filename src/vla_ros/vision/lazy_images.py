@@ -1,7 +1,4 @@
-"""The images of an observation, each oriented and resized on first access.
-
-Images that a policy does not use (``hold``, an open-loop baseline, one camera of two) are never resized.
-"""
+"""The images of an observation, each oriented and resized on first access; unused images cost nothing."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ class ImageHeader:
     encoding: str  # pixel format by its name in ``sensor_msgs/image_encodings.hpp``
     is_bigendian: bool  # byte order of channels wider than a byte; meaningless for 8-bit encodings
     step: int  # bytes from one row to the next, including padding
-    data_length: int  # bytes of pixel data
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     is_bigendian = reader.uint8("is_bigendian") != 0
     step = reader.uint32("step")
     data = reader.sequence("data")
-    return ImageHeader(stamp, frame_id, height, width, encoding, is_bigendian, step, len(data)), data
+    return ImageHeader(stamp, frame_id, height, width, encoding, is_bigendian, step), data
 
 
 def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:

@@ -1,4 +1,4 @@
-"""Turns one camera message into one image for the policy: decode, orient, process as in training."""
+"""Turns a camera message into the policy's image: decodes, orients, and processes as in training."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ from vla_ros.config.sections import Camera, CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor, RawImage, UInt8Array
-from vla_ros.vision.decode import DecodedImage, decode_compressed, decode_image
-from vla_ros.vision.geometry import make_orientation
+from vla_ros.vision.decode import decode_compressed, decode_image
+from vla_ros.vision.geometry import TURNS
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.processors import PROCESSORS, ResizeWithPad
 
 
 class Preprocessor:
-    """Prepares the images of each camera as policy and configuration require, for the live node and replay.
+    """Decodes the messages of each camera and chooses their orientation and image processor.
 
-    It keeps no state between frames and may be called from several threads.
+    Keeps no state between frames; any thread may call it.
     """
 
     def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
-        decoders = {"raw": decode_image, "compressed": decode_compressed}
-        if camera.transport not in decoders:
-            raise ConfigError(f"camera.transport: found {camera.transport!r}, expected raw or compressed")
-        self._decode = decoders[camera.transport]
-        for one in camera.each:
-            make_orientation(one.orientation)
+        self._decode = decode_image if camera.transport == "raw" else decode_compressed
         processors = {image.source: _named(image) for image in spec.images}
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
         """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, according to ``camera.transport``."""
-        decoded: DecodedImage = self._decode(cdr)
+        decoded = self._decode(cdr)
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
     def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
@@ -42,7 +37,7 @@ class Preprocessor:
 
 def process(raw: RawImage) -> UInt8Array:
     """Apply orientation and image processor on the host: uint8 [height, width, 3] RGB of the processor's size."""
-    upright = make_orientation(raw.orientation)(raw.pixels)
+    upright = TURNS[raw.orientation](raw.pixels)
     return upright if raw.processor is None else raw.processor(upright)
 
 
@@ -51,23 +46,15 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
-    """Return the policy's processor, unless an option overrides it for this camera."""
+    """Return the policy's processor, or the one that the camera's options choose."""
     if camera.pipeline != "policy":
-        if camera.pipeline not in PROCESSORS:
-            known = ", ".join(("policy", *PROCESSORS))
-            raise ConfigError(f"camera.pipeline: found {camera.pipeline!r}, expected one of {known}")
         kind = PROCESSORS[camera.pipeline]
-        chosen = kind() if named is None else kind(size=named.size)
-        return _cropped(camera, chosen)
-    return _cropped(camera, named)
-
-
-def _cropped(camera: Camera, processor: ImageProcessor | None) -> ImageProcessor | None:
+        named = kind() if named is None else kind(size=named.size)
     if not camera.crop_area:
-        return processor
-    if not hasattr(processor, "crop_area"):
+        return named
+    if not hasattr(named, "crop_area"):
         raise ConfigError(
             f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which is not cropped "
-            f"({processor or 'the policy takes the image as it is'}); set camera.pipeline, or leave the area at 0"
+            f"({named or 'the policy takes unprocessed images'}); set camera.pipeline, or leave the area at 0"
         )
-    return replace(processor, crop_area=camera.crop_area)  # type: ignore[type-var]
+    return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]

@@ -1,8 +1,7 @@
 """Resampling without TensorFlow: its Lanczos-3 as matrix products, and the taps of its ``crop_and_resize``.
 
-A resize along one axis is a banded matrix. It is split into blocks of output samples, each with only the input
-samples that it needs, to avoid multiplying zeros. Columns use the matrix's Kronecker product with the 3 x 3
-identity, which leaves the channels interleaved.
+A resize along one axis is a banded matrix. The matrix is split into blocks of output samples, each with only the
+input samples that it needs, to avoid multiplying by zeros.
 """
 
 from __future__ import annotations
@@ -149,27 +148,6 @@ def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
 
 
-class Separable:
-    """A resize of [height, width, 3] images given by one matrix for the rows and one for the columns."""
-
-    def __init__(self, rows: Matrix, columns: Matrix) -> None:
-        self._shape = (rows.shape[0], columns.shape[0], _CHANNELS)
-        self._rows = _blocks(rows, _ROWS_PER_BLOCK)
-        self._columns = _column_blocks(columns)
-
-    def __call__(self, image: UInt8Array) -> NDArray[np.float32]:
-        """Resample uint8 ``image`` without rounding: float32 [target height, target width, 3], levels 0 to 255."""
-        height, width, _ = image.shape
-        source = image.astype(np.float32).reshape(height, width * _CHANNELS)
-        tall = np.empty((self._shape[0], source.shape[1]), np.float32)
-        for outputs, inputs, matrix in self._rows:
-            np.matmul(matrix, source[inputs], out=tall[outputs])
-        result = np.empty((self._shape[0], self._shape[1] * _CHANNELS), np.float32)
-        for outputs, inputs, matrix in self._columns:
-            result[:, outputs] = tall[:, inputs] @ matrix
-        return result.reshape(self._shape)
-
-
 def _blocks(matrix: Matrix, size: int) -> list[Block]:
     """Split a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of its rows."""
     blocks = []
@@ -179,17 +157,6 @@ def _blocks(matrix: Matrix, size: int) -> list[Block]:
         inputs = slice(int(used[0]), int(used[-1]) + 1)
         blocks.append((slice(start, start + rows.shape[0]), inputs, np.ascontiguousarray(rows[:, inputs])))
     return blocks
-
-
-def _column_blocks(matrix: Matrix) -> list[Block]:
-    def wide(part: slice) -> slice:
-        return slice(part.start * _CHANNELS, part.stop * _CHANNELS)
-
-    eye = np.eye(_CHANNELS, dtype=np.float32)
-    return [
-        (wide(outputs), wide(inputs), np.ascontiguousarray(np.kron(block, eye).T))
-        for outputs, inputs, block in _blocks(matrix, _COLUMNS_PER_BLOCK)
-    ]
 
 
 class Lanczos3:
@@ -202,26 +169,41 @@ class Lanczos3:
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         matrices = [lanczos3_matrix(source[axis], target[axis]) for axis in (0, 1)]
-        self._fast = Separable(*matrices)
+        self._shape = (*target, _CHANNELS)
+        self._row_blocks = _blocks(matrices[0], _ROWS_PER_BLOCK)
+        # The Kronecker product with the identity leaves the channels interleaved.
+        wide = np.kron(matrices[1], np.eye(_CHANNELS, dtype=np.float32))
+        self._column_blocks = _blocks(wide, _COLUMNS_PER_BLOCK * _CHANNELS)
         self._rows, self._columns = map(taps_of, matrices)
         taps = sum(weights.shape[1] for _, weights in (self._rows, self._columns))
         gain = np.prod([np.abs(matrix).sum(axis=1).max() for matrix in matrices])
-        # The most by which two orders of float32 sums may differ, a rounding for each tap on either side.
+        # Bound on the difference between two orders of float32 sums: one rounding per tap and order.
         self._doubt = np.float32(2 * (taps + 2) * 2.0**-24 * 255 * gain)
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
         """Resize uint8 [height, width, 3] from ``source`` to ``target``."""
-        result = self._fast(image)
+        result = self._products(image)
         middle = np.floor(result)
         middle += np.float32(0.5)
         middle -= result
         doubtful = np.flatnonzero(np.abs(middle, out=middle) <= self._doubt)
-        if len(doubtful) > result.size // 50:  # no camera's image, but no image may stall the node
+        if len(doubtful) > result.size // 50:  # a synthetic image; computing all samples is faster then
             result = self._all(image)
         elif len(doubtful):
             result.reshape(-1)[doubtful] = self._some(image, doubtful)
         np.rint(result, out=result)
         return np.clip(result, 0, 255, out=result).astype(np.uint8)
+
+    def _products(self, image: UInt8Array) -> Matrix:
+        """Compute every sample, float32 [height, width, 3], by matrix products."""
+        source = image.astype(np.float32).reshape(len(image), -1)
+        tall = np.empty((self._shape[0], source.shape[1]), np.float32)
+        for outputs, inputs, matrix in self._row_blocks:
+            np.matmul(matrix, source[inputs], out=tall[outputs])
+        result = np.empty((self._shape[0], self._shape[1] * _CHANNELS), np.float32)
+        for outputs, inputs, matrix in self._column_blocks:
+            result[:, outputs] = tall[:, inputs] @ matrix.T
+        return result.reshape(self._shape)
 
     def _some(self, image: UInt8Array, samples: NDArray[np.intp]) -> Matrix:
         """Compute selected samples of the flattened result, float32 [n], in TensorFlow's order."""
