@@ -11,7 +11,6 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.dialect import read_map
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI
-from vla_ros.policies.remote.messages import MAX_BYTES
 from vla_ros.policies.remote.spec import learned
 from vla_ros.replay.bag import Bag
 from vla_ros.serve.wire import Vocabulary, observation, read_request
@@ -79,7 +78,7 @@ def bag(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     """A robot's request, as the policy server reads it: arrays, JPEGs, observation."""
-    observation(read_request(data, VOCABULARY, MAX_BYTES), VOCABULARY, 0)
+    observation(read_request(data, VOCABULARY, len(data)), VOCABULARY, 0)
 
 
 def answer(data: bytes) -> None:

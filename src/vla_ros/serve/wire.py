@@ -96,7 +96,9 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
     """Read one frame; raises WireError with what was found and what is expected."""
     if isinstance(frame, str):
         raise WireError("a text frame, expected a msgpack map in a binary frame")
-    message = unpack(frame, limit)
+    if len(frame) > limit:
+        raise WireError(f"a message of {len(frame)} bytes, allowed {limit}")
+    message = unpack(frame)
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
         raise WireError(f"the request is {described(message)}, expected a map with text keys")
     session = message.get("session_id", "")

@@ -108,7 +108,7 @@ def test_a_python_that_cannot_serve_is_quoted(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho No module named vla_ros\nexit 3\n")
     python.chmod(0o755)
     child = ServerProcess(python, [])
-    with pytest.raises(ServerLostError, match="before it served; it said: No module named vla_ros"):
+    with pytest.raises(ServerLostError, match="before it served; its output: No module named vla_ros"):
         child.start()
     child.close()
     child = ServerProcess(tmp_path / "none", [])

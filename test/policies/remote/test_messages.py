@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_golden import LAYOUTS, Recorded, agrees, layout_of, nodes, whole
 
-from vla_ros.policies.remote import messages
 from vla_ros.policies.remote.messages import WireError, finite, nd, npy, openpi, pack, unpack
 
 FAMILIES = ("openpi", "roboarena", "vllm_omni", "sglang", "gr00t")
@@ -71,8 +70,8 @@ ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4
     ("message", "said"),
     [
         ({**ARRAY, b"shape": [3]}, "8 bytes, expected 12"),
-        ({**ARRAY, b"shape": [-2]}, "lengths of 0 or more"),
-        ({**ARRAY, b"shape": [True, 2]}, "lengths of 0 or more"),
+        ({**ARRAY, b"shape": [-2]}, "8 lengths of 0 or more"),
+        ({**ARRAY, b"shape": [True, 2]}, "8 lengths of 0 or more"),
         ({**ARRAY, b"shape": [1 << 62, 1 << 62]}, "bytes, expected"),
         ({**ARRAY, b"shape": [2, *[1] * 9]}, "up to 8 lengths"),
         ({**ARRAY, b"shape": None}, "up to 8 lengths"),
@@ -118,11 +117,6 @@ def test_a_damaged_message_is_refused_and_named(data: bytes, said: str) -> None:
         unpack(data)
 
 
-def test_a_message_that_is_too_long_is_not_read() -> None:
-    with pytest.raises(WireError, match="of 65 bytes, allowed 64"):
-        unpack(bytes(65), limit=64)
-
-
 def test_objects_are_not_written() -> None:
     for value in (np.array([object()]), np.array(["a"]), object(), {1 + 2j}):
         with pytest.raises(WireError, match=r"cannot be encoded|dtype"):
@@ -166,4 +160,3 @@ def test_the_markers_of_other_packages_are_read() -> None:
 def test_the_limits_leave_room_for_real_messages() -> None:
     images = {f"image_{i}": np.zeros((1080, 1920, 3), np.uint8) for i in range(4)}
     assert len(unpack(pack(images))) == 4
-    assert messages.MAX_BYTES == 64 << 20

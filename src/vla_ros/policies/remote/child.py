@@ -1,4 +1,4 @@
-"""Runs our policy server as a child process with another Python; it ends with this process."""
+"""Runs our policy server as a child process with another Python."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 _PROGRAM = "import sys; from vla_ros.cli.main import main; sys.exit(main(sys.argv[1:]))"
 _SERVING = re.compile(r"serving \S+ on ws://[^:]+:(\d+)")
-_REMEMBERED = 5  # lines of the child's log
-_END = 10.0  # s until a child that was told to end is killed
+_REMEMBERED = 5  # lines of the child's output that an error quotes
+_TERMINATE = 10.0  # s between SIGTERM and SIGKILL
 
 
 class ServerProcess:
     """Runs ``vla-ros serve`` with another Python and restarts it when it dies.
 
-    It listens on loopback and requires a key that only this process knows. It reads from a pipe held by this
-    process and ends when the pipe closes, however this process ends. ``key_file`` is the file with the key.
+    The server listens on loopback and requires a key, which is in ``key_file``. It ends with this process, even
+    after SIGKILL, because the kernel then closes the pipe on its standard input.
     """
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
@@ -42,51 +42,47 @@ class ServerProcess:
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
         self._closing = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self._log: threading.Thread | None = None
+        self._supervisor: threading.Thread | None = None
 
     @property
     def url(self) -> str:
         """The server's address."""
         return f"ws://127.0.0.1:{self._port}"
 
-    def start(self) -> None:
-        """Start the process and wait until its policy is loaded, which may take minutes.
-
-        Raises ServerLostError with the last lines of output if the process ended.
-        """
-        self._port = self._start()
-        self._watcher = threading.Thread(target=self._watch, name="vla_child", daemon=True)
-        self._watcher.start()
-
     @property
     def pid(self) -> int:
         """Process id of the running or last process; 0 before the first."""
         return self._process.pid if self._process else 0
 
+    def start(self) -> None:
+        """Start the process and wait until its policy is loaded, which may take minutes.
+
+        Raises ServerLostError with the last lines of output if the process ended.
+        """
+        process = self._start()
+        self._supervisor = threading.Thread(target=self._supervise, args=(process,), name="vla_child", daemon=True)
+        self._supervisor.start()
+
     def close(self) -> None:
         """End the process."""
         self._closing.set()
-        process = self._process
-        if process is not None:
-            process.terminate()
+        if self._process is not None:
+            self._process.terminate()
             try:
-                process.wait(_END)
+                self._process.wait(_TERMINATE)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for thread in (self._watcher, self._log):
-            if thread is not None:
-                thread.join()
+                self._process.kill()
+        if self._supervisor is not None:
+            self._supervisor.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self) -> int:
-        """Start the process; return its port once it serves."""
+    def _start(self) -> subprocess.Popen[str]:
+        """Return a process that serves; the first one chooses the port."""
         command = [str(self._python), "-c", _PROGRAM, "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()
         try:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -97,44 +93,37 @@ class ServerProcess:
             )
         except OSError as error:
             raise ServerLostError(f"{self._python}: cannot be started ({error.strerror})") from None
-        self._process = process
+        if self._closing.is_set():
+            process.terminate()
+        serving = self._log(process)
+        if serving is None:
+            output = " | ".join(self._lines) or "nothing"
+            raise ServerLostError(
+                f"{self._python}: exited with status {process.returncode} before it served; its output: {output}"
+            )
+        self._port = int(serving[1])
+        return process
+
+    def _log(self, process: subprocess.Popen[str]) -> re.Match[str] | None:
+        """Log the output until the process serves; None if it ends instead."""
         assert process.stdout is not None
         for line in process.stdout:
-            found = _SERVING.match(line)
-            if found:
-                self._log = threading.Thread(
-                    target=self._forward, args=(process,), daemon=True, name="vla_child_log"
-                )
-                self._log.start()
-                return int(found[1])
-            self._heard(line)
-        with process:  # closes the pipes
-            status = process.wait()
-        said = " | ".join(self._lines) or "nothing"
-        raise ServerLostError(f"{self._python}: ended with status {status} before it served; it said: {said}")
+            if serving := _SERVING.match(line):
+                return serving
+            self._lines.append(line.rstrip())
+            logger.info("%s: %s", self._python.name, line.rstrip())
+        with process:  # closes the pipes and waits
+            return None
 
-    def _forward(self, process: subprocess.Popen[str]) -> None:
-        """Log the process's output until it ends."""
-        assert process.stdout is not None
-        with process:  # closes the pipes
-            for line in process.stdout:
-                self._heard(line)
-
-    def _heard(self, line: str) -> None:
-        self._lines.append(line.rstrip())
-        logger.info("%s: %s", self._python.name, line.rstrip())
-
-    def _watch(self) -> None:
-        """Restart the process on the same port whenever it ends, with growing pauses while it fails."""
+    def _supervise(self, process: subprocess.Popen[str]) -> None:
+        """Log the output; restart the process on the same port when it ends, with growing pauses."""
+        self._log(process)
         failures = 0
-        while not self._closing.is_set():
-            assert self._process is not None
-            status = self._process.wait()
-            if self._closing.wait(pause(failures)):
-                return
-            logger.error("the policy's process ended with status %d; starting it again", status)
+        while not self._closing.wait(pause(failures)):
+            logger.error("the policy's process ended with status %d; starting it again", process.returncode)
             try:
-                self._start()
+                process = self._start()
+                self._log(process)
                 failures = 0
             except ServerLostError as error:
                 logger.error("%s", error)

@@ -1,4 +1,4 @@
-"""The differences between policy servers: writing requests and reading answers, as data and pure functions.
+"""What differs between policy servers: how to write a request and read its answer.
 
 Each request is one message with one answer. :mod:`~vla_ros.policies.remote.dialects` chooses the dialect.
 """
@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vla_ros.policies.remote.messages import Array, WireError, described, finite, unpack
+from vla_ros.types import FloatArray
 
-Frame = bytes | str
-"""One message as it came: binary, or text."""
+Message = bytes | str
+"""A binary or text message, as received."""
 
 Metadata = Mapping[str, Any]
 """A server's description of itself."""
@@ -24,19 +24,18 @@ Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
 
 OWN = "vla_ros"
-"""``server`` in the metadata of this package's server, and the key of what only its own clients understand."""
+"""``server`` in the metadata of this package's server, and the key of its extensions to openpi's protocol."""
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
     """One observation, independent of the dialect."""
 
-    # Key to uint8 [H, W, 3] or [T, H, W, 3] (an image, or its moments, oldest first) or to the numbers [D] of a
-    # state, in the order in which they are sent.
+    # Key to uint8 [H, W, 3] (one image), uint8 [T, H, W, 3] (several moments, oldest first) or state numbers [D].
     features: Mapping[str, Array]
     instruction: str  # the command in natural language
-    session: str = ""  # name of this robot's episode, for servers that keep several apart
-    # Further entries that the server said it understands.
+    session: str = ""  # name of the episode, for servers that tell episodes apart by name
+    # Further entries, for this package's server.
     extras: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
 
 
@@ -44,18 +43,16 @@ class Query:
 class Answer:
     """One checked answer, with finite numbers of the expected dimensions."""
 
-    # Name to float64 [K, D]; a server with one unnamed action calls it ``actions``.
-    actions: Mapping[str, NDArray[np.float64]]
-    # Times reported by the server, by stage.
-    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)
-    # Further information from this package's server.
-    extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
+    # Name to float64 [K, D]; actions without a name are called ``actions``.
+    actions: Mapping[str, FloatArray]
+    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # the server's stages
+    extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)  # only from this package's server
 
 
 class ServerSaidError(WireError):
-    """The server reported an error; the connection may continue.
+    """The server reported an error; the connection can still be used.
 
-    It shows only the last line of ``text``, which may be a traceback: at most 300 printable characters.
+    Shows the last line of ``text``, which may be a traceback: at most 300 printable characters.
     """
 
     def __init__(self, text: str, more: str = "") -> None:
@@ -69,47 +66,43 @@ class Dialect:
     """The protocol of one family of servers."""
 
     name: str
-    query: Callable[[Query, Metadata], bytes]  # query and metadata to the message that asks
-    answer: Callable[[Frame], Answer]  # its answer; raises :class:`WireError` for anything but actions
-    schemes: tuple[str, ...] = ("ws", "wss")  # of its servers' addresses
-    port: int = 8000  # where its servers listen unless told otherwise
-    path: str = "/"  # where its servers take requests; other paths mean that the user named one
-    hello: bytes | None = None  # what asks for metadata, or None if the server sends them first (or has none)
-    metadata: Callable[[Frame], Metadata] = lambda frame: read_map(frame, "the metadata")  # reads them
-    # Session to the message that begins an episode, or None if there is none.
-    reset: Callable[[str], bytes] | None = None
-    # Adds an API key to a message that carries it inside; None if it travels in a header.
-    secret: Callable[[bytes, str], bytes] | None = None
+    query: Callable[[Query, Metadata], bytes]  # writes a request; takes the server's metadata
+    answer: Callable[[Message], Answer]  # reads an answer; raises WireError unless it contains actions
+    schemes: tuple[str, ...] = ("ws", "wss")  # of the server's address
+    port: int = 8000  # default port
+    path: str = "/"  # default path
+    hello: bytes | None = None  # request for the metadata; None if the server sends them first, or has none
+    metadata: Callable[[Message], Metadata] = lambda message: read_map(message, "the metadata")
+    reset: Callable[[str], bytes] | None = None  # writes the request that begins the episode of this name
 
 
-def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
-    """Read a binary frame that contains a map with text keys; raises as :func:`read`."""
-    message = read(frame)
-    if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
-        raise WireError(f"{what}: {described(message)}, expected a map with text keys")
-    return message
+def read_map(message: Message, what: str) -> Mapping[str, Any]:
+    """Read a binary message that contains a map with text keys; raises as :func:`read`."""
+    found = read(message)
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise WireError(f"{what}: {described(found)}, expected a map with text keys")
+    return found
 
 
-def read(frame: Frame) -> Any:
-    """Read a binary frame; raises ServerSaidError for text and for maps that contain an error."""
-    if isinstance(frame, str):
-        raise ServerSaidError(frame)
-    message = unpack(frame)
-    if isinstance(message, Mapping) and "actions" not in message:
-        if "error" in message:
-            raise ServerSaidError(str(message["error"]))
-        if message.get("type") == "error":
-            raise ServerSaidError(str(message.get("message")))
-    return message
+def read(message: Message) -> Any:
+    """Read a binary message; raises ServerSaidError for a text, and for a map with an error."""
+    if isinstance(message, str):
+        raise ServerSaidError(message)
+    found = unpack(message)
+    if isinstance(found, Mapping) and "actions" not in found:
+        if "error" in found:
+            raise ServerSaidError(str(found["error"]))
+        if found.get("type") == "error":
+            raise ServerSaidError(str(found.get("message")))
+    return found
 
 
-def chunk(value: Any, name: str) -> NDArray[np.float64]:
-    """Actions as [K, D] with at least one row; accepts a single row and a leading batch dimension of one."""
+def chunk(value: Any, name: str) -> FloatArray:
+    """Return actions [K, D] with K >= 1; accepts a single row [D] and a batch of one [1, K, D]."""
     actions = finite(value, name)
     if actions.ndim == 3 and len(actions) == 1:
         actions = actions[0]
-    if actions.ndim == 1:
-        actions = actions[None]
+    actions = actions[None] if actions.ndim == 1 else actions
     if actions.ndim != 2 or not actions.size:
         raise WireError(f"{name}: {described(value)}, expected a chunk [K, D]")
     return actions

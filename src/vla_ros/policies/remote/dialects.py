@@ -7,17 +7,11 @@ from urllib.parse import urlsplit
 
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote import gr00t, oft, openpi
-from vla_ros.policies.remote.dialect import NO_METADATA, Dialect, Metadata
+from vla_ros.policies.remote.dialect import Dialect, Metadata
 
 OPENPI = Dialect("openpi", openpi.query, openpi.answer)
-ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.roboarena_reset)
-VLLM_OMNI = replace(
-    OPENPI,
-    name="vllm_omni",
-    query=openpi.vllm_omni_query,
-    path="/v1/realtime/robot/openpi",
-    reset=openpi.vllm_omni_reset,
-)
+ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.reset)
+VLLM_OMNI = replace(ROBOARENA, name="vllm_omni", query=openpi.vllm_omni_query, path="/v1/realtime/robot/openpi")
 SGLANG = replace(OPENPI, name="sglang", query=openpi.sglang_query, port=30000, path="/openpi/policy")
 GR00T = Dialect(
     "gr00t",
@@ -28,22 +22,21 @@ GR00T = Dialect(
     hello=gr00t.HELLO,
     metadata=gr00t.metadata,
     reset=gr00t.reset,
-    secret=gr00t.secret,
 )
 GR00T_FLAT = replace(GR00T, name="gr00t_flat", query=gr00t.FLAT)
-OFT = Dialect("oft", oft.query, oft.answer, ("http", "https"), 8777, "/act", metadata=lambda frame: NO_METADATA)
+OFT = Dialect("oft", oft.query, oft.answer, ("http", "https"), 8777, "/act")
 
 DIALECTS = {each.name: each for each in (OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)}
 SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.schemes}
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """Return the dialect named by the address or the user; :func:`by_metadata` may correct it."""
+    """Return the dialect that the user or the address names; :func:`by_metadata` may correct it."""
     parts = urlsplit(server)
     if parts.scheme == "grpc":
         raise ConfigError(
-            f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which run whatever the "
-            "other side wants; serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
+            f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which can run any code; "
+            "serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
         )
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise ConfigError(
@@ -51,15 +44,15 @@ def by_address(server: str, name: str = "auto") -> Dialect:
         )
     if name != "auto":
         if parts.scheme not in DIALECTS[name].schemes:
-            carried = "://, ".join(DIALECTS[name].schemes)
-            raise ConfigError(f"policy.server: found '{server}', expected {carried}:// for policy.dialect '{name}'")
+            schemes = "://, ".join(DIALECTS[name].schemes)
+            raise ConfigError(f"policy.server: found '{server}', expected {schemes}:// for policy.dialect '{name}'")
         return DIALECTS[name]
     by_path = {each.path: each for each in (VLLM_OMNI, SGLANG)}
     return by_path.get(parts.path, SCHEMES[parts.scheme])
 
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
-    """Return the dialect of a server that greets with ``metadata``; ``assumed`` unless they indicate another."""
+    """Return the dialect of a server with ``metadata``; ``assumed`` unless the metadata indicate another."""
     if assumed is OPENPI and metadata.keys() >= openpi.ROBOARENA_KEYS:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":

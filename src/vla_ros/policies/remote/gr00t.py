@@ -1,7 +1,7 @@
-"""GR00T's policy server over ZeroMQ: N1.5, N1.6, N1.7 and the main branch, which write arrays differently.
+"""The ZeroMQ messages of GR00T's policy server: N1.5, N1.6, N1.7 and the main branch.
 
-Written after Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. The answer to ``get_modality_config`` reveals the server's
-version; each version reads only its own layout, so requests use that one. Features are ``video.NAME`` and
+Written after Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. The versions write arrays differently, and each reads only
+its own layout. The answer to ``get_modality_config`` reveals the version. Features are ``video.NAME`` and
 ``state.NAME``.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_ros.policies.remote.dialect import (
     Answer,
-    Frame,
+    Message,
     Metadata,
     Query,
     ServerSaidError,
@@ -31,13 +31,12 @@ HELLO = pack({"endpoint": "get_modality_config"})
 _OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
 
 
-def metadata(frame: Frame) -> Metadata:
-    """Modality configurations as plain maps by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``."""
-    found = read_map(_checked(frame), "the modality configuration")
+def metadata(message: Message) -> Metadata:
+    """Return the modality configurations by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``."""
     version, modalities = "nd", {}
-    for name, entry in found.items():
+    for name, entry in read_map(_checked(message), "the modality configuration").items():
         if not isinstance(entry, Mapping) or not (entry.get(_OLD) or entry.get(_NEW)):
-            raise WireError(f"the modality '{str(name)[:40]}' is {described(entry)}, expected a ModalityConfig")
+            raise WireError(f"the modality '{name[:40]}' is {described(entry)}, expected a ModalityConfig")
         body = entry.get("as_json")
         if isinstance(body, str):
             version, body = "n1.5", _json(body)
@@ -45,87 +44,62 @@ def metadata(frame: Frame) -> Metadata:
             version = "npy"
         keys = body.get("modality_keys") if isinstance(body, Mapping) else None
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise WireError(f"the modality '{str(name)[:40]}' is {described(body)}, expected modality_keys")
+            raise WireError(f"the modality '{name[:40]}' is {described(body)}, expected modality_keys")
         modalities[name] = body
     return {**modalities, "version": version}
 
 
 def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
-    """Write ``get_action`` in the server's layout; ``flat`` is that of a server with the simulation wrapper."""
+    """Write ``get_action`` in the server's layout; ``flat`` is for a server with the simulation wrapper.
+
+    Images are [1, T, H, W, 3], states float32 [1, T, D]. N1.5 takes flat keys, and no batch axis.
+    """
     version = metadata.get("version", "nd")
-    if version == "n1.5":
-        return pack({"endpoint": "get_action", "data": _n15(query, metadata)}, npy)
-    video, state = {}, {}
+    old = version == "n1.5"
+    groups: dict[str, dict[str, Any]] = {"video": {}, "state": {}}
     for key, value in query.features.items():
-        name = key.removeprefix("video.").removeprefix("state.")
-        if is_image(value):
-            video[name] = value[None, None] if value.ndim == 3 else value[None]
-        else:
-            state[name] = np.asarray(value, np.float32).reshape(1, -1, value.shape[-1])
-    language = _language(metadata, "annotation.human.task_description")
-    observation: dict[str, Any]
-    if flat:
-        observation = {f"video.{name}": value for name, value in video.items()}
-        observation |= {f"state.{name}": value for name, value in state.items()} | {language: [query.instruction]}
-    else:
-        observation = {"video": video, "state": state, "language": {language: [[query.instruction]]}}
-    options = dict(query.extras) or None
-    return pack(
-        {"endpoint": "get_action", "data": {"observation": observation, "options": options}},
-        npy if version == "npy" else nd,
-    )
-
-
-def answer(frame: Frame) -> Answer:
-    """Return the actions by name, from a map or from a map with further output of the policy."""
-    message = read(_checked(frame))
-    if isinstance(message, list) and len(message) == 2:
-        message = message[0]
-    if not isinstance(message, Mapping) or not message:
-        raise WireError(f"the answer is {described(message)}, expected a map of actions")
-    actions = {str(key).removeprefix("action."): _columns(value, str(key)) for key, value in message.items()}
-    return Answer(actions)
-
-
-def reset(session: str) -> bytes:
-    """Return the request that begins an episode."""
-    return pack({"endpoint": "reset", "data": {"options": None}})
-
-
-def secret(request: bytes, key: str) -> bytes:
-    """Return a request with the API token in the place where GR00T's client puts it."""
-    assert request[:1] in (b"\x81", b"\x82")  # a map of one or two entries, as written here
-    return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
+        group, axes = ("video", 3) if is_image(value) else ("state", 1)
+        moments = value[None] if value.ndim == axes else value
+        batch = moments if old else moments[None]
+        numbers = batch if old or group == "video" else batch.astype(np.float32)
+        groups[group][key.removeprefix(f"{group}.")] = numbers
+    language = metadata.get("language") or metadata.get("annotation") or {}
+    [name, *_] = language.get("modality_keys") or ["annotation.human.task_description"]
+    observation: dict[str, Any] = {**groups, "language": {name: [[query.instruction]]}}
+    if old or flat:
+        observation = {f"{group}.{key}": value for group in groups for key, value in groups[group].items()}
+        observation[name] = [query.instruction]
+    data = observation if old else {"observation": observation, "options": None}
+    return pack({"endpoint": "get_action", "data": data}, nd if version == "nd" else npy)
 
 
 FLAT: Callable[[Query, Metadata], bytes] = partial(query, flat=True)
 
 
+def answer(message: Message) -> Answer:
+    """Return the actions by name, from a map or a list of two maps: actions and further output of the policy."""
+    found = read(_checked(message))
+    if isinstance(found, list) and len(found) == 2:
+        found = found[0]
+    if not isinstance(found, Mapping) or not found:
+        raise WireError(f"the answer is {described(found)}, expected a map of actions")
+    return Answer({str(key).removeprefix("action."): _columns(value, str(key)) for key, value in found.items()})
+
+
+def reset(session: str) -> bytes:
+    """Write the request that begins an episode."""
+    return pack({"endpoint": "reset", "data": {"options": None}})
+
+
 def _columns(value: Any, name: str) -> Any:
-    """[1, K, D] or [K, D]; N1.5 sends a single number a step as [K]."""
+    """Return actions [K, D]; N1.5 sends [K] if D is 1."""
     return chunk(value[:, None] if isinstance(value, np.ndarray) and value.ndim == 1 else value, name)
 
 
-def _n15(query: Query, metadata: Metadata) -> dict[str, Any]:
-    """Write an observation for N1.5: flat and without a batch axis."""
-    message: dict[str, Any] = {}
-    for key, value in query.features.items():
-        image = is_image(value)
-        name = key if key.startswith(("video.", "state.")) else f"{'video' if image else 'state'}.{key}"
-        one = value.ndim == (3 if image else 1)
-        message[name] = value[None] if one else value
-    return {**message, _language(metadata, "annotation.human.task_description"): [query.instruction]}
-
-
-def _language(metadata: Metadata, usual: str) -> str:
-    entry = metadata.get("language") or metadata.get("annotation")
-    return str(entry["modality_keys"][0]) if entry and entry["modality_keys"] else usual
-
-
-def _checked(frame: Frame) -> bytes:
-    if isinstance(frame, str) or frame == b"ERROR":
+def _checked(message: Message) -> bytes:
+    if isinstance(message, str) or message == b"ERROR":
         raise ServerSaidError("ERROR", " and nothing else")
-    return frame
+    return message
 
 
 def _json(text: str) -> Any:

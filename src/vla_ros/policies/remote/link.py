@@ -1,4 +1,4 @@
-"""A connection that reconnects in the background, with growing pauses, never during an inference."""
+"""A connection to a policy server that a background thread restores, with growing pauses, after a loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_ros.policies.remote.dialect import (
     NO_METADATA,
     Answer,
     Dialect,
-    Frame,
+    Message,
     Metadata,
     Query,
     ServerSaidError,
@@ -26,8 +26,8 @@ from vla_ros.policies.remote.transport import Target, Transport, connect
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # s
-_KEEP_ALIVE = 1.0  # s between looks at an idle connection
-_CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept none while they infer
+_KEEP_ALIVE = 1.0  # s between checks of an idle connection
+_CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept no connection during an inference
 
 
 def pause(failures: int, chance: float = 0.5) -> float:
@@ -40,20 +40,20 @@ class Peer:
     """A connected server."""
 
     transport: Transport
-    metadata: Metadata  # its description of itself
+    metadata: Metadata  # the server's description of itself
     dialect: Dialect
 
 
 def meet(target: Target, deadline: float) -> Peer:
     """Connect and read the metadata.
 
-    Raises ServerLostError if it cannot be reached or does not answer, WireError if it refuses this client.
+    Raises ServerLostError if the server cannot be reached or does not answer, WireError if it refuses this client.
     """
     transport, dialect = connect(target, deadline), target.dialect
     try:
         metadata: Metadata = NO_METADATA
         if dialect.hello is not None:
-            transport.send(_signed(dialect, dialect.hello, target), deadline)
+            transport.send(dialect.hello, deadline)
         if dialect.hello is not None or transport.greets:
             metadata = dialect.metadata(transport.receive(deadline))
     except BaseException:
@@ -62,15 +62,11 @@ def meet(target: Target, deadline: float) -> Peer:
     return Peer(transport, metadata, by_metadata(dialect, metadata))
 
 
-def _signed(dialect: Dialect, message: bytes, target: Target) -> bytes:
-    return dialect.secret(message, target.api_key) if dialect.secret and target.api_key else message
-
-
 class Link:
     """A connection to one server; its thread reconnects after a loss and keeps an idle connection alive.
 
-    ``accept`` checks a server's metadata and raises if it is not the server that the robot was prepared for.
-    ``chance``, in [0, 1), randomises the pauses; ``wait`` waits for an event with a timeout in seconds.
+    ``accept`` checks a server's metadata and raises VlaRosError to refuse the server. ``chance``, in [0, 1),
+    randomises the pauses; ``wait`` waits for an event with a timeout in seconds.
     """
 
     def __init__(
@@ -80,8 +76,7 @@ class Link:
         chance: Callable[[], float] = random.random,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
-        self.target = target
-        self._accept, self._chance, self._wait = accept, chance, wait
+        self._target, self._accept, self._chance, self._wait = target, accept, chance, wait
         self._peer: Peer | None = None
         self._why = "not connected yet"
         self._failures = 0
@@ -93,10 +88,10 @@ class Link:
     def start(self, timeout: float) -> Peer:
         """Connect within ``timeout`` seconds, and stay connected from then on.
 
-        Raises ServerLostError if no server was found, another VlaRosError if it is the wrong one.
+        Raises ServerLostError if no server was found, another VlaRosError if the server was refused.
         """
         deadline = time.monotonic() + timeout
-        while self._peer is None:
+        while (peer := self._peer) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ServerLostError(f"policy.server: {self._why} (tried for {timeout:g} s)")
@@ -104,13 +99,13 @@ class Link:
             if error is not None and not isinstance(error, ServerLostError):
                 raise error
             if self._peer is None:
-                self._wait(self._wake, min(pause(self._failures, self._chance()), max(0.0, left)))
+                self._wait(self._wake, min(pause(self._failures, self._chance()), left))
         self._thread.start()
-        return self._peer
+        return peer
 
     @property
     def peer(self) -> Peer:
-        """The connected server; raises ServerLostError if there is none at the moment."""
+        """The connected server; raises ServerLostError while there is no connection."""
         peer = self._peer
         if peer is None:
             raise ServerLostError(f"{self._why}; connecting again")
@@ -128,23 +123,22 @@ class Link:
         deadline = time.monotonic() + seconds
         with self._using:
             peer = self.peer
-            message = peer.dialect.query(query, peer.metadata)
+            dialect, transport = peer.dialect, peer.transport
+            message = dialect.query(query, peer.metadata)
             try:
-                peer.transport.poll()
-                if begins and peer.dialect.reset is not None:
-                    said = self._exchange(peer, peer.dialect.reset(query.session), deadline)
-                    if said != "reset successful":  # else a map, which may be an error
-                        read(said)
-                answer = peer.dialect.answer(self._exchange(peer, message, deadline))
+                transport.poll()
+                if begins and dialect.reset is not None:
+                    reply = _exchange(transport, dialect.reset(query.session), deadline)
+                    if reply != "reset successful":  # else a map, which may be an error
+                        read(reply)
+                answer = dialect.answer(_exchange(transport, message, deadline))
             except ServerSaidError:
                 raise
-            except VlaRosError as error:
+            except ServerLostError as error:
                 self._drop(str(error))
-                if isinstance(error, ServerLostError):
-                    raise ServerLostError(f"{error}; connecting again") from None
-                raise
-            except BaseException:
-                self._drop("interrupted")
+                raise ServerLostError(f"{error}; connecting again") from None
+            except BaseException as error:
+                self._drop(str(error))
                 raise
             self._failures = 0
             return answer
@@ -155,17 +149,12 @@ class Link:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2 * _CONNECT)
-        with self._using:
-            self._drop("closed")
+        self.drop("closed")
 
     def drop(self, why: str) -> None:
-        """Close a connection that can no longer be trusted and reconnect."""
+        """Close the connection and reconnect."""
         with self._using:
             self._drop(why)
-
-    def _exchange(self, peer: Peer, message: bytes, deadline: float) -> Frame:
-        peer.transport.send(_signed(peer.dialect, message, self.target), deadline)
-        return peer.transport.receive(deadline)
 
     def _drop(self, why: str) -> None:
         peer, self._peer = self._peer, None
@@ -178,7 +167,7 @@ class Link:
         """Try to connect; return the error and store it for later callers."""
         peer = None
         try:
-            peer = meet(self.target, time.monotonic() + seconds)
+            peer = meet(self._target, time.monotonic() + seconds)
             self._accept(peer)
         except VlaRosError as error:
             if peer is not None:
@@ -190,23 +179,25 @@ class Link:
             return error
         with self._using:
             self._peer = peer
-        logger.info("policy.server: connected to %s", self.target.url)
+        logger.info("policy.server: connected to %s", self._target.url)
         return None
 
     def _keep(self) -> None:
-        while not self._closing:
+        """Reconnect, or keep the connection alive, until :meth:`close`."""
+        while True:
             self._wake.clear()
-            if self._peer is not None and not self._closing:
-                self._wait(self._wake, _KEEP_ALIVE)
+            if self._closing:
+                return
+            connected = self._peer is not None
+            self._wait(self._wake, _KEEP_ALIVE if connected else pause(self._failures, self._chance()))
+            if connected:
                 self._look()
-                continue
-            self._wait(self._wake, pause(self._failures, self._chance()))
-            if not self._closing:
+            elif not self._closing:
                 self._attempt(_CONNECT)
 
     def _look(self) -> None:
         if not self._using.acquire(blocking=False):
-            return  # in use, and so alive
+            return  # a request is in progress
         try:
             if self._peer is not None:
                 self._peer.transport.poll()
@@ -214,3 +205,8 @@ class Link:
             self._drop(str(error))
         finally:
             self._using.release()
+
+
+def _exchange(transport: Transport, message: bytes, deadline: float) -> Message:
+    transport.send(message, deadline)
+    return transport.receive(deadline)

@@ -1,8 +1,8 @@
-"""msgpack messages with arrays, in the three layouts that policy servers use; reading is strict.
+"""Encodes and strictly decodes msgpack messages with arrays, in the three layouts that policy servers use.
 
 ``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys, ``npy`` (GR00T up to the N1.7 tag) a .npy
-file, ``nd`` (GR00T's main, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three can be read,
-with bin or str keys. Nothing received is executed: no pickle, no object arrays, no extension types.
+file, ``nd`` (GR00T's main branch, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three can be
+read, with bin or str keys. Nothing received is executed: no pickle, no object arrays, no extension types.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
 
-MAX_BYTES = 64 << 20
-"""Longest message that is read unless the caller says otherwise."""
-
 _MAX_ITEMS = 1 << 16  # entries of all lists and maps of a message; arrays count as one
 _MAX_DEPTH = 12
 _MAX_AXES = 8
@@ -34,70 +31,66 @@ _DTYPES = {order + kind: np.dtype(order + kind) for kind in _KINDS for order in 
 
 
 class WireError(VlaRosError):
-    """A peer's message is damaged, hostile or violates its protocol; the text says what was found."""
+    """A peer's message is damaged, hostile or violates its protocol."""
 
 
 Array = NDArray[Any]
-Layout = Callable[[Any], Any]
+Layout = Callable[["Array | np.generic"], Any]
+"""Returns a map that represents an array or a NumPy scalar; raises TypeError if the layout has none."""
 
 
-def openpi(value: Any) -> Any:
-    """Arrays and NumPy scalars as openpi's client and server write them."""
+def openpi(value: Array | np.generic) -> Any:
+    """The layout of openpi's client and server."""
+    dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
-        return {
-            b"__ndarray__": True,
-            b"data": _bytes(value),
-            b"dtype": _known(value.dtype.str).str,
-            b"shape": value.shape,
-        }
+        return {b"__ndarray__": True, b"data": _bytes(value), b"dtype": dtype, b"shape": value.shape}
+    return {b"__npgeneric__": True, b"data": value.item(), b"dtype": dtype}
+
+
+def npy(value: Array | np.generic) -> Any:
+    """The layout of GR00T N1.5, N1.6 and the N1.7 tag: a .npy file."""
     if isinstance(value, np.generic):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _known(value.dtype.str).str}
-    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
+        raise TypeError("a NumPy scalar has no .npy file")
+    _known(value.dtype.str)
+    file = io.BytesIO()
+    np.save(file, value, allow_pickle=False)
+    return {"__ndarray_class__": True, "as_npy": file.getvalue()}
 
 
-def npy(value: Any) -> Any:
-    """Arrays as a .npy file; GR00T N1.5, N1.6 and the N1.7 tag read nothing else."""
+def nd(value: Array | np.generic) -> Any:
+    """The layout of the package msgpack-numpy, which GR00T's main branch uses since 2026-05-07."""
+    dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
-        _known(value.dtype.str)
-        file = io.BytesIO()
-        np.save(file, value, allow_pickle=False)
-        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
-    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
-
-
-def nd(value: Any) -> Any:
-    """Arrays and NumPy scalars as the package msgpack-numpy writes them; GR00T's main since 2026-05-07."""
-    if isinstance(value, np.ndarray):
-        kind = _known(value.dtype.str).str
-        return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
-    if isinstance(value, np.generic):
-        return {b"nd": False, b"type": _known(value.dtype.str).str, b"data": value.tobytes()}
-    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
+        return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
+    return {b"nd": False, b"type": dtype, b"data": value.tobytes()}
 
 
 def _bytes(value: Array) -> bytes | memoryview:
-    """Return an array's numbers in C order, without a copy if they already are."""
+    """Return an array's numbers in C order, without a copy if possible."""
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
-    """Encode a message; raises WireError for arrays of objects, texts or dates, and for anything but data."""
+    """Encode a message; raises WireError for anything but plain data and numeric or boolean arrays."""
+
+    def encoded(value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return layout(value)
+        raise TypeError(f"{type(value).__name__} cannot be sent in a message")
+
     try:
-        packed: bytes = msgpack.packb(message, default=layout)
+        packed: bytes = msgpack.packb(message, default=encoded)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"a message cannot be encoded: {error}") from None
     return packed
 
 
-def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
+def unpack(data: bytes) -> Any:
     """Decode one message; arrays are read-only views of ``data``.
 
-    Raises:
-        WireError: The message is longer than ``limit`` bytes, damaged, nested too deeply, has too many entries, or
-            contains an array that is not numeric or boolean of the stated size.
+    Raises WireError if the message is damaged, nested too deeply, has too many entries, or contains an array that
+    is not numeric or boolean of the stated size.
     """
-    if len(data) > limit:
-        raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
     items = 0
 
     def count(entries: list[Any]) -> list[Any]:
@@ -121,7 +114,6 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
             ext_hook=_no_extension,
             timestamp=1,
             max_str_len=_MAX_TEXT,
-            max_bin_len=limit,
             max_array_len=_MAX_ITEMS,
             max_map_len=_MAX_ITEMS,
         )
@@ -135,14 +127,13 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> Array:
-    """Build an array from a message's dtype (as text), shape and bytes in C order, all of which are checked."""
+    """Build an array from a dtype (as text), a shape and bytes in C order; raises WireError if they do not fit."""
     dtype = _known(kind)
-    if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_AXES:
-        raise WireError(f"an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths")
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise WireError(f"an array of shape {str(shape)[:80]}, expected lengths of 0 or more")
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise WireError(f"an array of which the data are {type(data).__name__}, expected bytes")
+    lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_AXES else [-1]
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise WireError(f"an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths of 0 or more")
+    if not isinstance(data, (bytes, memoryview)):
+        raise WireError(f"an array with data of type {type(data).__name__}, expected bytes")
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
         raise WireError(f"an array {dtype.str} {list(shape)} with {len(data)} bytes, expected {needed}")
@@ -150,7 +141,7 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
 
 
 def _known(kind: Any) -> np.dtype[Any]:
-    """Return the dtype of that name: booleans, integers and floats of up to eight bytes."""
+    """Return the dtype named ``kind``: booleans, integers or floats of up to eight bytes."""
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if isinstance(name, str) and name in _DTYPES:
         return _DTYPES[name]
@@ -159,8 +150,6 @@ def _known(kind: Any) -> np.dtype[Any]:
 
 def _revived(found: dict[Any, Any]) -> Any:
     """Convert a map that represents an array to the array; return other maps unchanged."""
-    if b"__ndarray__" in found:  # what openpi's clients and most servers send
-        return array(found.get(b"dtype"), found.get(b"shape"), found.get(b"data"))
     if len(found) > 5:
         return found
 
@@ -172,7 +161,7 @@ def _revived(found: dict[Any, Any]) -> Any:
     if get("__npgeneric__") is not None:
         return _scalar(get("dtype"), get("data"))
     if get("__ndarray_class__") is not None:
-        return from_npy(get("as_npy"))
+        return _from_npy(get("as_npy"))
     marker = get("nd")
     if marker is None or get("type") is None:
         return found
@@ -180,7 +169,7 @@ def _revived(found: dict[Any, Any]) -> Any:
         raise WireError(f"an array of kind {get('kind')!r}; objects and records are not accepted")
     if marker is True:
         return array(get("type"), get("shape"), get("data"))
-    return array(get("type"), (), get("data"))[()]
+    return array(get("type"), [], get("data"))[()]
 
 
 def _scalar(kind: Any, value: Any) -> np.generic:
@@ -194,7 +183,7 @@ def _scalar(kind: Any, value: Any) -> np.generic:
     return scalar
 
 
-def from_npy(data: Any) -> Array:
+def _from_npy(data: Any) -> Array:
     """Return an array from a .npy file of format 1.0, as ``np.save`` writes it."""
     if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
         raise WireError("an array that is not a .npy file of format 1.0")
@@ -226,7 +215,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
         try:
             value = np.array(value, dtype=np.float64)
         except (ValueError, TypeError) as error:
-            raise WireError(f"{name}: a list that is not an array of numbers: {str(error)[:120]}") from None
+            raise WireError(f"{name}: not an array of numbers: {str(error)[:120]}") from None
     elif type(value) in (int, float):
         value = np.float64(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":

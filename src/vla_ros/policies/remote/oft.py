@@ -1,4 +1,4 @@
-"""OpenVLA-OFT's ``POST /act``: JSON with base64 arrays; the answer is one list of actions.
+"""The HTTP messages of OpenVLA-OFT's ``POST /act``: JSON with arrays in base64.
 
 Written after openvla-oft 213c5ff and json-numpy. Errors have status 200 and the text ``error``.
 """
@@ -6,63 +6,57 @@ Written after openvla-oft 213c5ff and json-numpy. Errors have status 200 and the
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any
 
 import numpy as np
 
-from vla_ros.policies.remote.dialect import Answer, Frame, Metadata, Query, ServerSaidError, chunk
-from vla_ros.policies.remote.messages import MAX_BYTES, Array, WireError, array, described
+from vla_ros.policies.remote.dialect import Answer, Message, Metadata, Query, ServerSaidError, chunk
+from vla_ros.policies.remote.messages import WireError, array, described
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
     """Write an observation: ``full_image``, ``wrist_image`` (or left and right), ``state``, ``instruction``."""
-    message = {**query.features, "instruction": query.instruction, **query.extras}
-    return json.dumps(message, default=_written).encode()
+    return json.dumps({**query.features, "instruction": query.instruction}, default=_encoded).encode()
 
 
-def answer(frame: Frame) -> Answer:
-    """Read actions [K, D]: a list of arrays [D], or one array; ``{"encoded": ...}`` answers are decoded again."""
-    message = _read(frame if isinstance(frame, bytes) else frame.encode())
-    if isinstance(message, str) and message[:1] in ("[", "{"):
-        message = _read(message.encode())
-    if isinstance(message, str):
-        raise ServerSaidError(message, "; its log says more")
-    if isinstance(message, list) and message:
-        rows = [chunk(row, "actions")[0] for row in message]
+def answer(message: Message) -> Answer:
+    """Read actions: a list of K arrays [D], or an array [K, D]. The JSON may be encoded twice."""
+    found = _read(message)
+    if isinstance(found, str) and found[:1] in ("[", "{"):
+        found = _read(found)
+    if isinstance(found, str):
+        raise ServerSaidError(found, "; its log says more")
+    if isinstance(found, list) and found:
+        rows = [chunk(row, "actions")[0] for row in found]
         lengths = sorted({len(row) for row in rows})
         if len(lengths) > 1:
-            raise WireError(f"the answer holds actions of {lengths} numbers, expected one length")
+            raise WireError(f"the answer contains actions of {lengths} numbers, expected one length")
         return Answer({"actions": np.stack(rows)})
-    if isinstance(message, np.ndarray):
-        return Answer({"actions": chunk(message, "actions")})
-    raise WireError(f"the answer is {described(message)}, expected a list of actions")
+    if isinstance(found, np.ndarray):
+        return Answer({"actions": chunk(found, "actions")})
+    raise WireError(f"the answer is {described(found)}, expected a list of actions")
 
 
-def _written(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        held = np.asarray(value)
-        data = base64.b64encode(held.tobytes()).decode()
-        return {"__numpy__": data, "dtype": held.dtype.str, "shape": list(held.shape)}
-    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
+def _encoded(value: Any) -> Any:
+    held = np.asarray(value)
+    data = base64.b64encode(held.tobytes()).decode()
+    return {"__numpy__": data, "dtype": held.dtype.str, "shape": list(held.shape)}
 
 
-def _read(data: bytes) -> Any:
-    if len(data) > MAX_BYTES:
-        raise WireError(f"a message of {len(data)} bytes, allowed {MAX_BYTES}")
+def _read(data: Message) -> Any:
     try:
         return json.loads(data, object_hook=_revived, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not valid JSON: {str(error)[:200]}") from None
 
 
-def _revived(found: dict[str, Any]) -> Any | Array:
+def _revived(found: dict[str, Any]) -> Any:
     if "__numpy__" not in found:
         return found
     try:
         data = base64.b64decode(found["__numpy__"], validate=True)
-    except (binascii.Error, TypeError, ValueError):
+    except (TypeError, ValueError):
         raise WireError("an array that is not base64") from None
     return array(found.get("dtype"), found.get("shape"), data)
 

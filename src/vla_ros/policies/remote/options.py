@@ -10,19 +10,19 @@ from vla_ros.config.policy import PolicyConfig
 from vla_ros.errors import ConfigError
 
 API_KEY = "VLA_ROS_API_KEY"
-"""Environment variable with the server's key, where ``policy.api_key_file`` names none."""
+"""Environment variable with the server's key, used if ``policy.api_key_file`` is empty."""
 
 
 @dataclass(frozen=True)
 class RemoteOptions(PolicyConfig):
-    """The policy server and how to communicate with it."""
+    """Options of the connection to a policy server."""
 
     server: str = option(
         "", "Address of the policy server: ws://HOST:PORT, wss://HOST/PATH, zmq://HOST:PORT (GR00T), http:// (OFT)"
     )
     dialect: str = option(
         "auto",
-        "The server's protocol; auto recognises it by its address and metadata",
+        "The server's protocol; auto: recognise it by the server's address and metadata",
         choices=("auto", "openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"),
     )
     api_key_file: str = option("", f"File with the server's API key; empty: the environment variable {API_KEY}")
@@ -40,11 +40,11 @@ class RemoteOptions(PolicyConfig):
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:
-    """Return an API key from the file that the option ``name`` gives: one word, which is never shown."""
+    """Return the API key, ``least`` or more characters without a space, from the file of the option ``name``."""
     try:
         key = path.expanduser().read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from None
     if len(key) < least or len(key.split()) != 1:
-        raise ConfigError(f"{name}: {path} holds no key of {least} characters or more")
+        raise ConfigError(f"{name}: {path} holds no key of {least} or more characters without a space")
     return key

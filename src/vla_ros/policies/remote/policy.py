@@ -52,68 +52,65 @@ class RemotePolicy(Policy):
     Options = RemoteOptions
 
     def __init__(self, config: Config) -> None:
-        self._options = options_of(config, RemoteOptions)
-        self._seconds = config.timeouts.inference
-        self._config = config
-        self._link: Link | None = None
-        self._first: Link | None = None  # goes to the first session
-        self._target, self._told = target(self._options), False
+        self._config, self._options = config, options_of(config, RemoteOptions)
+        self._target = target(self._options)
+        self._first: Link | None = None  # for the first session
+        self._told_order = False
 
     def load(self, progress: Progress = no_progress) -> None:
         """Connect, and query the features of the served policy.
 
         Raises:
             ServerLostError: There is no server within ``policy.connect_timeout``.
-            WireError: It does not speak the expected protocol, or refuses this client.
+            WireError: The server speaks another protocol, or refuses this client.
             ConfigError: The server's description of its policy contradicts ``features``.
         """
         self.close()
         keep_freed_memory()
         progress(0.0, f"connecting to {self._options.server}")
-        link = Link(self._target, self._accept)
         self.__dict__.pop("spec", None)
-        peer = link.start(self._options.connect_timeout)
-        self._first = link
-        progress(1.0, f"{self._options.server} speaks {peer.dialect.name}")
+        self._first = self._connected()
+        progress(1.0, f"{self._options.server} speaks {self._first.peer.dialect.name}")
 
     def describe(self) -> PolicySpec:
-        """Return the features that ``features`` names; the server's description is known only once connected."""
+        """Return an open spec; the server describes its policy once connected."""
         return spec.learned(NO_METADATA, self._options.horizon)
 
     def start_session(self) -> RemoteSession:
         """Connect another robot; the first one uses the connection of :meth:`load`."""
         link, self._first = self._first, None
-        if link is None:
-            link = Link(self._target, self._accept)
-            link.start(self._options.connect_timeout)
-        return RemoteSession(link)
+        return RemoteSession(link or self._connected())
+
+    def _connected(self) -> Link:
+        link = Link(self._target, self._accept)
+        link.start(self._options.connect_timeout)
+        return link
 
     def infer(self, session: RemoteSession, observation: Observation) -> ActionChunk:
         """Run the inference on the server.
 
         Raises:
-            ServerLostError: The server is not available, or did not answer within ``timeouts.inference``.
-            WireError: The server returned an error, or actions that do not fit this policy.
+            ServerLostError: There is no connection, or no answer within ``timeouts.inference``.
+            WireError: The server returned an error, or something other than finite actions.
         """
         began = time.perf_counter()
-        peer = session.link.peer
-        own = peer.metadata.get("server") == OWN
+        seconds = self._config.timeouts.inference
+        own = session.link.peer.metadata.get("server") == OWN
         session.asked += 1
         features = {key: self._image(image, own) for key, image in observation.images.items()}
         extension: dict[str, Any] = {
             "number": session.asked,
-            "deadline_ms": 1e3 * self._seconds,
+            "deadline_ms": 1e3 * seconds,
             "begins": session.begins,
         }
         if observation.noise is not None:
             extension["noise"] = observation.noise
-        if observation.previous is not None:
-            previous = observation.previous
+        if (previous := observation.previous) is not None:
             extension["previous"] = {"actions": previous.actions, "delay": previous.delay}
         extras = {OWN: extension} if own else NO_METADATA
         query = Query(features | dict(observation.state), observation.instruction, session.name, extras)
         encoded = time.perf_counter()
-        answer = session.link.ask(query, self._seconds, begins=session.begins and not own)
+        answer = session.link.ask(query, seconds, begins=session.begins and not own)
         session.begins = False
         if own and answer.extension.get("number") != session.asked:
             session.link.drop("the server answered another request")
@@ -129,7 +126,7 @@ class RemotePolicy(Policy):
             link.close()
 
     def _accept(self, peer: Peer) -> None:
-        """Accept the server's description at start; later, refuse a server with another policy."""
+        """Check the server's metadata against ``features``; after a loss, refuse a server with another policy."""
         found = spec.learned(peer.metadata, self._options.horizon)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
@@ -147,18 +144,13 @@ class RemotePolicy(Policy):
         return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "444")
 
     def _chunk(self, answer: Answer, stamp: int, stages: Mapping[str, float]) -> ActionChunk:
-        actions, more = self._joined(answer.actions), answer.extension
-        if len(actions) > self.spec.horizon or actions.shape[1] != (self.spec.dimension or actions.shape[1]):
-            expected = f"[1 to {self.spec.horizon}, {self.spec.dimension or 'D'}]"
-            raise WireError(
-                f"the server's actions {list(answer.actions)} are {list(actions.shape)}, expected {expected}"
-            )
+        more = answer.extension
         normalized, tokens = (
             None if more.get(name) is None else finite(more[name], name) for name in ("normalized", "tokens")
         )
         info = more.get("info")
         return ActionChunk(
-            actions,
+            self._joined(answer.actions),
             stamp,
             normalized,
             None if tokens is None else tokens.astype(np.int64),
@@ -172,12 +164,10 @@ class RemotePolicy(Policy):
         missing = [key for key in keys if key not in actions]
         if missing:
             raise WireError(f"the server returned {list(actions)}, expected {missing} too (policy.action_keys)")
-        if len(actions) > 1 and not self._options.action_keys and not self._told:
-            self._told = True
+        if len(actions) > 1 and not self._options.action_keys and not self._told_order:
+            self._told_order = True
             order = ", ".join(f"{key} [{part.shape[1]}]" for key, part in actions.items())
-            logger.warning(
-                "the server returns %s; all are taken in this order, unless policy.action_keys names some", order
-            )
+            logger.warning("actions are taken in the server's order, %s; policy.action_keys changes it", order)
         parts = [actions[key] for key in keys]
         if len({len(part) for part in parts}) > 1:
             raise WireError(f"the server's actions have {[len(part) for part in parts]} steps, expected one length")
@@ -185,13 +175,9 @@ class RemotePolicy(Policy):
 
 
 def target(options: RemoteOptions) -> Target:
-    """Return the server that the options name, with its key."""
+    """Return the server that the options name, with its API key from a file or the environment."""
+    key = os.environ.get(API_KEY, "").strip()
+    if options.api_key_file:
+        key = read_key(Path(options.api_key_file), "policy.api_key_file")
     dialect = by_address(options.server, options.dialect)
-    return Target(options.server, dialect, api_key(options), options.max_answer << 20)
-
-
-def api_key(options: RemoteOptions) -> str:
-    """Return the key, from a file or the environment; "" if there is none. It is never shown."""
-    if not options.api_key_file:
-        return os.environ.get(API_KEY, "").strip()
-    return read_key(Path(options.api_key_file), "policy.api_key_file")
+    return Target(options.server, dialect, key, options.max_answer << 20)

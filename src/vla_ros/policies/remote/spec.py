@@ -9,7 +9,7 @@ from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import OWN, Metadata
-from vla_ros.policies.remote.messages import WireError, described
+from vla_ros.policies.remote.messages import WireError
 from vla_ros.policies.remote.openpi import ROBOARENA_KEYS
 
 _SPACES = {
@@ -18,50 +18,57 @@ _SPACES = {
     "cartesian_position": "tip_position",
     "cartesian_velocity": "tip_delta",
 }
-_MOST = 64  # features, and moments of each
+_MOST = 64  # features, moments of a feature, and axes of the noise
 _LONGEST = 4096  # numbers of an action, and actions of a chunk
+_OLDEST = 10_000.0  # steps or seconds of a moment
 
 
 def learned(metadata: Metadata, horizon: int) -> PolicySpec:
     """Return a policy's features as far as its server describes them; ``features`` completes them.
 
-    ``horizon`` is the maximum chunk length if the server does not state it.
+    ``horizon`` is the maximum chunk length if the server does not state one.
     """
     if metadata.get("server") == OWN:
         return from_metadata(metadata)
-    said: Any = metadata.get("action_horizon")
+    stated: Any = metadata.get("action_horizon")
     for group, entry in (("output", "action_horizon"), ("action", "delta_indices")):
         section = metadata.get(group)
         if isinstance(section, Mapping) and entry in section:
-            said = len(section[entry]) if isinstance(section[entry], list) else section[entry]
-    known = type(said) is int and 1 <= said <= _LONGEST
-    return PolicySpec((), (), (), 0, said if known else horizon, open=True)
+            stated = len(section[entry]) if isinstance(section[entry], list) else section[entry]
+    known = type(stated) is int and 1 <= stated <= _LONGEST
+    return PolicySpec((), (), (), 0, stated if known else horizon, open=True)
 
 
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
-    """Refuse features (``bound``) that a GR00T or RoboArena server does not accept according to its metadata.
+    """Compare features (``bound``) with the metadata of a GR00T, SGLang or RoboArena server.
 
-    Raises ConfigError, which names both.
+    Raises ConfigError, which names both, if the server does not accept them.
     """
-    if "version" in metadata:
+    if metadata.get("version") in ("n1.5", "npy", "nd"):
         _check_modality("video", "features.images", metadata, bound.images)
         _check_modality("state", "features.state", metadata, bound.state)
-        theirs = list((metadata.get("action") or {}).get("modality_keys") or ())
-        known = [key.removeprefix("action.") for key in theirs]
-        unknown = [key for key in action_keys if key not in known]
+        theirs = [key.removeprefix("action.") for key in (metadata.get("action") or {}).get("modality_keys") or ()]
+        unknown = [key for key in action_keys if key not in theirs]
         if theirs and unknown:
-            raise ConfigError(f"the server returns the actions {known}, but policy.action_keys has {unknown}")
+            raise ConfigError(f"the server returns the actions {theirs}, but policy.action_keys has {unknown}")
     if metadata.keys() >= ROBOARENA_KEYS:
         _check_arena(metadata, bound)
+    inputs = metadata.get("input") if metadata.get("object") == "action.metadata" else None
+    cameras = inputs.get("image_keys") if isinstance(inputs, Mapping) else None
+    if isinstance(cameras, list):
+        wanted = {f"images.{key}" for key in cameras}
+        if wanted != {key.removeprefix("observation.") for key in bound.image_keys}:
+            ours = list(bound.image_keys)
+            raise ConfigError(f"the server takes the images {sorted(wanted)}, but features.images has {ours}")
 
 
 def _check_modality(
     group: str, option: str, metadata: Metadata, features: Sequence[ImageFeature | StateFeature]
 ) -> None:
     section = metadata.get(group)
-    if not isinstance(section, Mapping):
+    if section is None:
         return
-    theirs = {str(key).removeprefix(f"{group}.") for key in section.get("modality_keys") or ()}
+    theirs = {key.removeprefix(f"{group}.") for key in section["modality_keys"]}
     ours = {feature.key.removeprefix(f"{group}.") for feature in features}
     if theirs != ours:
         raise ConfigError(f"the server takes the {group} {sorted(theirs)}, but {option} has {sorted(ours)}")
@@ -75,8 +82,8 @@ def _check_modality(
 
 
 def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
-    wrist, count = metadata["needs_wrist_camera"], metadata["n_external_cameras"]
-    needed = {"observation/wrist_image_left"} if wrist else set()
+    count = metadata["n_external_cameras"]
+    needed = {"observation/wrist_image_left"} if metadata["needs_wrist_camera"] else set()
     cameras = count if type(count) is int and 0 <= count <= 2 else 0
     needed |= {f"observation/exterior_image_{number}_left" for number in range(cameras)}
     missing = sorted(needed - set(bound.image_keys))
@@ -89,65 +96,59 @@ def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
-    """Return the policy's features according to the metadata of this package's server."""
-    images = tuple(
-        ImageFeature(key, moments=_moments(one), required=one.get("required") is not False)
-        for key, one in _features(metadata, "images")
-    )
-    state = tuple(
-        StateFeature(key, _parts(one.get("parts"), action=False), _count(one.get("size"), 0), _moments(one))
-        for key, one in _features(metadata, "state")
-    )
-    if not images:
-        raise WireError("the server's metadata name no images")
-    rate, noise = metadata.get("rate_hz"), metadata.get("noise", [])
-    if not isinstance(noise, list) or len(noise) > 8:
-        raise WireError(f"the server's noise is {described(noise)}, expected its shape")
-    return PolicySpec(
-        images,
-        state,
-        _parts(metadata.get("action"), action=True),
-        _count(metadata.get("dimension"), 0),
-        _count(metadata.get("horizon"), 1),
-        float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1e4 else None,
-        noise=tuple(_count(length, 1) for length in noise),
-        continues_chunks=metadata.get("continues_chunks") is True,
-    )
+    """Return the policy's features according to the metadata of this package's server.
 
-
-def _features(metadata: Metadata, group: str) -> list[tuple[str, Mapping[str, Any]]]:
-    found = metadata.get(group)
-    if not isinstance(found, Mapping) or len(found) > _MOST:
-        raise WireError(f"the server's {group} are {described(found)}, expected a map of features")
-    for key, entry in found.items():
-        if not isinstance(key, str) or not isinstance(entry, Mapping):
-            raise WireError(f"the server's {group} have {described(entry)} for {str(key)[:40]!r}, expected a map")
-    return list(found.items())
-
-
-def _moments(entry: Mapping[str, Any]) -> tuple[Moment, ...]:
-    found = entry.get("moments")
-    if not isinstance(found, list) or not 1 <= len(found) <= _MOST:
-        raise WireError(f"a feature's moments are {described(found)}, expected a list")
-    for pair in found:
-        good = (
-            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], (int, float))
-        )
-        if not good or not 0 <= pair[0] <= 1e4 or not 0 <= pair[1] <= 1e4:
-            raise WireError(f"a feature's moment is {str(pair)[:40]}, expected [steps, seconds]")
-    return tuple(Moment(steps, float(seconds)) for steps, seconds in found)
-
-
-def _parts(found: Any, *, action: bool) -> tuple[Any, ...]:
-    if not isinstance(found, list) or len(found) > _MOST or not all(isinstance(part, str) for part in found):
-        raise WireError(f"the server's parts are {described(found)}, expected a list of texts")
+    Raises WireError if the metadata are damaged.
+    """
     try:
-        return tuple(part for text in found for part in parse_parts(text, action=action))
-    except ConfigError as error:
-        raise WireError(f"the server's features: {error}") from None
+        rate = metadata.get("rate_hz")
+        if not metadata["images"]:
+            raise ValueError("found no images")
+        return PolicySpec(
+            tuple(
+                ImageFeature(str(key), moments=_moments(image), required=image.get("required") is not False)
+                for key, image in _few(metadata["images"]).items()
+            ),
+            tuple(
+                StateFeature(str(key), _parts(state["parts"]), _number(state["size"], 0), _moments(state))
+                for key, state in _few(metadata["state"]).items()
+            ),
+            _parts(metadata["action"], action=True),
+            _number(metadata["dimension"], 0),
+            _number(metadata["horizon"], 1),
+            None if rate is None else float(_number(rate, 0.001)),
+            noise=tuple(_number(length, 1) for length in _few(metadata.get("noise", []))),
+            continues_chunks=metadata.get("continues_chunks") is True,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        text = f"{type(error).__name__}: {str(error)[:200]}"
+        raise WireError(
+            f"the server's metadata do not describe a policy ({text}); use one version of vla_ros on both machines"
+        ) from None
 
 
-def _count(value: Any, low: int) -> int:
-    if type(value) is not int or not low <= value <= _LONGEST:
-        raise WireError(f"the server's metadata have {str(value)[:40]}, expected a number of {low} to {_LONGEST}")
-    return value
+def _few(entries: Any) -> Any:
+    if len(entries) > _MOST:
+        raise ValueError(f"found {len(entries)} entries, expected up to {_MOST}")
+    return entries
+
+
+def _moments(feature: Mapping[str, Any]) -> tuple[Moment, ...]:
+    pairs = [
+        (_number(steps, 0, _OLDEST), _number(seconds, 0.0, _OLDEST)) for steps, seconds in _few(feature["moments"])
+    ]
+    if not pairs:
+        raise ValueError("found no moment, expected at least one")
+    return tuple(Moment(*pair) for pair in pairs)
+
+
+def _parts(texts: Any, *, action: bool = False) -> tuple[Any, ...]:
+    return tuple(part for text in _few(texts) for part in parse_parts(text, action=action))
+
+
+def _number(value: Any, low: Any, high: float = _LONGEST) -> Any:
+    """Return a number within bounds: an integer if ``low`` is one, else a float."""
+    good = type(value) is int or (isinstance(low, float) and type(value) is float)
+    if not good or not low <= value <= high:
+        raise ValueError(f"found {str(value)[:40]}, expected a number from {low} to {high:g}")
+    return type(low)(value)
