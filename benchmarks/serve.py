@@ -143,9 +143,7 @@ def serve(arguments: argparse.Namespace) -> None:
         WebsocketPolicyServer(Constant(), "127.0.0.1", arguments.port).serve_forever()
     sleeping = Sleeping(arguments.batch_ms, arguments.each_ms)
     policy = openvla(arguments.model, arguments.drafts) if arguments.model else sleeping
-    service = Service(
-        policy, arguments.model or "sleeping", Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0)
-    )
+    service = Service(policy, Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0))
     service.load()
     print("ready", flush=True)
     asyncio.run(server.run(service, server.Address(port=arguments.port), 10.0))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,14 +13,12 @@ pytest.importorskip("websockets", reason="the library websockets is not installe
 pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remote')")
 pytest.importorskip("prometheus_client", reason="the library prometheus_client is not installed (extra 'serve')")
 
+from test.serve.serving import served
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.base import Policy, Session, create
-from vla_ros.serve import server
-from vla_ros.serve.service import Limits, Service
 from vla_ros.types import ActionChunk, Observation
 
-PATIENCE = 20.0
 SLOWLY = np.array([[0.005, 0, 0, 0, 0, 0, 1.0]])
 
 
@@ -37,35 +32,9 @@ class Forward(Policy):
         return ActionChunk(SLOWLY, observation.stamp)
 
 
-@contextlib.contextmanager
-def served(port: int = 0, horizon: int = 1) -> Iterator[int]:
-    """A policy server on a thread of its own."""
-    service = Service(Forward(horizon), "forward", Limits())
-    service.load()
-    loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    ports: list[int] = []
-
-    async def listen() -> None:
-        async with server.listening(service, server.Address(port=port)) as listener:
-            ports.append(next(iter(listener.sockets)).getsockname()[1])
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(listen()))
-    thread.start()
-    try:
-        assert ready.wait(PATIENCE)
-        yield ports[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(PATIENCE)
-        loop.close()
-        service.close(PATIENCE)
-
-
 @pytest.mark.causes("server_lost")
 def test_an_arm_holds_without_its_server_and_goes_on_with_it(robot: Any, inside: Callable[..., Any]) -> None:
-    with served() as port:
+    with served(Forward()) as (_, port):
         options = "policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}"
         inside(*options, policy=create(load((), options)))
         robot.until(lambda: len(robot.commands) > 3, robot.send_frame)
@@ -74,11 +43,11 @@ def test_an_arm_holds_without_its_server_and_goes_on_with_it(robot: Any, inside:
     held = len(robot.commands)
     robot.until(lambda: dropped(robot) > 3, robot.send_frame)
     assert len(robot.commands) == held, "a command was sent while holding"
-    with served(port, horizon=2):
+    with served(Forward(horizon=2), port=port):
         before = dropped(robot)
         robot.until(lambda: dropped(robot) > before + 10, robot.send_frame)
         assert len(robot.commands) == held, "another policy moved the arm"
-    with served(port):
+    with served(Forward(), port=port):
         robot.until(lambda: len(robot.commands) > held + 3, robot.send_frame)
 
 

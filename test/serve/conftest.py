@@ -1,8 +1,7 @@
-"""A policy that answers with what it was shown, and a server on a free port of this machine."""
+"""A policy that shows in its answer what it was asked, and a server for it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,10 @@ pytest.importorskip("prometheus_client", reason="the library prometheus_client i
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Session
-from vla_ros.serve import server
-from vla_ros.serve.service import Limits, Service
+from vla_ros.serve.service import Service
 from vla_ros.types import ActionChunk, Observation
 
-PATIENCE = 20.0
+from .serving import PATIENCE, served
 
 
 class Counting(Session):
@@ -88,36 +86,12 @@ def policy() -> Iterator[Mirror]:
 
 @pytest.fixture
 def serving(policy: Mirror) -> Iterator[Callable[..., tuple[Service, int]]]:
-    """Starts a server for ``policy`` with some limits and a key; ended with the test."""
+    """Starts a server for ``policy``, with arguments of :func:`served`."""
     with contextlib.ExitStack() as stack:
 
-        def start(
-            key: str = "", limits: Limits | None = None, tls: Any = None, **given: Any
-        ) -> tuple[Service, int]:
-            service = Service(policy, "mirror", limits or Limits(), **given)
-            service.load()
-            loop, ready = asyncio.new_event_loop(), threading.Event()
-            ports: list[int] = []
-
-            async def listen() -> None:
-                async with server.listening(service, server.Address(port=0, api_key=key, tls=tls)) as listener:
-                    ports.append(next(iter(listener.sockets)).getsockname()[1])
-                    ready.set()
-                    await stop.wait()
-
-            stop = asyncio.Event()
-            thread = threading.Thread(target=lambda: loop.run_until_complete(listen()))
-            thread.start()
-
-            def end() -> None:
-                policy.may_answer.set()
-                loop.call_soon_threadsafe(stop.set)
-                thread.join(PATIENCE)
-                loop.close()
-                assert service.close(PATIENCE)
-
-            stack.callback(end)
-            assert ready.wait(PATIENCE)
-            return service, ports[0]
+        def start(**given: Any) -> tuple[Service, int]:
+            found = stack.enter_context(served(policy, **given))
+            stack.callback(policy.may_answer.set)
+            return found
 
         yield start

@@ -36,7 +36,7 @@ class Connection:
 
 @pytest.fixture
 def service(policy: Any) -> Any:
-    made = Service(policy, "mirror", Limits(max_robots=1))
+    made = Service(policy, Limits(max_robots=1))
     made.load()
     yield made
     assert made.close(PATIENCE)
@@ -47,7 +47,7 @@ def test_robots_are_answered(service: Service) -> None:
         one = Connection(Application(service), "websocket")
         await one.tell("websocket.connect")
         assert (await one.sent())["type"] == "websocket.accept"
-        assert unpack((await one.sent())["bytes"])["policy"] == "mirror"
+        assert unpack((await one.sent())["bytes"])["server"] == "vla_ros"
         await one.tell("websocket.receive", bytes=REQUEST)
         assert unpack((await one.sent())["bytes"])["actions"].shape == (2, 3)
         await one.tell("websocket.receive", text="hello")

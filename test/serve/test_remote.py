@@ -32,7 +32,8 @@ from vla_ros.serve.service import Service
 from vla_ros.serve.wire import metadata
 from vla_ros.types import Observation, PreviousChunk
 
-PATIENCE = 20.0
+from .serving import PATIENCE, until
+
 Start = Callable[..., tuple[Service, int]]
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 
@@ -155,13 +156,6 @@ def test_the_answer_to_another_request_is_refused(
             client.infer(session, observation())
     until(lambda: answers(client, session))
     session.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def answers(client: RemotePolicy, session: Any) -> bool:

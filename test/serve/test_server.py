@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from vla_ros.policies.remote.messages import pack, unpack
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.errors import ConfigError
+from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.serve.service import Limits, Service
 
-PATIENCE = 20.0
+from .serving import PATIENCE, until
+
 Start = Callable[..., tuple[Service, int]]
 
 
@@ -80,16 +84,10 @@ def test_robots_that_disconnect_keep_no_place_in_the_queue(serving: Start, polic
         for count in range(1, 4):
             with robot(port) as gone:
                 gone.send(request())
-                until = time.monotonic() + PATIENCE
-                while service.worker.waiting < count and time.monotonic() < until:
-                    time.sleep(0.005)
-        until = time.monotonic() + PATIENCE
-        while sum(not job.wanted() for job in list(service._futures)) < 3 and time.monotonic() < until:
-            time.sleep(0.005)
+                until(lambda count=count: service.worker.waiting >= count)
+        until(lambda: sum(not job.wanted() for job in list(service._futures)) == 3)
         answers.append(pool.submit(ask, last, request()))
-        until = time.monotonic() + PATIENCE
-        while service.worker.waiting < 4 and not answers[1].done() and time.monotonic() < until:
-            time.sleep(0.005)
+        until(lambda: service.worker.waiting >= 4 or answers[1].done())
         policy.may_answer.set()
         assert [isinstance(answer.result(PATIENCE), dict) for answer in answers] == [True, True]
 
@@ -107,13 +105,6 @@ def test_robots_that_ask_at_once_are_one_batch_and_get_their_own_answers(serving
         answers = [each.result(PATIENCE)["actions"][0, 1] for each in (first, *others)]
     assert answers == [0, 1, 2, 3, 4]
     assert policy.batches == [1, 4]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_health_is_answered_and_robots_connect_while_the_policy_infers(serving: Start, policy: Any) -> None:
@@ -253,6 +244,22 @@ def test_it_survives_2000_damaged_frames_and_broken_handshakes(serving: Start) -
     assert get(port, "/healthz")[0] == 200
 
 
+def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(
+    policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[float] = []
+    monkeypatch.setattr(policy, "load", lambda progress: loaded.append(1.0))
+    with pytest.raises(ConfigError, match=r"no feature \['front'\]; its features are \['image', 'state'\]"):
+        Service(policy, aliases={"front": "x"}).load()
+    assert not loaded
+    monkeypatch.setattr(policy, "describe", lambda: PolicySpec((), open=True))
+    with pytest.raises(ConfigError, match="no feature"):
+        Service(policy, aliases={"front": "x"}).load()
+    assert loaded
+    with pytest.raises(WireError, match="cannot be encoded"):
+        Service(policy, own_metadata={"day": date(2026, 1, 1)})
+
+
 def serve_process(*words: str) -> tuple[subprocess.Popen[str], int]:
     """``vla-ros serve`` in a process of its own, and its port."""
     command = [sys.executable, "-m", "vla_ros.cli", "serve", "--port", "0", *words]
@@ -289,7 +296,7 @@ def test_the_command_serves_on_loopback_alone_and_ends_in_order(tmp_path: Path) 
     ("words", "said"),
     [
         (["--host", "0.0.0.0"], "give --api-key-file, or --no-api-key"),
-        (["--tls-key", "x"], "belong together"),
+        (["--tls-key", "x"], "expected both"),
         (["--tls-key", "x", "--tls-certificate", "y"], "--tls-certificate: y"),
         (["--api-key-file", os.devnull], "holds no key"),
         (["--image", "front"], "expected KEY=NAME"),

@@ -109,7 +109,7 @@ def test_images_of_several_moments_and_optional_ones() -> None:
     assert found.images["front"].shape == (2, 2, 2, 3)
     assert (list(found.images), dict(found.raw_images)) == (["front"], {})
     for changed in ({"front": IMAGE}, {"front": np.stack([IMAGE] * 3)}, {"state": np.ones(3)}):
-        with pytest.raises(WireError, match=r"expected (uint8 \[2, H, W, 3\]|\[2, 'N'\])"):
+        with pytest.raises(WireError, match=r"expected (uint8 \[2, 'H', 'W', 3\]|\[2, 'N'\])"):
             read({**message, **changed}, known)
 
 

@@ -184,7 +184,7 @@ def test_a_request_nobody_waits_for_is_not_computed(bench: Bench) -> None:
     left = bench.ask(wanted=lambda: False)
     bench.ask()
     outcomes = {each.job: each.outcome for each in bench.done(3)}
-    assert "has left" in str(outcomes[left])
+    assert "has disconnected" in str(outcomes[left])
     assert bench.policy.batches == [1, 1]
     assert sum(isinstance(outcome, ActionChunk) for outcome in outcomes.values()) == 2
 

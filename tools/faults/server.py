@@ -18,7 +18,7 @@ from tools.faults.node import WildPolicy
 from tools.faults.setups import OPTIONS
 from vla_ros.config import load
 from vla_ros.serve import server
-from vla_ros.serve.service import Limits, Send, Service
+from vla_ros.serve.service import Send, Service
 
 _LATE = 0.6  # s; twice timeouts.inference of the rows
 _LONG = bytes(2 << 20)  # twice policy.max_answer of the row
@@ -30,7 +30,7 @@ class BreakingService(Service):
     fault = ""
 
     async def converse(
-        self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+        self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
         """Talks with one robot through a spoiled channel."""
         before: bytes | str | None = None
@@ -54,7 +54,7 @@ class BreakingService(Service):
             if fault != "lose" and said is not None:
                 await send(said)
 
-        await super().converse(frames, spoiled, connected)
+        await super().converse(messages, spoiled, connected)
 
 
 def main() -> int:
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("-p", action="append", default=[], metavar="NAME:=VALUE", help="of the policy's options")
     arguments = parser.parse_args()
     config = load((), [*(f"{name}:={value}" for name, value in OPTIONS.items()), *arguments.p])
-    service = BreakingService(WildPolicy(config, arguments.horizon, arguments.seconds), "wild", Limits())
+    service = BreakingService(WildPolicy(config, arguments.horizon, arguments.seconds))
     service.load()
 
     def listen() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ Send = Callable[[Event], Awaitable[None]]
 
 
 class Application:
-    """Serves robots over websockets, ``GET /healthz`` and ``/metrics``; an empty ``api_key`` admits everybody."""
+    """Serves websockets, ``GET /healthz`` and ``/metrics``; an empty ``api_key`` admits every client."""
 
     def __init__(self, service: Service, api_key: str = "") -> None:
         self.service, self._key = service, api_key
@@ -44,28 +43,24 @@ class Application:
             await send({"type": "websocket.close", "code": 1008})
             return
         await send({"type": "websocket.accept"})
-        gone = asyncio.Event()
+        connected = True
 
-        async def answer(frame: bytes | str) -> None:
-            if not gone.is_set():
-                kind = "text" if isinstance(frame, str) else "bytes"
-                await send({"type": "websocket.send", kind: frame})
+        async def answer(message: bytes | str) -> None:
+            if connected:
+                await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
 
-        async def frames() -> AsyncIterator[bytes | str]:
-            while True:
-                event = await receive()
-                if event["type"] == "websocket.disconnect":
-                    gone.set()
-                    return
+        async def messages() -> AsyncIterator[bytes | str]:
+            nonlocal connected
+            while (event := await receive())["type"] != "websocket.disconnect":
                 data = event.get("bytes")
                 yield data if data is not None else event.get("text") or ""
+            connected = False
 
-        await self.service.converse(frames(), answer, lambda: not gone.is_set())
+        await self.service.converse(messages(), answer, lambda: connected)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        event = await receive()
-        await send({"type": f"{event['type']}.complete"})
-        if event["type"] == "lifespan.shutdown":
-            return
+    kind = ""
+    while kind != "lifespan.shutdown":
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})

@@ -1,4 +1,4 @@
-"""Serve a policy to robots on other machines, over openpi's websocket.
+"""Serve a policy to robots on other machines over openpi's websocket protocol.
 
 Clients are nodes of this package with `policy.name: remote`, and openpi's and RoboArena's clients. Each connection
 is one robot; simultaneous requests are answered as one batch. GET /healthz and /metrics report the server's state.
@@ -22,7 +22,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,15 @@ import yaml
 from vla_ros.config import load
 from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
-from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, create, policy_of
 from vla_ros.policies.remote.options import read_key
 from vla_ros.policies.shipped import SHIPPED
 
 KEY_LENGTH = 8
-"""Characters that a key has at least; fewer can be guessed."""
+"""Fewest characters of a key."""
 SWITCH_INTERVAL = 0.0005
-"""Seconds until a thread that computes in Python lets the event loop in."""
+"""Longest time in seconds for which a thread that runs Python code keeps the event loop waiting."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,43 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
     add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
-    add("--port", type=_number(int, 0, 65535), default=8000, metavar="P", help="TCP port; 0 takes a free one")
-    add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: this machine alone)")
+    add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: this machine only)")
     add("--api-key-file", type=Path, metavar="FILE", help="file with the key that robots must send")
-    add("--no-api-key", action="store_true", help="let everybody who can reach the port use the policy")
+    add("--no-api-key", action="store_true", help="admit every client that can reach the port")
     add("--tls-certificate", type=Path, metavar="FILE", help="certificate chain (PEM); robots then use wss://")
-    add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
-    add(
-        "--max-batch",
-        type=_number(int, 1, 1024),
-        default=16,
-        metavar="N",
-        help="requests in one batch (default 16)",
-    )
-    add("--max-robots", type=_number(int, 1, 10000), default=256, metavar="N", help="connections (default 256)")
-    add(
-        "--max-message",
-        type=_number(float, 0.01, 1024),
-        default=16.0,
-        metavar="MIB",
-        help="maximum size of a request",
-    )
-    deadline = "maximum wait of a request that states none (default 10)"
-    add("--deadline", type=_number(float, 0.001, 3600), default=10.0, metavar="S", help=deadline)
-    add(
-        "--drain",
-        type=_number(float, 0, 3600),
-        default=10.0,
-        metavar="S",
-        help="maximum time for a clean shutdown (default 10)",
-    )
-    add(
-        "--image",
-        action="append",
-        default=[],
-        metavar="KEY=NAME",
-        help="the policy's image or state KEY is called NAME on the wire; may be given several times",
-    )
+    add("--tls-key", type=Path, metavar="FILE", help="the certificate's private key (PEM)")
+    for name, kind, low, high, default, metavar, text in (
+        ("--port", int, 0, 65535, 8000, "P", "TCP port; 0 takes a free one"),
+        ("--max-batch", int, 1, 1024, 16, "N", "most requests in one batch"),
+        ("--max-robots", int, 1, 10000, 256, "N", "most connections"),
+        ("--max-message", float, 0.01, 1024, 16.0, "MIB", "maximum size of a request"),
+        ("--deadline", float, 0.001, 3600, 10.0, "S", "maximum wait of a request that states none"),
+        ("--drain", float, 0, 3600, 10.0, "S", "maximum time for a clean shutdown"),
+    ):
+        number, text = _number(kind, low, high), f"{text} (default {default:g})"
+        add(name, type=number, default=default, metavar=metavar, help=text)
+    text = "the policy's image or state KEY is called NAME in requests; may be given several times"
+    add("--image", action="append", default=[], metavar="KEY=NAME", help=text)
     add("--with-parent", action="store_true", help="exit when standard input closes, for parent processes")
     add("--metadata", type=Path, metavar="FILE.yaml", help="metadata for clients instead of the policy's features")
     add_config_arguments(parser)
@@ -113,31 +92,19 @@ def run(arguments: argparse.Namespace) -> int:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("vla_ros").setLevel(logging.INFO)
-    named = [f"policy.name:={arguments.policy}"] if arguments.policy else []
-    if arguments.checkpoint:
-        if not arguments.policy and not arguments.config:
-            named.append(f"policy.name:={policy_of(arguments.checkpoint)}")
-        named.append(assignment("policy.checkpoint", checkpoint(arguments.checkpoint)))
-    config = load(arguments.config, [*named, *arguments.param])
+    options = chosen(arguments.policy, arguments.checkpoint, arguments.config)
+    config = load(arguments.config, [*options, *arguments.param])
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
     _check_free(address)
     limits = Limits(
         arguments.max_batch, arguments.max_robots, int(arguments.max_message * 2**20), arguments.deadline
     )
-    service = Service(
-        create(config),
-        config.policy.name,
-        limits,
-        aliases(arguments.image),
-        config.policy.max_instruction_length,
-        own_metadata(arguments.metadata),
-        lambda spec: complete(spec, config),
-    )
+    service = Service(create(config), limits, config, aliases(arguments.image), own_metadata(arguments.metadata))
     sys.setswitchinterval(SWITCH_INTERVAL)
 
     async def serve() -> None:
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ready.add_done_callback(lambda port: _tell(config.policy.name, address, port.result()))
+        ready.add_done_callback(lambda port: _announce(config.policy.name, address, port.result()))
         await server.run(service, address, arguments.drain, ready)
 
     try:
@@ -152,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_free(address: Any) -> None:
-    """Refuse an unavailable address now, not after minutes of loading."""
+    """Raise ConfigError if the address is not available, before the policy is loaded."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         socket.create_server((address.host, address.port), family=family).close()
@@ -160,17 +127,17 @@ def _check_free(address: Any) -> None:
         why = str(error.strerror).partition(" (while")[0]
         raise ConfigError(
             f"cannot listen on {address.host}:{address.port}: {why}; choose another --port or --host, or end the "
-            "program that has it"
+            "program that uses it"
         ) from None
 
 
 def _end_with_parent(drain: float) -> None:
-    """End this process when the process at the other end of its standard input has ended."""
+    """End this process when its standard input closes."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(drain + 5.0)  # an orderly end takes less
+    time.sleep(drain + 5.0)  # a clean shutdown takes less
     os._exit(1)
 
 
@@ -187,24 +154,30 @@ def _progress() -> Progress:
     return progress
 
 
-def _tell(name: str, address: Any, port: int) -> None:
+def _announce(name: str, address: Any, port: int) -> None:
     host = f"[{address.host}]" if ":" in address.host else address.host
     print(f"serving {name} on {'wss' if address.tls else 'ws'}://{host}:{port}", flush=True)
 
 
-def checkpoint(named: str) -> str:
-    """Return a checkpoint's folder, or the name of one that comes with the package."""
-    return named if named in SHIPPED else str(Path(named).expanduser().resolve())
+def chosen(policy: str | None, checkpoint: str | None, files: Sequence[Path]) -> list[str]:
+    """Return ``--policy`` and ``--checkpoint`` as options; the checkpoint names the policy unless ``files`` may."""
+    options = []
+    if policy or (checkpoint and not files):
+        options.append(f"policy.name:={policy or policy_of(checkpoint or '')}")
+    if checkpoint:
+        folder = checkpoint if checkpoint in SHIPPED else str(Path(checkpoint).expanduser().resolve())
+        options.append(assignment("policy.checkpoint", folder))
+    return options
 
 
 def api_key(arguments: argparse.Namespace) -> str:
-    """Return the key that robots must send; "" admits everybody (on loopback, or with ``--no-api-key``)."""
+    """Return the key that robots must send; "" admits every client (on loopback, or with ``--no-api-key``)."""
     if arguments.api_key_file is not None:
         return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
     if not arguments.no_api_key and not is_loopback(arguments.host):
         raise ConfigError(
             f"--host {arguments.host}: other machines can reach this address; give --api-key-file, or --no-api-key "
-            "where everybody who reaches it may use the policy"
+            "to admit every client"
         )
     return ""
 
@@ -221,7 +194,7 @@ def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
     """Return the certificate and key, or None; raises ConfigError if they do not belong together."""
     certificate, key = arguments.tls_certificate, arguments.tls_key
     if (certificate is None) != (key is None):
-        raise ConfigError("--tls-certificate and --tls-key belong together; one is missing")
+        raise ConfigError("found only one of --tls-certificate and --tls-key, expected both")
     if certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -15,12 +15,11 @@ from typing import Any
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import create
 from vla_ros.policies.remote.options import read_key
 from vla_ros.serve.asgi import Application
-from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL, checkpoint
+from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL, chosen
 from vla_ros.serve.service import Limits, Service
 
 try:
@@ -46,14 +45,10 @@ def application(arguments: Mapping[str, str]) -> Any:
         known = ", ".join((*_OWN, *_NUMBERS))
         raise ConfigError(f"found the argument '{unknown[0]}', expected {known} or an option")
     numbers = {name: _number(name, arguments.get(name), usual) for name, usual in _NUMBERS.items()}
-    files = [str(config_file(arguments["config"]))] if "config" in arguments else []
-    options = [f"{name}:={value}" for name, value in arguments.items() if "." in name]
-    if "policy" in arguments:
-        options.append(f"policy.name:={arguments['policy']}")
-    if "checkpoint" in arguments:
-        options.append(f"policy.checkpoint:={checkpoint(arguments['checkpoint'])}")
-    load([Path(file) for file in files], options)  # refused here, not in every replica
-    key = arguments.get("api_key_file", "")
+    files = [config_file(arguments["config"])] if "config" in arguments else []
+    options = chosen(arguments.get("policy"), arguments.get("checkpoint"), files)
+    options += [f"{name}:={value}" for name, value in arguments.items() if "." in name]
+    load(files, options)  # reports wrong options here, not in every replica
     robots, least, most = int(numbers["robots"]), int(numbers["replicas"]), int(numbers["most_replicas"])
     scaling: dict[str, Any] = {"num_replicas": least}
     if most > least:
@@ -61,7 +56,7 @@ def application(arguments: Mapping[str, str]) -> Any:
             "autoscaling_config": {
                 "min_replicas": least,
                 "max_replicas": most,
-                "target_ongoing_requests": robots,  # a connection is one for as long as it is open
+                "target_ongoing_requests": robots,  # an open connection counts as one request
             }
         }
     deployed = serve.deployment(
@@ -75,7 +70,8 @@ def application(arguments: Mapping[str, str]) -> Any:
         ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": numbers["gpus"]},
         **scaling,
     )
-    return deployed.bind(files, options, key, int(numbers["max_batch"]), 4 * robots)
+    limits = Limits(max_batch=int(numbers["max_batch"]), max_robots=4 * robots)
+    return deployed.bind(files, options, arguments.get("api_key_file", ""), limits)
 
 
 def _number(name: str, text: str | None, usual: float) -> float:
@@ -90,7 +86,7 @@ def _number(name: str, text: str | None, usual: float) -> float:
     return value
 
 
-_loaded: list[Application] = []  # the one of this process, where it is a replica
+_loaded: list[Application] = []  # the application of this process, if it is a replica
 
 
 def _application() -> Application:
@@ -102,18 +98,13 @@ def _application() -> Application:
 class Replica:
     """A loaded policy and the connections that Ray sends to it."""
 
-    def __init__(self, files: list[str], options: list[str], key_file: str, max_batch: int, robots: int) -> None:
+    def __init__(self, files: list[Path], options: list[str], key_file: str, limits: Limits) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        config = load([Path(file) for file in files], options)
-        limits = Limits(max_batch=max_batch, max_robots=robots)
-        longest = config.policy.max_instruction_length
-        self.service = Service(
-            create(config), config.policy.name, limits, {}, longest, complete=lambda spec: complete(spec, config)
-        )
+        key = read_key(Path(key_file), "api_key_file", KEY_LENGTH) if key_file else ""
+        config = load(files, options)
+        self.service = Service(create(config), limits, config)
         self.service.load()
-        _loaded.append(
-            Application(self.service, read_key(Path(key_file), "api_key_file", KEY_LENGTH) if key_file else "")
-        )
+        _loaded.append(Application(self.service, key))
 
     def check_health(self) -> None:
         """Called by Ray; a replica that raises is replaced."""

@@ -1,4 +1,4 @@
-"""The policy server's websocket, with ``GET /healthz`` and ``/metrics``, an API key, TLS and clean shutdown."""
+"""The policy server's transport: websockets, ``GET /healthz`` and ``/metrics``, API key, TLS, clean shutdown."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from vla_ros.serve.worker import State
 
 logger = logging.getLogger(__name__)
 
-_PING = 20.0  # s between pings, and until a connection that does not answer one is closed
-_CLOSE = 2.0  # s until a connection that does not close is cut
-_SEND = 10.0  # s until a robot that does not read is cut
+_PING = 20.0  # s between pings, and for a robot to answer one
+_CLOSE = 2.0  # s for a closing handshake
+_SEND = 10.0  # s for an opening handshake, and for a robot to read an answer
 
 
 @dataclass(frozen=True)
 class Address:
     """Where a server listens and which clients it admits."""
 
-    host: str = "127.0.0.1"  # address or name of this machine
+    host: str = "127.0.0.1"  # this machine's address or name
     port: int = 8000  # TCP port; 0 takes a free one
     api_key: str = ""  # key that robots must send; "" admits everybody
     tls: ssl.SSLContext | None = None  # certificate and key; None for plain websockets
@@ -39,7 +39,7 @@ class Address:
 async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:
     """Serve a loaded policy until SIGTERM or SIGINT, then answer waiting requests for up to ``drain`` seconds.
 
-    ``ready`` is called with the port once the server listens; OSError means that the address is not available.
+    ``ready`` receives the port once the server listens. Raises OSError if the address is not available.
     """
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread
@@ -50,7 +50,7 @@ async def run(service: Service, address: Address, drain: float, ready: asyncio.F
         if ready is not None:
             ready.set_result(port)
         gc.collect()
-        gc.freeze()  # collecting what the policy brought would pause answers
+        gc.freeze()  # a collection of the policy's objects would delay answers
         try:
             await _until(ending, service)
             logger.info("shutting down: %d robots are connected", service.robots)
@@ -58,7 +58,7 @@ async def run(service: Service, address: Address, drain: float, ready: asyncio.F
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_idle(service), drain)
         finally:
-            gc.unfreeze()  # else Triton's bindings report all their types as leaked
+            gc.unfreeze()  # otherwise Triton's bindings report all their types as leaked
 
 
 def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
@@ -67,18 +67,15 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
 
-        async def send(frame: bytes | str) -> None:
-            watch = loop.call_later(_SEND, connection.transport.abort)  # a timeout without a task for each frame
+        async def send(message: bytes | str) -> None:
+            watch = loop.call_later(_SEND, connection.transport.abort)  # cheaper than a task with a timeout
             try:
-                await connection.send(frame)
+                await connection.send(message)
             finally:
                 watch.cancel()
 
-        def connected() -> bool:
-            return connection.close_code is None
-
         with contextlib.suppress(ConnectionClosed):
-            await service.converse(aiter(connection), send, connected)
+            await service.converse(aiter(connection), send, lambda: connection.close_code is None)
 
     def admit(connection: ServerConnection, request: Request) -> Response | None:
         given = [value.encode("utf-8", "surrogateescape") for value in request.headers.get_all("Authorization")]
@@ -86,7 +83,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         return answer and connection.respond(http.HTTPStatus(answer[0]), answer[1].decode())
 
     quiet = logging.getLogger("vla_ros.serve.websockets")
-    quiet.setLevel(logging.CRITICAL)  # a stranger's broken handshake is not news
+    quiet.setLevel(logging.CRITICAL)  # no log of failed handshakes
     return serve(
         converse,
         address.host,

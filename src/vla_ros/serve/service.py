@@ -1,20 +1,23 @@
-"""The policy server without its transport: one worker, any number of conversations, metrics for Prometheus."""
+"""The policy server without its transport: one worker, any number of robots, metrics for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from vla_ros.allocator import keep_freed_memory
+from vla_ros.config import Config
+from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.serve import wire
@@ -25,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[bytes | str], Awaitable[None]]
 
+_OUTCOMES = {BusyError: "refused", ExpiredError: "expired"}
+_NAMESPACE = "vla_ros_serve"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -40,64 +45,77 @@ class Limits:
 
 
 class Metrics:
-    """Metrics for Prometheus, in their own registry."""
+    """Prometheus metrics in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        prefix = "vla_ros_serve_"
-        self.requests = Counter(
-            prefix + "requests", "Requests by what became of them", ["outcome"], registry=registry
-        )
-        self.robots = Gauge(prefix + "robots", "Connections", registry=registry)
-        self.waiting = Gauge(prefix + "waiting", "Requests that wait for the policy", registry=registry)
-        self.batch = Histogram(prefix + "batch", "Requests in a batch", buckets=_BATCHES, registry=registry)
-        self.inference = Histogram(
-            prefix + "inference_seconds", "Duration of a batch", buckets=_SECONDS, registry=registry
-        )
-        self.queued = Histogram(
-            prefix + "queued_seconds", "Wait of a request before its batch", buckets=_SECONDS, registry=registry
-        )
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("requests", "Requests by outcome", ["outcome"], _NAMESPACE, registry=own)
+        self.robots = Gauge("robots", "Connections", (), _NAMESPACE, registry=own)
+        self.waiting = Gauge("waiting", "Requests that wait for the policy", (), _NAMESPACE, registry=own)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, (), _NAMESPACE, registry=own, buckets=buckets)
+
+        self.batch = histogram("batch", "Requests in a batch", _BATCHES)
+        self.inference = histogram("inference_seconds", "Duration of a batch", _SECONDS)
+        self.queued = histogram("queued_seconds", "Wait of a request before its batch", _SECONDS)
+
+
+@dataclass
+class _Conversation:
+    """What the server remembers of one connection."""
+
+    connected: Callable[[], bool]  # False once the robot has disconnected
+    robot: Robot = field(default_factory=Robot)
+    session: str = ""  # the client's name of the present episode
+    restart: bool = False  # True if the next answered request begins an episode
+    seconds: float = 0.0  # from the previous request to its answer; 0 before the first
 
 
 class Service:
-    """Loads a policy and answers conversations on an event loop.
+    """Loads a policy and answers robots on an event loop.
 
-    ``name`` is the policy's name in the metadata; ``aliases`` maps the policy's feature keys to those on the wire;
-    ``own_metadata`` replaces the server's, for clients that expect certain keys (RoboArena); ``complete`` completes
-    the policy's spec from ``features``.
+    ``config`` names the policy and completes its features; ``aliases`` maps feature keys to the names that robots
+    use; ``own_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena).
     """
 
     def __init__(
         self,
         policy: Policy,
-        name: str,
-        limits: Limits,
-        aliases: dict[str, str] | None = None,
-        max_instruction_length: int = 500,
-        own_metadata: dict[str, object] | None = None,
-        complete: Callable[[PolicySpec], PolicySpec] = lambda spec: spec,
+        limits: Limits | None = None,
+        config: Config | None = None,
+        aliases: Mapping[str, str] | None = None,
+        own_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        self.limits, self.metrics = limits, Metrics()
-        self.worker = InferenceWorker(policy, self._deliver, limits.max_batch)
-        self._name, self._aliases, self._longest = name, aliases or {}, max_instruction_length
-        self._own_metadata, self._complete = own_metadata, complete
+        self.limits, self.metrics = limits or Limits(), Metrics()
+        self.worker = InferenceWorker(policy, self._deliver, self.limits.max_batch)
+        self._config, self._aliases = config or Config(), aliases or {}
+        self.metadata = pack(own_metadata) if own_metadata else b""
         self._futures: dict[Job, asyncio.Future[Done]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = ThreadPoolExecutor(2, "vla_jpeg")
         self.robots = self.answering = 0
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the policy, which may take minutes; raises VlaRosError if an alias names no feature."""
+        """Load the policy, which may take minutes.
+
+        Raises ConfigError if an alias names no feature: before loading, if the policy can describe its features.
+        """
+        described = None
+        with contextlib.suppress(VlaRosError):  # loading fails, too, and says why
+            described = self.worker.policy.describe()
+        if described and described.images and not described.open:
+            self._check_aliases(described)
         keep_freed_memory()
         self.worker.start(progress)
-        spec = self._complete(self.worker.policy.spec)
-        keys = [*spec.image_keys, *(state.key for state in spec.state)]
-        unknown = sorted(self._aliases.keys() - set(keys))
-        if unknown:
+        try:
+            spec = complete(self.worker.policy.spec, self._config)
+            self._check_aliases(spec)
+        except VlaRosError:
             self.worker.stop()
-            raise VlaRosError(f"--image: the policy has no feature {unknown}; it has {keys}")
-        self.vocabulary = wire.Vocabulary(spec, self._aliases, self._longest)
-        self.metadata = pack(self._own_metadata or wire.metadata(self._name, spec))
+            raise
+        self.vocabulary = wire.Vocabulary(spec, self._aliases, self._config.policy.max_instruction_length)
+        self.metadata = self.metadata or pack(wire.metadata(self._config.policy.name, spec))
 
     def close(self, timeout: float) -> bool:
         """Answer waiting requests and stop; False if that takes longer than ``timeout`` seconds."""
@@ -106,7 +124,7 @@ class Service:
 
     def refusal(self) -> str:
         """Return why a new connection is refused; "" if it is accepted."""
-        if self.worker.state is not State.READY:
+        if not self.healthy():
             return f"the server is {self.worker.state.value}"
         if self.robots >= self.limits.max_robots:
             return f"over capacity: {self.robots} robots are connected, allowed {self.limits.max_robots}"
@@ -117,7 +135,7 @@ class Service:
         return self.worker.state is State.READY
 
     def http(self, path: str, key: str, given: Sequence[bytes]) -> tuple[int, bytes] | None:
-        """Return status and body for a plain HTTP request, or None if the websocket may be opened.
+        """Return status and body for a plain HTTP request, or None to accept a websocket.
 
         ``key`` is the API key ("" for none), ``given`` the request's ``Authorization`` headers.
         """
@@ -133,86 +151,71 @@ class Service:
         return (503, f"{refusal}\n".encode()) if refusal else None
 
     async def converse(
-        self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+        self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
-        """Answer one robot's ``frames`` with ``send`` until it disconnects; ``connected`` is then False."""
+        """Answer one robot's messages until it disconnects; ``connected`` then returns False."""
         self._loop = asyncio.get_running_loop()
-        robot, session, restart, ended = Robot(), "", False, 0.0
+        known = _Conversation(connected)
         self.robots += 1
         try:
             await send(self.metadata)
-            async for frame in frames:
+            async for message in messages:
                 arrived = time.monotonic()
-                try:
-                    request = wire.read_request(frame, self.vocabulary, self.limits.max_message)
-                except WireError as error:
-                    self.metrics.requests.labels("invalid").inc()
-                    await send(f"invalid request: {error}")
-                    continue
-                restart = restart or request.reset or request.begins or request.session != session
-                session = request.session
-                if request.reset:
-                    await send("reset successful")
-                    continue
                 self.answering += 1
                 try:
-                    reply, outcome = await self._reply(request, robot, arrived, restart, connected, ended)
+                    reply, outcome = await self._reply(message, arrived, known)
                     await send(reply)
                 finally:
                     self.answering -= 1
                 self.metrics.requests.labels(outcome).inc()
-                restart = restart and outcome != "answered"
-                ended = time.monotonic() - arrived
+                known.seconds = time.monotonic() - arrived
         finally:
             self.robots -= 1
-            self.worker.forget(robot)
+            self.worker.forget(known.robot)
 
-    async def _reply(
-        self,
-        request: wire.Request,
-        robot: Robot,
-        arrived: float,
-        restart: bool,
-        connected: Callable[[], bool],
-        previous: float,
-    ) -> tuple[bytes | str, str]:
-        """Return the answer, or a text with the reason for having none, and the outcome for the metrics."""
+    def _check_aliases(self, spec: PolicySpec) -> None:
+        keys = [*spec.image_keys, *(state.key for state in spec.state)]
+        unknown = sorted(self._aliases.keys() - set(keys))
+        if unknown:
+            raise ConfigError(f"--image: the policy has no feature {unknown}; its features are {keys}")
+
+    async def _reply(self, message: bytes | str, arrived: float, known: _Conversation) -> tuple[bytes | str, str]:
+        """Return the reply, and the outcome for the metrics."""
         try:
-            done = await self._ask(request, robot, arrived, restart, connected)
+            request = wire.read_request(message, self.vocabulary, self.limits.max_message)
+            known.restart |= request.reset or request.begins or request.session != known.session
+            known.session = request.session
+            if request.reset:
+                return "reset successful", "reset"
+            done = await self._ask(request, arrived, known)
             if not isinstance(done.outcome, ActionChunk):
                 raise done.outcome
-            timing = {"infer_ms": done.inference_ms}
-            if previous:
-                timing["prev_total_ms"] = 1e3 * previous
-            timing |= {"queued_ms": done.queued_ms, "batch": done.batch}
+            known.restart = False
+            timing = {"infer_ms": done.inference_ms, "queued_ms": done.queued_ms, "batch": done.batch}
+            if known.seconds:
+                timing["prev_total_ms"] = 1e3 * known.seconds
             return wire.answer(done.outcome, request, timing), "answered"
-        except BusyError as error:
-            return str(error), "refused"
-        except ExpiredError as error:
-            return str(error), "expired"
         except WireError as error:
             return f"invalid request: {error}", "invalid"
         except VlaRosError as error:
-            return str(error), "failed"
+            return str(error), _OUTCOMES.get(type(error), "failed")
 
-    async def _ask(
-        self, request: wire.Request, robot: Robot, arrived: float, restart: bool, connected: Callable[[], bool]
-    ) -> Done:
+    async def _ask(self, request: wire.Request, arrived: float, known: _Conversation) -> Done:
         loop = asyncio.get_running_loop()
+        arguments = request, self.vocabulary, time.time_ns()
         if any(isinstance(image, bytes) for image in request.images.values()):
-            args = request, self.vocabulary, time.time_ns()
-            observation = await loop.run_in_executor(self._pool, wire.observation, *args)
+            observation = await loop.run_in_executor(self._pool, wire.observation, *arguments)
         else:
-            observation = wire.observation(request, self.vocabulary, time.time_ns())
+            observation = wire.observation(*arguments)
         deadline = arrived + (request.seconds or self.limits.seconds)
-        job = Job(robot, observation, arrived, deadline, restart, connected)
+        job = Job(known.robot, observation, arrived, deadline, known.restart, known.connected)
         future: asyncio.Future[Done] = loop.create_future()
         self._futures[job] = future
         try:
             self.worker.submit(job, lambda: sum(not other.wanted() for other in self._futures))
             return await future
         finally:
-            self._futures.pop(job, None)
+            del self._futures[job]
 
     def _deliver(self, done: Sequence[Done]) -> None:
         """Pass finished jobs from the worker's thread to the event loop."""
@@ -231,10 +234,9 @@ class Service:
 
     def _observe(self, done: Sequence[Done]) -> None:
         """Record the times of a batch in the metrics."""
-        for each in done:
-            if each.batch:
-                self.metrics.queued.observe(each.queued_ms / 1e3)
-        batch = next((each for each in done if each.batch), None)
-        if batch is not None:
-            self.metrics.batch.observe(batch.batch)
-            self.metrics.inference.observe(batch.inference_ms / 1e3)
+        computed = [each for each in done if each.batch]
+        for each in computed:
+            self.metrics.queued.observe(each.queued_ms / 1e3)
+        if computed:
+            self.metrics.batch.observe(computed[0].batch)
+            self.metrics.inference.observe(computed[0].inference_ms / 1e3)

@@ -1,8 +1,8 @@
-"""Converts requests of openpi's, RoboArena's and this package's clients to observations, and chunks to answers."""
+"""Converts requests of openpi's, RoboArena's and our own clients to observations, and chunks to answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -19,23 +19,24 @@ from vla_ros.types import ActionChunk, FloatArray, Observation, PreviousChunk, R
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
 
-MAX_SIDE = 4096
+MAX_SIDE = 4096  # pixels
+_JPEG = b"\xff\xd8"
 _PROMPTS = ("prompt", "task", "instruction")
 _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a request may contain, fixed once the policy is loaded."""
+    """The names and shapes that a request may contain."""
 
     spec: PolicySpec  # the policy's inputs and outputs
-    # The policy's key to the one that robots use on the wire.
+    # Feature key to the name that robots use in its place.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_instruction_length: int = 500  # in characters
 
     @cached_property
     def names(self) -> Mapping[str, tuple[str, ...]]:
-        """Every feature's key to the names that it may have on the wire."""
+        """Map each feature key to the names that it may have in a request."""
         keys = (*self.spec.image_keys, *(state.key for state in self.spec.state))
         prefixed = {key: tuple(prefix + key for prefix in _PREFIXES) for key in keys}
         return prefixed | {key: (name,) for key, name in self.aliases.items()}
@@ -45,44 +46,44 @@ class Vocabulary:
 class Request:
     """A checked request."""
 
-    reset: bool = False  # True if it begins an episode and contains no observation
-    # Key to uint8 [H, W, 3], or [T, H, W, 3] with T moments, or to a JPEG that is still to be decoded.
+    reset: bool = False  # True if it only begins an episode, without an observation
+    # Key to uint8 [H, W, 3], to [T, H, W, 3] with T moments, or to an encoded JPEG.
     images: Mapping[str, UInt8Array | bytes] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)  # key to float64 [N], or [T, N] with T moments
     instruction: str = ""
     begins: bool = False  # True if an episode begins with this observation
-    seconds: float = 0.0  # how long its robot waits for the answer; 0 if unstated
-    number: int | None = None  # its client's number for it, or None
-    noise: FloatArray | None = None  # what a sampling policy starts from, or None
-    previous: PreviousChunk | None = None  # what is left of the chunk that the robot executes, or None
-    extended: bool = False  # True if the client understands this package's additions
+    seconds: float = 0.0  # how long the robot waits for the answer; 0 if unstated
+    number: int | None = None  # the client's number for the request
+    noise: FloatArray | None = None  # initial noise of a sampling policy
+    previous: PreviousChunk | None = None  # the rest of the chunk that the robot executes
+    extended: bool = False  # True if the client understands our extensions to openpi's protocol
     session: str = ""  # the client's name for the episode
 
 
 def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
-    """Return the server's metadata: the policy's features, against which a robot checks its preset."""
-    sizes = {key: list(one.size) for key, one in spec.processors.items()}
+    """Return the server's metadata, which describe the policy's features."""
+    processors = spec.processors
+
+    def moments(feature: ImageFeature | StateFeature) -> list[list[float]]:
+        return [[moment.steps, moment.seconds] for moment in feature.moments]
+
     return {
         "server": OWN,
         "version": __version__,
         "policy": name,
         "images": {
-            one.key: {
-                "size": sizes.get(one.key),
-                "moments": [[moment.steps, moment.seconds] for moment in one.moments],
-                "required": one.required,
+            image.key: {
+                "size": list(processors[image.key].size) if image.key in processors else None,
+                "moments": moments(image),
+                "required": image.required,
             }
-            for one in spec.images
+            for image in spec.images
         },
         "state": {
-            one.key: {
-                "parts": [str(part) for part in one.parts],
-                "size": one.size,
-                "moments": [[moment.steps, moment.seconds] for moment in one.moments],
-            }
-            for one in spec.state
+            state.key: {"parts": list(map(str, state.parts)), "size": state.size, "moments": moments(state)}
+            for state in spec.state
         },
-        "action": [str(part) for part in spec.action],
+        "action": list(map(str, spec.action)),
         "dimension": spec.dimension,
         "horizon": spec.horizon,
         "rate_hz": spec.rate_hz,
@@ -92,13 +93,13 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
     }
 
 
-def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
-    """Read one frame; raises WireError with what was found and what is expected."""
-    if isinstance(frame, str):
-        raise WireError("a text frame, expected a msgpack map in a binary frame")
-    if len(frame) > limit:
-        raise WireError(f"a message of {len(frame)} bytes, allowed {limit}")
-    message = unpack(frame)
+def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
+    """Read and check one request of at most ``limit`` bytes; raises WireError."""
+    if isinstance(data, str):
+        raise WireError("a text message, expected a msgpack map in a binary message")
+    if len(data) > limit:
+        raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
+    message = unpack(data)
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
         raise WireError(f"the request is {described(message)}, expected a map with text keys")
     session = message.get("session_id", "")
@@ -131,23 +132,26 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
 def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
     """Return the policy's observation of a request; images are processed on first access."""
     processors = known.spec.processors
-    pixels = {key: decoded(image, key) for key, image in request.images.items()}
-    raw = {
-        key: tuple(
-            RawImage(each, "none", processors.get(key), stamp) for each in image.reshape(-1, *image.shape[-3:])
-        )
-        for key, image in pixels.items()
-    }
-    images = {key: partial(_processed, several, pixels[key].ndim == 4) for key, several in raw.items()}
-    single = {key: several[0] for key, several in raw.items() if pixels[key].ndim == 3}
+    images: dict[str, Callable[[], UInt8Array]] = {}
+    single: dict[str, RawImage] = {}
+    for key, image in request.images.items():
+        pixels = decoded(image, key)
+        moments = [
+            RawImage(each, processor=processors.get(key), stamp=stamp)
+            for each in pixels.reshape(-1, *pixels.shape[-3:])
+        ]
+        if pixels.ndim == 3:
+            [single[key]] = moments
+            images[key] = partial(process, single[key])
+        else:
+            images[key] = partial(_stacked, moments)
     return Observation(
         LazyImages(images), request.instruction, stamp, request.state, single, request.noise, request.previous
     )
 
 
-def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
-    found = [process(image) for image in images]
-    return np.stack(found) if moments else found[0]
+def _stacked(moments: Sequence[RawImage]) -> UInt8Array:
+    return np.stack([process(image) for image in moments])
 
 
 def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
@@ -181,51 +185,52 @@ def _find(flat: Mapping[str, Any], key: str, known: Vocabulary) -> Any:
 
 
 def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) -> UInt8Array | bytes | None:
-    key, moments = feature.key, len(feature.moments)
+    key, leading = feature.key, _leading(feature)
     value = _find(flat, key, known)
     if value is None and not feature.required:
         return None
     if value is None:
-        images = {name: entry for name, entry in flat.items() if _is_image(entry)}
+        images = [entry for entry in flat.values() if _is_image(entry)]
         if len(images) != 1 or len(known.spec.images) != 1:
             raise WireError(
                 f"no image '{known.aliases.get(key, key)}'; the request has {list(flat)[:20]}, and the policy "
                 f"takes the images {list(known.spec.image_keys)} (`vla-ros serve --image KEY=NAME` maps names)"
             )
-        [value] = images.values()
-    if moments == 1 and isinstance(value, bytes) and value[:2] == b"\xff\xd8":
+        [value] = images
+    if not leading and isinstance(value, bytes) and value[:2] == _JPEG:
         return value
-    shape = "[H, W, 3]" if moments == 1 else f"[{moments}, H, W, 3]"
-    wanted = (3,) if moments == 1 else (4, moments)
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or (value.ndim, *value.shape[:-3]) != wanted:
-        raise WireError(f"image '{key}' is {described(value)}, expected uint8 {shape} or a JPEG")
-    if value.shape[-3] == 3 and value.shape[-1] != 3:
+    good = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 + len(leading)
+    if good and value.shape[-3] == 3 and value.shape[-1] != 3:
         value = np.moveaxis(value, -3, -1)
-    height, width, channels = value.shape[-3:]
-    if channels != 3 or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
-        expected = f"uint8 {shape} of 1 to {MAX_SIDE} a side"
-        raise WireError(f"image '{key}' is {described(value)}, expected {expected}")
+    *found, height, width, channels = value.shape if good else (0, 0, 0)
+    if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
+        shape = [*leading, "H", "W", 3]
+        raise WireError(
+            f"image '{key}' is {described(value)}, expected uint8 {shape} of 1 to {MAX_SIDE} a side, or a JPEG"
+        )
     return np.ascontiguousarray(value)
+
+
+def _leading(feature: ImageFeature | StateFeature) -> tuple[int, ...]:
+    """Return the axis of a feature's moments: () for one moment, (T,) for several."""
+    return () if len(feature.moments) == 1 else (len(feature.moments),)
 
 
 def _is_image(value: Any) -> bool:
     if isinstance(value, bytes):
-        return value[:2] == b"\xff\xd8"
+        return value[:2] == _JPEG
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
 
 
 def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) -> Any:
-    value = _find(flat, feature.key, known)
+    key, leading = feature.key, _leading(feature)
+    value = _find(flat, key, known)
     if value is None:
-        raise WireError(
-            f"no state '{known.aliases.get(feature.key, feature.key)}'; the request has {list(flat)[:20]}"
-        )
-    numbers = finite(value, f"state '{feature.key}'")
+        raise WireError(f"no state '{known.aliases.get(key, key)}'; the request has {list(flat)[:20]}")
+    numbers = finite(value, f"state '{key}'")
     numbers = numbers if numbers.ndim else numbers[None]
-    leading = () if len(feature.moments) == 1 else (len(feature.moments),)
     if numbers.shape[:-1] != leading or (feature.size and numbers.shape[-1] != feature.size):
-        expected = [*leading, feature.size or "N"]
-        raise WireError(f"state '{feature.key}' is {described(value)}, expected {expected}")
+        raise WireError(f"state '{key}' is {described(value)}, expected {[*leading, feature.size or 'N']}")
     return numbers
 
 
@@ -267,4 +272,4 @@ def _instruction(message: Mapping[str, Any], longest: int) -> str:
 def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not value < 1e7:
         return 0.0
-    return max(float(value), 1e-6) / 1e3  # one that has passed is answered as such, not computed
+    return max(float(value), 1e-6) / 1e3  # not 0, so that a deadline in the past counts as expired

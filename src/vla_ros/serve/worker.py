@@ -1,4 +1,4 @@
-"""The thread that infers for all robots: waiting requests are answered as one batch, first come, first served.
+"""The thread that infers for all robots: answers waiting requests as one batch, first come, first served.
 
 Batch sizes are 1, 2, 4, 8, ...; the policy is prepared for them before the first request, so that no robot waits
 while an engine captures graphs for another size. Each robot may have one request at a time, so that none can crowd
@@ -23,7 +23,7 @@ from vla_ros.types import ActionChunk, Observation
 
 logger = logging.getLogger(__name__)
 
-_SMOOTHING = 0.2  # share of the newest batch in the expected duration of one
+_SMOOTHING = 0.2  # weight of the newest batch in the expected duration of a batch
 
 
 class State(Enum):
@@ -57,9 +57,9 @@ class Job:
     """One request, waiting or in progress."""
 
     robot: Robot  # the robot that sent it
-    observation: Observation  # the observation for the policy
+    observation: Observation
     arrived: float  # seconds of the worker's clock
-    deadline: float  # seconds of the same clock; after it the answer is useless
+    deadline: float  # seconds of the same clock
     reset: bool = False  # True at the beginning of an episode
     wanted: Callable[[], bool] = lambda: True  # False once the client has stopped waiting
 
@@ -69,18 +69,18 @@ class Done:
     """A finished job."""
 
     job: Job
-    outcome: ActionChunk | VlaRosError  # the policy's answer, or why there is none
-    queued_ms: float = 0.0  # how long it waited
-    inference_ms: float = 0.0  # duration of its batch
-    batch: int = 0  # number of requests in the batch
+    outcome: ActionChunk | VlaRosError
+    queued_ms: float = 0.0  # wait before the batch
+    inference_ms: float = 0.0  # duration of the batch
+    batch: int = 0  # requests in the batch; 0 if the job was not computed
 
 
 class InferenceWorker:
     """Loads a policy and answers jobs on a thread of its own, the only one that calls the policy.
 
-    ``deliver`` is given finished jobs, a batch at a time, on that thread, and must not wait. ``state`` may be read
-    from any thread, ``error`` is what ended the thread or made the device fail, and ``running`` counts the requests
-    in the present batch.
+    The thread passes the finished jobs of a batch to ``deliver``, which must not block. ``state`` may be read from
+    any thread; ``error`` is why the thread or the device failed; ``running`` counts the requests in the present
+    batch.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class InferenceWorker:
         # A queue in C wakes the thread without the handshake of a Condition, which costs 0.1 ms a request.
         self._inbox: SimpleQueue[Job | Robot | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
+        self._ending = False
         self._loaded = threading.Event()
         self._began = self._batch_seconds = 0.0
         self._thread: threading.Thread | None = None
@@ -115,16 +116,16 @@ class InferenceWorker:
             raise self.error
 
     def submit(self, job: Job, left: Callable[[], int] = lambda: 0) -> None:
-        """Queue a job, whose result goes to ``deliver``; raise BusyError if it is refused.
+        """Queue a job; raise BusyError if the worker cannot answer it, or not in time.
 
-        ``left`` counts waiting jobs whose robots have left, which cost no time.
+        ``left`` counts waiting jobs whose robots have disconnected, which cost no time. An idle worker accepts any
+        job, because only a batch corrects the expected duration.
         """
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")
         waiting, allowed = self.waiting, job.deadline - job.arrived
-        idle = not (waiting or self.running)  # then it is tried: only a batch corrects the expectation
-        if not idle and self._expected(waiting) > allowed:
+        if (waiting or self.running) and self._expected(waiting) > allowed:
             waiting = max(0, waiting - left())
             if (expected := self._expected(waiting)) > allowed:
                 raise BusyError(
@@ -146,9 +147,10 @@ class InferenceWorker:
         """Answer waiting jobs, free the policy and end; False if that takes longer than ``timeout`` seconds."""
         self.drain()
         self._inbox.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return self._thread is None or not self._thread.is_alive()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _expected(self, waiting: int) -> float:
         """Return the seconds until a request that arrives now, behind ``waiting`` others, would be answered."""
@@ -162,9 +164,8 @@ class InferenceWorker:
             self.state = State.READY
             self._loaded.set()
             while self._take():
-                if self._jobs:
-                    size = max(size for size in self._sizes if size <= len(self._jobs))
-                    self._answer([self._jobs.popleft() for _ in range(size)])
+                size = max(size for size in self._sizes if size <= len(self._jobs))
+                self._answer([self._jobs.popleft() for _ in range(size)])
         except BaseException as error:
             self.error, self.state = error, State.FAILED
             if self._loaded.is_set():
@@ -191,43 +192,29 @@ class InferenceWorker:
         self._max_batch = self._sizes[-1]
 
     def _take(self) -> bool:
-        """Wait for jobs and take all of them; False at the end."""
-        ending = False
-        wait = not self._jobs
-        while wait or not self._inbox.empty():
+        """Wait for jobs and take all of them; return False when the worker is to end."""
+        while not (self._jobs or self._ending) or not self._inbox.empty():
             item = self._inbox.get()
-            wait = False
             if isinstance(item, Job):
                 self._jobs.append(item)
             elif isinstance(item, Robot):
                 _close(item)
             else:
-                ending = True
-        if ending and self._jobs:
-            self._inbox.put(None)
-        return not ending or bool(self._jobs)
+                self._ending = True
+        return bool(self._jobs)
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         began = self._began = self._clock()
         self.running = len(jobs)
-        done: list[Done] = []
-        asked: list[Job] = []
-        for job in jobs:
-            if not job.wanted():
-                done.append(Done(job, VlaRosError("the robot has left; the request was not computed")))
-                continue
-            if began > job.deadline:
-                waited = f"{began - job.arrived:.2f} s, allowed {job.deadline - job.arrived:.2f} s"
-                done.append(Done(job, ExpiredError(f"the request waited {waited}; it was not computed")))
-                continue
-            asked.append(job)
-        outcomes = self._infer(asked) if asked else []
-        took = self._clock() - began
+        done = [Done(job, error) for job in jobs if (error := _useless(job, began))]
+        asked = [job for job in jobs if job not in {each.job for each in done}]
         if asked:
-            before = self._batch_seconds
-            self._batch_seconds = before + _SMOOTHING * (took - before) if before else took
-        for job, outcome in zip(asked, outcomes, strict=True):
-            done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(asked)))
+            outcomes = self._infer(asked)
+            took = self._clock() - began
+            before = self._batch_seconds or took
+            self._batch_seconds = before + _SMOOTHING * (took - before)
+            for job, outcome in zip(asked, outcomes, strict=True):
+                done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(asked)))
         self.running = 0
         self._deliver(done)
 
@@ -249,7 +236,7 @@ class InferenceWorker:
             return [VlaRosError("the policy failed on this request; the server's log says why")]
 
     def _session(self, job: Job) -> Session:
-        """Return the robot's session; a new instruction begins an episode, as on the robot."""
+        """Return the robot's session, reset if the job or a new instruction begins an episode."""
         robot = job.robot
         if robot.session is None:
             robot.session = self.policy.start_session()
@@ -257,6 +244,16 @@ class InferenceWorker:
             robot.session.reset()
         robot.instruction = job.observation.instruction
         return robot.session
+
+
+def _useless(job: Job, now: float) -> VlaRosError | None:
+    """Return why a job need not be computed; None if it must."""
+    if not job.wanted():
+        return VlaRosError("the robot has disconnected; the request was not computed")
+    if now > job.deadline:
+        waited = f"{now - job.arrived:.2f} s, allowed {job.deadline - job.arrived:.2f} s"
+        return ExpiredError(f"the request waited {waited}; it was not computed")
+    return None
 
 
 def _close(robot: Robot) -> None:

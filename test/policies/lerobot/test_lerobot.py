@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,13 +20,12 @@ from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.processor import NormalizerProcessorStep, TransitionKey, create_transition
 
+from test.serve.serving import served
 from vla_ros.config import Config, load
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Policy, create
 from vla_ros.policies.lerobot.options import LeRobotOptions
 from vla_ros.policies.lerobot.policy import LeRobotPolicy
-from vla_ros.serve import server
-from vla_ros.serve.service import Limits, Service
 from vla_ros.types import Observation, PreviousChunk
 
 FRONT, STATE = "observation.images.front", "observation.state"
@@ -87,31 +84,11 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
 @contextmanager
 def asked_through(policy: Policy) -> Iterator[Policy]:
     """Our client, connected to our server with this policy."""
-    service, loop = Service(policy, "lerobot", Limits()), asyncio.new_event_loop()
-    service.load()
-    ports: list[int] = []
-    ready, stop = threading.Event(), asyncio.Event()
-
-    async def listen() -> None:
-        async with server.listening(service, server.Address(port=0)) as listener:
-            ports.append(next(iter(listener.sockets)).getsockname()[1])
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(listen()), daemon=True)
-    thread.start()
-    try:
-        assert ready.wait(20.0)
-        options = [f"policy.server:=ws://127.0.0.1:{ports[0]}", "timeouts.inference:=60.0"]
-        client = create(load((), ["policy.name:=remote", *options]))
-        with closing(client):
+    with served(policy) as (_, port):
+        options = [f"policy.server:=ws://127.0.0.1:{port}", "timeouts.inference:=60.0"]
+        with closing(create(load((), ["policy.name:=remote", *options]))) as client:
             client.load()
             yield client
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(20.0)
-        loop.close()
-        assert service.close(20.0)
 
 
 def test_chunks_are_the_librarys_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
