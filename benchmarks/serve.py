@@ -74,8 +74,11 @@ def openvla(name: str, drafts: str) -> Policy:
     from vla_ros.config import load
     from vla_ros.engine.executor import Engine
     from vla_ros.policies.base import Progress, no_progress
+    from vla_ros.policies.memory import MemoryCheck, MemoryPlan
     from vla_ros.policies.openvla.build_engine import make_engine
-    from vla_ros.policies.openvla.policy import LONG_PROMPT, Loaded, OpenVLAPolicy
+    from vla_ros.policies.openvla.memory import CHOICES
+    from vla_ros.policies.openvla.network_policy import LONG_PROMPT
+    from vla_ros.policies.openvla.policy import Loaded, OpenVLAPolicy
     from vla_ros.policies.openvla.prompt import PromptEncoder
     from vla_ros.vision.processors import ResizeNaive
 
@@ -91,7 +94,8 @@ def openvla(name: str, drafts: str) -> Policy:
             engine: Engine = make_engine(subject.model, 7, drafts=drafts)
             engine.warm_up([22, LONG_PROMPT])
             model: Any = subject.model
-            self._loaded = Loaded(model, encoder, subject.bins, subject.statistics, str, engine)
+            self._loaded = Loaded(model, encoder, subject.bins, subject.statistics, engine)
+            self._memory = MemoryCheck(lambda *_: MemoryPlan(0, 0, 0), CHOICES, str(device))
             image = ImageFeature("image", ResizeNaive((known.image_size, known.image_size)))
             self.spec = PolicySpec((image,), dimension=7)
 

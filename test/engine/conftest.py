@@ -14,10 +14,11 @@ import torch
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, EngineOptions, Request
 from vla_ros.engine.weights import fuse
-from vla_ros.policies.checkpoint_files import read_manifest
+from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.loading import build_empty, fill
+from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+from vla_ros.policies.weights import fill
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,7 +84,7 @@ def load(folder, seed=0):
     towers = tuple(replace(tower, image_size=28) for tower in base.towers)
     write_tiny(folder, seed, replace(base, towers=towers))
     model = build_empty(read_architecture(folder))
-    fill(model, read_manifest(folder), torch.device("cpu"), torch.float32)
+    fill(model, from_files(read_manifest(folder)), torch.device("cpu"), torch.float32)
     return model
 
 

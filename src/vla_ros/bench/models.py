@@ -14,13 +14,14 @@ from torch import Tensor
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
+from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import Produce, build_empty, check_weights, fill, from_files
+from vla_ros.policies.openvla.loading import build_empty, check_weights
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.tiny import STATISTICS, write_tiny
+from vla_ros.policies.weights import fill
 
 OPENVLA_7B = Architecture(
     towers=tuple(TIMM_TOWERS.values()),

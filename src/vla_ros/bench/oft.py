@@ -15,14 +15,15 @@ from vla_ros.bench.report import footing, heading, row, stage_rows
 from vla_ros.bench.setup import COMPILED_UNUSED, figures, start
 from vla_ros.bench.times import Stopwatch, collect
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.oft.build import make_chunk_engine, normalize_state, plain_inference
-from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
+from vla_ros.policies.oft.build import make_chunk_engine, plain_inference
+from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.actions import ActionStatistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import empty, fill
+from vla_ros.policies.openvla.loading import empty
 from vla_ros.policies.openvla.tiny import tiny_architecture
+from vla_ros.policies.weights import fill
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process
@@ -55,9 +56,9 @@ class Step:
         images: Any = [RawImage(image, processor=self.processor) for image in decoded]
         if not self.inference.runner.graphs:
             images = list(map(process, images))
-        state = normalize_state(_first(self.statistics, len(self.state)), self.state)
+        state = _first(self.statistics, len(self.state)).normalize(self.state)
         watch.lap("preprocess")
-        chunk = self.inference.answer(Asked(images, self.prompt, state, None))
+        chunk = self.inference.answer(ChunkRequest(images, self.prompt, state, None))
         watch.lap("infer", chunk.stages_ms)
         _first(self.statistics, chunk.normalized.shape[1]).unnormalize(chunk.normalized)
         watch.lap("post")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
+
+Produce = Callable[[Sequence[str]], Iterator[tuple[str, "Tensor"]]]
+"""Names to names and tensors, in any order."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -48,6 +51,7 @@ class StoredTensor:
     file: Path  # safetensors file
     shape: tuple[int, ...]  # its sizes
     dtype: str  # name of its type in the file, such as ``BF16``
+    name: str  # its name in the file
 
 
 def checkpoint_folder(text: str) -> Path:
@@ -73,20 +77,28 @@ def read_manifest(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).exists():
         return _read_shards(folder)
     if (folder / SINGLE).exists():
-        return _read_header(folder / SINGLE)
+        return read_header(folder / SINGLE)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     found = f"; {others} are pickles, which are never opened: convert them to safetensors" if others else ""
     raise CheckpointError(f"{folder}: no {INDEX} and no {SINGLE}{found}")
 
 
-def read_tensors(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and tensor of each of ``names``, one at a time."""
-    try:
-        with safe_open(str(file), framework="pt") as shard:
-            for name in names:
-                yield name, shard.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
+    """Return a function that yields stored tensors by their names in ``manifest``, one at a time."""
+
+    def read(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        try:
+            with safe_open(str(file), framework="pt") as shard:
+                for name in names:
+                    yield name, shard.get_tensor(manifest[name].name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+
+    def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        for file in sorted({manifest[name].file for name in names}):
+            yield from read(file, [name for name in names if manifest[name].file == file])
+
+    return produce
 
 
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
@@ -103,7 +115,7 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{folder}: missing shards {absent} with {lost} tensors; download them again")
     manifest: dict[str, StoredTensor] = {}
     for name in sorted(counts):
-        stored = _read_header(folder / name)
+        stored = read_header(folder / name)
         promised = {key for key, file in index.items() if file == name}
         lacking = sorted(promised - stored.keys())
         if lacking:
@@ -112,13 +124,14 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     return manifest
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """List the tensors of one safetensors file; raises CheckpointError if it is damaged."""
     try:
         with safe_open(str(file), framework="pt") as shard:
             stored = {}
             for key in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 entry = shard.get_slice(key)
-                stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()))
+                stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()), key)
             return stored
     except (SafetensorError, OSError) as error:
         with file.open("rb") as stream:

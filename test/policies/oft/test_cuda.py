@@ -10,11 +10,12 @@ import torch
 
 from vla_ros.bench.models import random_weights
 from vla_ros.policies.oft.build import check_chunks, make_chunk_engine, plain_inference
-from vla_ros.policies.oft.inference import Asked
+from vla_ros.policies.oft.inference import ChunkRequest
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.openvla.loading import empty, fill
+from vla_ros.policies.openvla.loading import empty
 from vla_ros.policies.openvla.tiny import tiny_architecture
+from vla_ros.policies.weights import fill
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
 
@@ -41,7 +42,9 @@ def ask(layout, seed):
     rng = np.random.default_rng(seed)
     images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
     prompt = np.array([1, *rng.integers(3, 400, rng.integers(5, 60)), 500])
-    return Asked(images, prompt, rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action)))
+    return ChunkRequest(
+        images, prompt, rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,8 @@ def test_camera_images_are_processed_as_on_the_host(camera_side):
         pixels = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(2)]
         raw = [RawImage(image, "rotate_180", processor) for image in pixels]
         chunks = [
-            engine.answer(Asked(images, prompt, np.zeros(8))) for images in (raw, [process(one) for one in raw])
+            engine.answer(ChunkRequest(images, prompt, np.zeros(8)))
+            for images in (raw, [process(one) for one in raw])
         ]
         np.testing.assert_array_equal(chunks[0].normalized, chunks[1].normalized)
         assert engine.wait(60)

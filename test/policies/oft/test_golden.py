@@ -10,7 +10,7 @@ from vla_ros.engine.weights import fuse
 from vla_ros.policies.oft import inference
 from vla_ros.policies.oft.build import make_chunk_engine
 from vla_ros.policies.oft.convert import convert
-from vla_ros.policies.oft.inference import Asked
+from vla_ros.policies.oft.inference import ChunkRequest
 from vla_ros.policies.oft.network import plan
 from vla_ros.policies.openvla.prompt import close_prompt
 
@@ -80,7 +80,7 @@ def test_padding_and_other_robots_change_nothing(variant, lengths):
         images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
         prompt = np.array([1, *rng.integers(3, 400, length), 317])
         state, noise = rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
-        asked.append(Asked(images, prompt, state, noise))
+        asked.append(ChunkRequest(images, prompt, state, noise))
     for ours, one in zip(engine.answer_all(asked), asked, strict=True):
         theirs = policy.loaded.inference.answer(one)
         np.testing.assert_allclose(ours.normalized, theirs.normalized, atol=BOUND[variant] / 10)

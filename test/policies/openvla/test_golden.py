@@ -13,8 +13,9 @@ from PIL import Image
 
 from vla_ros.policies.openvla.actions import ActionBins, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.loading import build_empty, place
+from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.prompt import close_prompt
+from vla_ros.policies.weights import place
 
 FOLDER = Path(__file__).parents[2] / "data" / "openvla"
 

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import INDEX, SINGLE, read_manifest
-from vla_ros.policies.openvla.loading import build_empty, check_weights, fill
+from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest
+from vla_ros.policies.openvla.loading import build_empty, check_weights
 from vla_ros.policies.openvla.tiny import random_weights
+from vla_ros.policies.weights import fill
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
@@ -21,7 +22,7 @@ def load(folder, architecture, dtype=torch.float32):
     model = build_empty(architecture)
     manifest = read_manifest(folder)
     check_weights(model, manifest, folder)
-    fill(model, manifest, CPU, dtype)
+    fill(model, from_files(manifest), CPU, dtype)
     return model
 
 
@@ -64,7 +65,7 @@ def test_the_model_does_not_change_with_its_files(tiny, small):
 def test_progress_rises_to_one(tiny, small):
     seen = []
     model = build_empty(small)
-    fill(model, read_manifest(tiny), CPU, torch.float32, lambda share, what: seen.append((share, what)))
+    fill(model, from_files(read_manifest(tiny)), CPU, torch.float32, lambda share, what: seen.append((share, what)))
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)

@@ -1,27 +1,29 @@
 """Memory: refused before loading with what would fit, explained when it runs out."""
 
 import logging
+import re
+from functools import partial
 
 import pytest
 import torch
 
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
 from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies import devices
-from vla_ros.policies.openvla import memory
+from vla_ros.policies.memory import MemoryCheck, available_memory
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.memory import CHOICES, plan_memory
+from vla_ros.policies.weights import parameter_shapes
 
 GB = 10**9
 
 
 @pytest.fixture(scope="module")
 def seven_billion():
-    """The published network: its sizes and the shapes of its weights, without memory for them."""
+    """Plans the published network's memory."""
     llm = LlmShape(32064, 4096, 11008, 32, 32, 32, 128, 1e-6, 10000.0, 2048, 1)
     architecture = Architecture(tuple(TIMM_TOWERS.values()), llm, 32000, 256, 29871, "v0.2")
-    model = build_empty(architecture)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}, architecture
+    return partial(plan_memory, parameter_shapes(build_empty(architecture)), architecture)
 
 
 @pytest.mark.parametrize(
@@ -35,44 +37,47 @@ def seven_billion():
     ],
 )
 def test_the_estimate_agrees_with_the_published_figures(seven_billion, dtype, quantize, low, high):
-    plan = memory.plan_memory(*seven_billion, dtype, quantize, "cuda:0")
+    plan = seven_billion(dtype, quantize, "cuda:0")
     assert low < plan.total / GB < high
     assert plan.total == plan.weights + plan.cache + plan.working
 
 
-def test_what_fits_is_said_in_one_line(seven_billion):
-    line = memory.check_memory(*seven_billion, "bfloat16", "none", "cpu", lambda device: 24 * GB)
-    assert "on cpu, 24.00 GB are free" in line
-    assert "weights 15" in line
+@pytest.mark.parametrize(
+    ("device", "dtype", "free", "words"),
+    [
+        ("cpu", "bfloat16", {"cpu": 24 * GB}, r"weights 15.* on cpu, 24\.00 GB are free"),
+        ("cpu", "float32", {"cpu": None}, "how much is free there is not known"),
+    ],
+)
+def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, dtype, free, words):
+    line = MemoryCheck(seven_billion, CHOICES, device, free.__getitem__).require(dtype, "none")
+    assert re.search(words, line)
 
 
-def test_what_does_not_fit_is_refused_with_the_options_that_would(seven_billion):
-    free = {"cuda:0": 8 * GB, "cpu": 20 * GB}
-    with pytest.raises(OutOfMemoryError) as caught:
-        memory.check_memory(*seven_billion, "bfloat16", "none", "cuda:0", free.__getitem__)
-    text = str(caught.value)
-    assert "8.00 GB are free" in text
-    assert "; policy.device:=cpu policy.dtype:=bfloat16 policy.quantization:=none" in text
-    assert "What fits: policy.dtype:=bfloat16 policy.quantization:=int4" in text
-    assert "What fits: policy.dtype:=bfloat16 policy.quantization:=int8" not in text
-
-
-def test_where_nothing_fits_the_smallest_need_is_said(seven_billion):
-    with pytest.raises(OutOfMemoryError, match=r"Nothing fits here: the smallest choice \(4 bits\) needs 6\."):
-        memory.check_memory(*seven_billion, "float32", "none", "cpu", lambda device: 2 * GB)
-
-
-def test_unknown_free_memory_stops_nobody(seven_billion):
-    assert "not known" in memory.check_memory(*seven_billion, "float32", "none", "cpu", lambda device: None)
+@pytest.mark.parametrize(
+    ("device", "free", "words"),
+    [
+        (
+            "cuda:0",
+            {"cuda:0": 8 * GB, "cpu": 20 * GB},
+            r"8\.00 GB are free\. What fits: policy\.dtype:=bfloat16 policy\.quantization:=int4 .*; "
+            r"policy\.device:=cpu policy\.dtype:=bfloat16 policy\.quantization:=none",
+        ),
+        ("cpu", {"cpu": 2 * GB}, r"Nothing fits here: the smallest choice needs 6\."),
+    ],
+)
+def test_options_that_would_fit_are_named(seven_billion, device, free, words):
+    with pytest.raises(OutOfMemoryError, match=words):
+        MemoryCheck(seven_billion, CHOICES, device, free.__getitem__).require("bfloat16", "none")
 
 
 def test_free_memory_of_this_machine_is_known():
-    free = devices.available_memory("cpu")
+    free = available_memory("cpu")
     assert free is None or 10**7 < free < 10**14
 
 
 def test_a_policy_refuses_before_it_reads_weights(tiny, make_policy, monkeypatch):
-    monkeypatch.setattr(memory.check_memory, "__defaults__", (lambda device: 1000,))
+    monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000,))
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.fill", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(OutOfMemoryError, match="the checkpoint needs"):
         make_policy(tiny).load()
@@ -99,6 +104,6 @@ def test_running_out_of_memory_ends_in_the_log_and_with_advice(
     assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
-def test_other_errors_are_not_taken_for_it():
-    with pytest.raises(RuntimeError, match="shapes"), devices.explain_out_of_memory("cpu", lambda: ""):
+def test_other_errors_are_raised_unchanged(seven_billion):
+    with pytest.raises(RuntimeError, match="shapes"), MemoryCheck(seven_billion, CHOICES, "cpu").explained():
         raise RuntimeError("shapes do not match")

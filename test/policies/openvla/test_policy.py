@@ -158,10 +158,8 @@ def test_a_model_that_does_not_see_is_stopped(tiny, make_policy, observe, prefix
 
 def test_weights_that_are_no_numbers_are_refused(tiny, make_policy):
     rewrite(tiny, "projector.fc2.bias", lambda value: torch.full_like(value, torch.nan))
-    with pytest.raises(CheckpointError, match="NaN or Inf"):
+    with pytest.raises(VlaRosError, match=r"NaN or Inf.*weights are damaged"):
         make_policy(tiny).load()
-    with pytest.raises(VlaRosError, match="not numbers"):
-        make_policy(tiny, self_test=False).load()
 
 
 def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
@@ -172,7 +170,7 @@ def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
     ):
         with pytest.raises(ImageError, match=words):
             ask(loaded, observe(image))
-    with pytest.raises(ImageError, match=r"no image 'image', there are \['wrist'\]"):
+    with pytest.raises(ImageError, match=r"no image \['image'\], there are \['wrist'\]"):
         ask(loaded, Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
     with pytest.raises(ConfigError, match="shorten"):
         ask(loaded, observe(instruction="x" * 10_000))

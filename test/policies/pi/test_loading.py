@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError, VlaRosError
+from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.loading import build_empty
-from vla_ros.policies.pi.memory import check_memory, plan_memory
+from vla_ros.policies.pi.memory import plan_memory
 from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.robots import find_robot
 
@@ -62,27 +62,16 @@ def test_the_published_sizes(kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_memory_of_the_published_sizes(kind):
     parts = parameter_parts(PUBLISHED[kind], EMBEDDINGS[1:])
-    small = plan_memory(parts, PUBLISHED[kind], "bfloat16", "cuda")
+    small = plan_memory(parts, PUBLISHED[kind], "bfloat16", "none", "cuda")
     assert 6.2e9 < small.weights < 6.9e9
     assert small.total < 8e9
-    large = plan_memory(parts, PUBLISHED[kind], "float32", "cuda")
-
-    def plan(dtype):
-        return {"bfloat16": small, "float32": large}[dtype]
-
-    assert "8.00 GB are free" in check_memory(plan, "bfloat16", "cuda", lambda _: int(8e9))
-    with pytest.raises(OutOfMemoryError, match=r"in float32, but 8\.00 GB are free\. policy.dtype:=bfloat16 fits"):
-        check_memory(plan, "float32", "cuda", lambda _: int(8e9))
-    with pytest.raises(OutOfMemoryError, match="Free memory or take a larger machine"):
-        check_memory(plan, "bfloat16", "cuda", lambda _: int(4e9))
-    assert "not known" in check_memory(plan, "bfloat16", "cuda", lambda _: None)
 
 
 def test_the_plan_of_a_loaded_model(networks, folders):
     network = networks("pi05", "openpi")
     checkpoint = read(folders["pi05", "openpi"])
     parts = parameter_parts(checkpoint.architecture, checkpoint.stored)
-    plan = plan_memory(parts, checkpoint.architecture, "float32", "cpu", flow_steps=0)
+    plan = plan_memory(parts, checkpoint.architecture, "float32", "none", "cpu", flow_steps=0)
     held = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     assert held <= plan.weights <= 1.1 * held
 
@@ -117,8 +106,16 @@ def test_the_embedding_under_either_name(checkpoint, networks, layout, embedding
     ("name", "change", "message"),
     [
         (f"{EXPERT}layers.1.mlp.up_proj.weight", None, "1 missing: NAME"),
-        ("action_out_proj.bias", lambda value: value[:5], r"1 of the wrong shape: NAME: \[5\], expected \[32\]"),
-        ("action_in_proj.bias", lambda value: value.long(), "1 not of a type in .*: NAME: I64"),
+        (
+            "action_out_proj.bias",
+            lambda value: value[:5],
+            r"1 of the wrong shape: NAME in .*: \[5\], expected \[32\]",
+        ),
+        (
+            "action_in_proj.bias",
+            lambda value: value.long(),
+            "1 not of a type in .*: NAME in .*: I64",
+        ),
         (f"{PREFIX}layers.0.self_attn.q_proj.lora_A.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
         (f"{PREFIX}layers.1.mlp.visual_memory.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
     ],
@@ -202,7 +199,7 @@ def test_sizes_that_contradict_each_other(checkpoint):
 
 def test_the_published_vision_tower_needs_no_word_of_its_heads(folders, tmp_path):
     stored = read(folders["pi0", "openpi"]).stored
-    shapes = {name: entry.tensor.shape for name, entry in stored.items()}
+    shapes = {name: entry.shape for name, entry in stored.items()}
     shapes[f"{SIGLIP}embeddings.patch_embedding.weight"] = (1152, 3, 14, 14)
     assert infer_architecture(shapes, 10, tmp_path).vision.heads == 16
 
@@ -381,8 +378,6 @@ def test_a_chunk_that_is_no_number_is_refused(loaded):
         model.infer(images, np.zeros(8), "go", noise)
 
 
-def test_wrong_numbers_of_steps_and_wrong_noise(folders, loaded):
-    with pytest.raises(ConfigError, match="flow steps: found 0"):
-        load_model(read(folders["pi0", "openpi"]), flow_steps=0)
+def test_noise_of_another_shape_is_refused(loaded):
     with pytest.raises(ConfigError, match=r"noise has shape \[9, 32\], expected \[10, 32\]"):
         loaded("pi0", "openpi").infer({}, np.zeros(8), "go", np.zeros((9, 32)))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vla_ros.errors import CheckpointError, ConfigError, ImageError
+from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.prompt import PromptForm, prompt_parts, prompt_tokens, state_bins
@@ -168,29 +168,6 @@ def test_what_no_file_tells_can_be_set(loaded):
     assert (changed.prompt.state, changed.antialias) == ("padded", True)
     encoded = changed.tokens(lambda text: [len(text)], "go", np.zeros(8))
     assert encoded.tolist() == [2, len("Task: go, State: " + " ".join(["128"] * 32) + ";\nAction: ")]
-    with pytest.raises(ConfigError, match="prompt_state: found 'twice', expected auto, none, as_is, padded"):
-        override(processing, prompt_state="twice")
-    with pytest.raises(ConfigError, match="resize: found 'pil'"):
-        override(processing, resize="pil")
-
-
-def image(size=(30, 40)):
-    return np.zeros((*size, 3), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        ({}, "expected"),
-        ({"base_0_rgb": image()}, "left_wrist_0_rgb"),
-        ({"base_0_rgb": image(), "left_wrist_0_rgb": image(), "front": image()}, "front"),
-        ({"base_0_rgb": image(), "left_wrist_0_rgb": image().astype(np.float32)}, "float32"),
-        ({"base_0_rgb": image(), "left_wrist_0_rgb": image((0, 3))}, "expected uint8"),
-    ],
-)
-def test_wrong_images_are_named(loaded, images, message):
-    with pytest.raises(ImageError, match=message):
-        loaded("pi0", "openpi").processing.resized_images(images, 224)
 
 
 @pytest.mark.parametrize("state", [np.zeros(7), np.zeros(9), np.full(8, np.nan), np.zeros((1, 8))])

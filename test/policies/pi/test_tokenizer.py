@@ -16,8 +16,8 @@ from .conftest import DATA
 def test_the_tokenizer_is_looked_for_and_named(tmp_path):
     with pytest.raises(CheckpointError, match="no tokenizer"):
         find_tokenizer(tmp_path)
-    assert find_tokenizer(tmp_path, DATA) == DATA / "tokenizer.json"
-    assert find_tokenizer(tmp_path, DATA / "tokenizer.model") == DATA / "tokenizer.model"
+    assert find_tokenizer(tmp_path, str(DATA)) == DATA / "tokenizer.json"
+    assert find_tokenizer(tmp_path, str(DATA / "tokenizer.model")) == DATA / "tokenizer.model"
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])

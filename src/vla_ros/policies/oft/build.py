@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError
@@ -12,14 +11,11 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.llama import as_loaded
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import make_runner
-from vla_ros.engine.tolerances import SEES, TOLERANCES, relative_error
+from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.weights import DecoderWeights, fuse
-from vla_ros.errors import CheckpointError
 from vla_ros.policies.oft.inference import Chunk, ChunkInference
 from vla_ros.policies.oft.network import OFTModel
-from vla_ros.policies.openvla.actions import ActionStatistics
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
-from vla_ros.types import FloatArray
 
 
 def plain_inference(model: OFTModel, steps: int = 50) -> ChunkInference:
@@ -59,22 +55,6 @@ def make_chunk_engine(
         steps,
         background=background,
     )
-
-
-def normalize_state(statistics: ActionStatistics, raw: FloatArray) -> FloatArray:
-    """Return the state in [-1, 1], float64, by the formula of the published code."""
-    width = statistics.high - statistics.low + statistics.margin
-    return np.clip(2.0 * (raw - statistics.low) / width - 1.0, -1.0, 1.0)
-
-
-def check_vision(one: Chunk, other: Chunk) -> None:
-    """Refuse a model that returns the same chunk for two different images."""
-    spread = float(one.normalized.std()) or 1.0
-    if np.abs(one.normalized - other.normalized).max() <= SEES * spread:
-        raise CheckpointError(
-            "the model does not see: two different images get the same chunk. The vision towers or the projector "
-            "are damaged or untrained; policy.self_test:=false starts it anyway"
-        )
 
 
 def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:

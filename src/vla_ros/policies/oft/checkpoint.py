@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import StoredTensor, read_json, read_manifest
+from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_json, read_manifest
 from vla_ros.policies.oft.network import COMPONENTS, Layout
 from vla_ros.policies.openvla import lora
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.loading import Produce, from_files
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +178,6 @@ def _adapter_scale(folder: Path) -> float | None:
 def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     return {
-        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)))
+        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)), key)
         for key, one in tensors.items()
     }

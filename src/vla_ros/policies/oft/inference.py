@@ -43,11 +43,11 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChunkRequest:
     """One observation."""
 
     # Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
-    images: Sequence[UInt8Array] | Sequence[RawImage]
+    images: Sequence[UInt8Array | RawImage]
     prompt: IntArray  # int64 [L]: BOS, prompt, closing token
     state: NDArray[np.floating] | None = None  # [P], normalised; None without one
     noise: NDArray[np.floating] | None = None  # [K, D], where denoising starts; None without a diffusion head
@@ -217,13 +217,13 @@ class ChunkInference:
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
                 self._of(batch).ensure(length)
 
-    def answer(self, asked: Asked) -> Chunk:
+    def answer(self, asked: ChunkRequest) -> Chunk:
         """Answer one observation, as :meth:`answer_all` does."""
         [chunk] = self.answer_all([asked])
         return chunk
 
     @torch.inference_mode()
-    def answer_all(self, asked: Sequence[Asked]) -> list[Chunk]:
+    def answer_all(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
         """Answer observations of several robots in one pass; one by one where :attr:`batches` is False.
 
         Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
@@ -271,7 +271,7 @@ class ChunkInference:
             self._plans[key] = plan(self.model.layout, self.patches, step.text, prompt, step.length)
         return self._plans[key]
 
-    def _answer(self, asked: Sequence[Asked]) -> list[Chunk]:
+    def _answer(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
         runner, layout = self.runner, self.model.layout
         step = self._of(len(asked)).take(max(len(one.prompt) for one in asked))
         marks = [runner.mark()]

@@ -83,9 +83,10 @@ class ActionStatistics:
         return np.where(self.mask, scaled, normalized)
 
     def normalize(self, actions: FloatArray) -> FloatArray:
-        """Inverse of :meth:`unnormalize`, clipped to [-1, 1] where normalised; for training data."""
-        span = np.where(self.high > self.low, self.high - self.low, 1.0)
-        return np.where(self.mask, np.clip(2.0 * (actions - self.low) / span - 1.0, -1.0, 1.0), actions)
+        """Inverse of :meth:`unnormalize`, clipped to [-1, 1] where normalised; for states and training data."""
+        width = self.high - self.low + self.margin
+        scaled = 2.0 * (actions - self.low) / np.where(width > 0, width, 1.0) - 1.0
+        return np.where(self.mask, np.clip(scaled, -1.0, 1.0), actions)
 
 
 QUANTILES = ("q01", "q99")

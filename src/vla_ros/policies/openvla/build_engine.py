@@ -9,9 +9,10 @@ from vla_ros.engine.ops import Ops
 from vla_ros.engine.step_graphs import Encode
 from vla_ros.engine.weights import DecoderWeights, assemble, fuse, fuse_layer
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.openvla.loading import Produce, place
+from vla_ros.policies.checkpoint_files import Produce
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
+from vla_ros.policies.weights import place
 
 _LAYERS = "language_model.model.layers."
 

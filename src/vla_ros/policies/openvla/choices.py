@@ -1,4 +1,4 @@
-"""Selects device, data type, attention and engine from the options and the machine."""
+"""Checks the attention and selects the engine from the options and the machine."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ import importlib.util
 
 import torch
 
-from vla_ros.engine.fp8 import CAPABILITY
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.openvla.options import CheckpointOptions
-
-
-def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
-    """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32."""
-    quantized = options.quantization != "none"
-    if options.dtype == "auto":
-        return "bfloat16" if quantized or device.type == "cuda" else "float32"
-    if quantized and options.dtype != "bfloat16":
-        raise ConfigError(
-            f"policy.dtype: '{options.dtype}' does not work with policy.quantization '{options.quantization}', "
-            "which computes in bfloat16; set auto or bfloat16"
-        )
-    return options.dtype
 
 
 def check_attention(attention: str, device: torch.device, dtype: str) -> None:
@@ -56,12 +42,6 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
         raise ConfigError(
             f"policy.quantization: {weights} is the engine's format, and "
             f"{missing or 'policy.engine is reference'}; choose {instead}"
-        )
-    if weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
-        found = torch.cuda.get_device_capability(device)
-        raise ConfigError(
-            f"policy.quantization: fp8 needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]} (Ada, Hopper or "
-            f"later), {device} has {found[0]}.{found[1]}; choose int8"
         )
     return engine
 

@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import StoredTensor, read_json
-from vla_ros.policies.openvla.loading import Produce
+from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_header, read_json
 
 FOLDER = "lora_adapter"
 DEFAULT_ALPHA = 16
@@ -63,11 +61,8 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
             f"{path}: {odd or config.get('peft_type')}: only plain LoRA without biases is supported"
         )
     file = folder / "adapter_model.safetensors"
-    try:
-        with safe_open(str(file), framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+    stored = read_header(file)
+    tensors = dict(from_files(stored)(list(stored)))
     pairs: Adapter = {}
     for name, a in tensors.items():
         key = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")

@@ -1,15 +1,13 @@
-"""Shared parts of the policies with OpenVLA's network: placement, loading, and the gripper convention."""
+"""What the policies with OpenVLA's network share: statistics, the gripper's convention, the engine's fallback."""
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -17,28 +15,30 @@ from vla_ros.config import Config
 from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import VlaRosError
-from vla_ros.policies.base import Policy, Progress
-from vla_ros.policies.checkpoint_files import checkpoint_folder
-from vla_ros.policies.devices import choose_device, explain_out_of_memory
-from vla_ros.policies.openvla import memory
-from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, read_statistics
+from vla_ros.errors import DeviceLostError
+from vla_ros.policies.base import Progress, Session
+from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder
+from vla_ros.policies.memory import MemoryCheck
+from vla_ros.policies.network_policy import Closes, NetworkPolicy, Placement, R
+from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.choices import check_attention, choose_dtype, choose_engine
-from vla_ros.policies.openvla.loading import Produce, fill
+from vla_ros.policies.openvla.choices import check_attention, choose_engine
+from vla_ros.policies.openvla.memory import CHOICES, plan_memory
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import CheckpointOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder
-from vla_ros.types import FloatArray
+from vla_ros.policies.weights import fill, parameter_shapes
+from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
 
-SELF_TEST_INSTRUCTION = "pick up the red cube"
 LONG_PROMPT = 80
 """Tokens of a long prompt. Its graph is captured at the start: it answers while a better one is captured."""
 
 NATIVE_GRIPPER = "0..1"
 """The gripper convention of Open X-Embodiment and LIBERO: 0 closed, 1 open."""
+
+E = TypeVar("E", bound=Closes)
 
 
 @dataclass(frozen=True)
@@ -49,108 +49,101 @@ class LoadedNetwork:
     prompt: PromptEncoder  # encodes instructions as tokens
     bins: ActionBins  # converts tokens to normalised actions
     statistics: ActionStatistics  # un-normalise actions
-    advice: partial[str]  # returns the options to choose when memory runs out
 
     def close(self) -> None:
         """Free everything except the model."""
 
 
+@dataclass
+class PromptSession(Session):
+    """One robot's encoded instruction."""
+
+    instruction: str = ""
+    tokens: IntArray | None = field(default=None)  # int64 [L], its prompt on the host
+
+    def encode(self, encoder: PromptEncoder, instruction: str) -> IntArray:
+        """Return the prompt of an instruction, encoded anew only if the instruction changed."""
+        if self.tokens is None or self.instruction != instruction:
+            self.tokens, self.instruction = encoder.encode(instruction), instruction
+        return self.tokens
+
+
 L = TypeVar("L", bound=LoadedNetwork)
+S = TypeVar("S", bound=PromptSession)
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device, data type and engine of a network."""
-
-    device: torch.device  # of the weights
-    dtype: str  # name of the type of activations and unquantised weights
-    fast: bool  # True for the engine, False for the reference path
-
-    @classmethod
-    def choose(cls, options: CheckpointOptions) -> Placement:
-        """Resolve the options for this machine, or raise ConfigError; set torch's threads."""
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        device = choose_device(options.device)
-        dtype = choose_dtype(options, device)
-        check_attention(options.attention, device, dtype)
-        return cls(device, dtype, choose_engine(options, device) == "graph")
-
-    def __str__(self) -> str:
-        return f"{self.device} in {self.dtype}"
-
-
-class NetworkPolicy(Policy, Generic[L]):
-    """A policy over OpenVLA's network.
-
-    Attributes:
-        title: The policy's name in messages.
-    """
+class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
+    """A policy over OpenVLA's network."""
 
     title: ClassVar[str] = "OpenVLA"
 
     def __init__(self, config: Config, options: CheckpointOptions) -> None:
-        self._checkpoint, self._placed_by = options.checkpoint, options
+        super().__init__(options)
+        self._network_options = options
         self._declared = config.features.action
-        self._loaded: L | None = None
-
-    @property
-    def loaded(self) -> L:
-        """The network with its preprocessing and postprocessing, once :meth:`load` has been called."""
-        if self._loaded is None:
-            raise VlaRosError(f"{self.title}: not loaded; call load() first")
-        return self._loaded
 
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
         """See :class:`~vla_ros.policies.base.Policy`."""
         own = self.loaded.statistics
         return {
             key: statistics.unnormalize(normalized)
-            for key, statistics in self._statistics(checkpoint_folder(self._checkpoint)).items()
+            for key, statistics in self._statistics(self.folder).items()
             if key != own.key and statistics.dimension == own.dimension
         }
 
-    def close(self) -> None:
-        """Free the weights."""
-        if self._loaded is None:
-            return
-        cuda = self._loaded.model.device.type == "cuda"
-        self._loaded.close()
-        self._loaded = None
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
+    @property
+    def _base(self) -> Path:
+        """The folder with the network's weights: the checkpoint's, or ``policy.base`` below a LoRA adapter."""
+        return checkpoint_folder(self._network_options.base) if self._network_options.base else self.folder
+
+    def _chosen(self, key: str, group: str = "action") -> ActionStatistics:
+        """Return one dataset's statistics: the checkpoint's own, or those of ``policy.base`` if it has none."""
+        own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
+        return choose(self._statistics(own, group), key)
+
+    def _details(self) -> str:
+        return f", un-normalised by '{self.loaded.statistics.key}'"
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
         return read_statistics(folder, group, QUANTILES)
 
-    @contextmanager
-    def _filled(
-        self, model: OpenVLAModel, produce: Produce, folder: Path, where: Placement, progress: Progress
-    ) -> Iterator[tuple[DecoderWeights | None, partial[str]]]:
-        """Check the memory and load the weights into ``model``; explain out-of-memory errors here and in the block.
+    def _runs_engine(self, where: Placement) -> bool:
+        """Return True for the engine, False for the reference path; ConfigError if an option does not fit."""
+        check_attention(self._network_options.attention, where.device, where.dtype)
+        return choose_engine(self._network_options, where.device) == "graph"
 
-        Yields:
-            The decoder's quantised weights, or None where the model has them, and ``LoadedNetwork.advice``.
-        """
-        kind, device = self._placed_by.quantization, str(where.device)
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        need = memory.check_memory(shapes, model.architecture, where.dtype, kind, device)
-        logger.info("%s %s: %s", self.title, folder.name, need)
-        progress(0.0, need)
-        advice = partial(memory.advise, shapes, model.architecture, device)
+    def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:
+        plan = partial(plan_memory, parameter_shapes(model), model.architecture)
+        self._memory = MemoryCheck(plan, CHOICES, str(device))
 
-        def partly(share: float, what: str) -> None:
-            progress(0.95 * share, what)
+    def _fill(
+        self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
+    ) -> DecoderWeights | None:
+        """Load the weights into ``model``; return the decoder if the engine quantised it instead."""
+        kind, dtype = self._network_options.quantization, getattr(torch, where.dtype)
+        if self._runs_engine(where) and kind != "none":
+            return fill_quantized(model, produce, where.device, dtype, kind, progress)
+        fill(model, produce, where.device, dtype, progress)
+        return None
 
-        with explain_out_of_memory(device, advice):
-            weights, dtype = None, getattr(torch, where.dtype)
-            if where.fast and kind != "none":  # the engine quantises by itself, from the weights as they are stored
-                weights = fill_quantized(model, produce, where.device, dtype, kind, partly)
-            else:
-                fill(model, produce, where.device, dtype, partly)
-            progress(0.95, "self-test" if self._placed_by.self_test else "warm-up")
-            yield weights, advice
+    def _engine(self, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool) -> E | None:
+        """Make and check an engine; None if it fails and ``policy.engine`` is ``auto``, which then falls back."""
+        engine = None
+        try:
+            engine = make()
+            check(engine)
+        except Exception as error:
+            if engine is not None:
+                engine.close()
+            if self._network_options.engine != "auto" or not has_fallback or isinstance(error, DeviceLostError):
+                raise
+            logger.warning(
+                "policy.engine: no engine, using the reference path, which is several times slower: %s. "
+                "Set policy.engine:=reference to silence this warning",
+                error,
+            )
+            return None
+        return engine
 
     def _action(self, dimension: int, undeclared: str) -> tuple[Part, ...]:
         """Return the parts of the action: delta and gripper for a single arm, otherwise ``features.action``.

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_ros.config.options import option
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.policies.options import NetworkOptions
 
 
 @dataclass(frozen=True)
-class CheckpointOptions(PolicyConfig):
-    """The checkpoint and how to run it."""
+class CheckpointOptions(NetworkOptions):
+    """Options of every checkpoint with OpenVLA's network."""
 
-    checkpoint: str = option(
-        "",
-        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' "
-        "is the small one that comes with the package",
-    )
     base: str = option(
         "",
         "Folder of the base model for the checkpoint's LoRA adapter (lora_adapter/, or the folder "
@@ -24,12 +19,6 @@ class CheckpointOptions(PolicyConfig):
     )
     unnorm_key: str = option(
         "", "Dataset whose statistics un-normalise actions; required if the checkpoint has several"
-    )
-    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
-    dtype: str = option(
-        "auto",
-        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
-        choices=("auto", "float32", "bfloat16"),
     )
     attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
     quantization: str = option(
@@ -45,8 +34,6 @@ class CheckpointOptions(PolicyConfig):
         "or auto: graph if it runs and agrees with the reference",
         choices=("auto", "reference", "graph"),
     )
-    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start if two different images give the same action")
 
 
 @dataclass(frozen=True)

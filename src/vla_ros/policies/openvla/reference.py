@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from vla_ros.engine.device_errors import require_finite
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.errors import ConfigError
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.stages import StageTimer
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 
 @torch.inference_mode()
 def answer(
-    model: OpenVLAModel, image: UInt8Array, input_ids: Tensor, count: int
+    model: OpenVLAModel, image: UInt8Array, prompt: IntArray, count: int
 ) -> tuple[IntArray, FloatArray, dict[str, float]]:
-    """Decode ``count`` tokens greedily from an image, uint8 [H, W, 3] RGB, and int64 [1, L] tokens.
+    """Decode ``count`` tokens greedily from an image, uint8 [H, W, 3] RGB, and int64 [L] tokens.
 
-    Returns int64 [D] tokens, best minus second-best logit of each [D], and stages in milliseconds.
+    Returns int64 [D] tokens, best minus second-best logit of each [D], and stages in milliseconds. Raises
+    NotFiniteError for NaN or Inf.
     """
-    timer = StageTimer(model.device)
+    stages: dict[str, float] = {}
+    began = time.perf_counter()
+
+    def end(stage: str) -> None:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        stages[stage] = 1e3 * (time.perf_counter() - began) - sum(stages.values())
+
     pixels = model.normalize(to_device(image, model.device))
-    timer.mark("preprocess")
+    end("preprocess")
     patches = model.embed_image(pixels)
-    timer.mark("vision")
-    logits, prefix = model.prefill(patches, input_ids, room=count)
-    timer.mark("prefill")
+    end("vision")
+    logits, prefix = model.prefill(patches, torch.from_numpy(prompt)[None].to(model.device), room=count)
+    end("prefill")
     found = model.greedy(logits, prefix, count)
-    timer.mark("decode")
-    tokens, margins = found.tokens[0].cpu().numpy(), found.margins[0].cpu().numpy()
-    return tokens, margins.astype(np.float64), timer.milliseconds()
+    end("decode")
+    margins: FloatArray = found.margins[0].double().cpu().numpy()
+    require_finite(margins.tolist())
+    return found.tokens[0].cpu().numpy(), margins, stages
 
 
 @torch.inference_mode()

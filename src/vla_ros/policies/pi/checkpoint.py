@@ -8,7 +8,7 @@ not describe robot, prompt or delta actions, so a :class:`~vla_ros.policies.pi.r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
 from vla_ros.policies.pi.lerobot import read_processing, whole
-from vla_ros.policies.pi.loading import Stored, read_stored
+from vla_ros.policies.pi.loading import Manifest, read_stored
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
@@ -31,16 +31,13 @@ class PiCheckpoint:
     """Everything about a checkpoint except its weights."""
 
     folder: Path  # where it is
-    layout: str  # ``openpi`` or ``lerobot``
     architecture: PiArchitecture  # sizes
-    stored: Mapping[str, Stored]  # its tensors
+    stored: Manifest  # its tensors
     processing: Processing  # from images, state and instruction to the model's inputs, and back to actions
+    image_keys: tuple[str, ...]  # the policy's names of the images, in the model's order
+    state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
     flow_steps: int = 10  # euler steps that the checkpoint asks for
     trained_delay: int = 0  # longest delay of trained real-time chunking; 0 where it was not trained for it
-
-    def with_processing(self, processing: Processing) -> PiCheckpoint:
-        """Return the same checkpoint with other processing."""
-        return replace(self, processing=processing)
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
@@ -56,34 +53,39 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
     )
 
 
-def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -> PiCheckpoint:
+def read_checkpoint(
+    folder: Path, robot: Robot | None = None, asset: str = "", preset: Robot | None = None
+) -> PiCheckpoint:
     """Read everything in a checkpoint except its weights.
 
-    ``robot`` is required by openpi's layout and refused by LeRobot's. ``asset`` is the folder below ``assets`` in
-    place of the robot's own, for a fine-tune with statistics under another name.
+    Openpi's layout requires ``robot`` or ``preset``; LeRobot's refuses ``robot`` and ignores ``preset``. ``asset``
+    is the folder below ``assets`` in place of the robot's own, for a fine-tune with statistics under another name.
     """
-    config = read_json(folder / "config.json")
+    path = folder / "config.json"
+    config = read_json(path)
     layout = detect_layout(config, folder)
     stored = read_stored(folder)
-    path = folder / "config.json"
     horizon = whole(config, "action_horizon" if layout == OPENPI else "chunk_size", None, path)
-    shapes = {name: entry.tensor.shape for name, entry in stored.items()}
-    architecture = infer_architecture(shapes, horizon, folder)
+    architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)
     if layout == LEROBOT:
         if robot is not None or asset:
             raise ConfigError(
                 f"{folder}: LeRobot's layout states how its data was prepared; name no robot and no asset"
             )
         processing = read_processing(folder, config, architecture)
+        keys = tuple(name.removeprefix("observation.").removeprefix("images.") for name in processing.images)
         steps = whole(config, "num_inference_steps", 10, path)
         delay = whole(config, "rtc_training_max_delay", 0, path, least=0)
-        return PiCheckpoint(folder, layout, architecture, stored, processing, steps, delay)
+        states = (("state", processing.state_size),)
+        return PiCheckpoint(folder, architecture, stored, processing, keys, states, steps, delay)
+    robot = robot or preset
     if robot is None:
         raise ConfigError(
             f"{folder}: openpi's layout does not say for which robot it was trained; set policy.robot to one of "
             f"{', '.join(sorted(ROBOTS))}"
         )
-    return PiCheckpoint(folder, layout, architecture, stored, _openpi(folder, architecture, robot, asset))
+    processing = _openpi(folder, architecture, robot, asset)
+    return PiCheckpoint(folder, architecture, stored, processing, robot.image_keys, robot.state_keys)
 
 
 def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str) -> Processing:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
@@ -23,7 +19,6 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.checkpoint import PiCheckpoint
 from vla_ros.policies.pi.loading import build_empty, check_weights, fill
-from vla_ros.policies.pi.memory import check_memory, plan_memory
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
@@ -53,6 +48,10 @@ class PiModel:
     tokenizer: Tokenizer  # text to ids
     trained_delay: int = 0  # longest delay of trained real-time chunking
 
+    def close(self) -> None:
+        """Free buffers and graphs."""
+        self.engine.close()
+
     def request(
         self,
         images: Mapping[str, UInt8Array | RawImage],
@@ -72,13 +71,7 @@ class PiModel:
             raise ConfigError(
                 f"the noise has shape {list(noise.shape)}, expected {[sizes.horizon, sizes.action_dim]}"
             )
-        prepared: Sequence[NDArray[Any] | RawImage]
-        raw = {key: image for key, image in images.items() if isinstance(image, RawImage)}
-        if raw:
-            prepared = [raw[key] for key in self.processing.present(raw)]
-        else:
-            size = sizes.vision.image_size
-            prepared = list(self.processing.resized_images(images, size))  # type: ignore[arg-type]
+        prepared = self.processing.prepared_images(images, sizes.vision.image_size)
         normalized = self.processing.normalized_state(state)
         tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
         return FlowRequest(
@@ -146,18 +139,11 @@ def make_engine(
 
 
 def load_network(
-    checkpoint: PiCheckpoint,
-    device: str = "cpu",
-    dtype: str = "float32",
-    flow_steps: int = 10,
-    progress: Progress = no_progress,
+    checkpoint: PiCheckpoint, device: str = "cpu", dtype: str = "float32", progress: Progress = no_progress
 ) -> PiNetwork:
     """Load a checkpoint's parameters; arguments and errors as for :func:`load_model`."""
     architecture = checkpoint.architecture
     parts = check_weights(architecture, checkpoint.stored, checkpoint.folder)
-    cameras = len(checkpoint.processing.images)
-    plan = partial(plan_memory, parts, architecture, device=device, cameras=cameras, flow_steps=flow_steps)
-    progress(0.0, check_memory(plan, dtype, device))
     network = build_empty(architecture)
     fill(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
     return network
@@ -167,24 +153,21 @@ def load_model(
     checkpoint: PiCheckpoint,
     device: str = "cpu",
     dtype: str = "float32",
-    flow_steps: int | None = None,
-    tokenizer: Path | None = None,
+    flow_steps: int = 0,
+    tokenizer: str = "",
     progress: Progress = no_progress,
     quantization: str = "none",
     jacobian: bool = False,
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
-    If ``flow_steps`` (Euler steps) or ``tokenizer`` is None, the checkpoint's is used. ``dtype`` is that of the
-    matrices,
-    ``quantization`` that of the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient of their
-    error. Raises OutOfMemoryError before anything is loaded.
+    ``flow_steps`` (Euler steps) 0 and an empty ``tokenizer`` mean the checkpoint's. ``dtype`` is that of the
+    matrices, ``quantization`` that of the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient
+    of their error.
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
-    steps = checkpoint.flow_steps if flow_steps is None else flow_steps
-    if steps < 1:
-        raise ConfigError(f"flow steps: found {steps}, expected at least 1")
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
-    network = load_network(checkpoint, device, dtype, steps, progress)
+    network = load_network(checkpoint, device, dtype, progress)
+    steps = flow_steps or checkpoint.flow_steps
     engine = make_engine(network, processing, steps, quantization=quantization, keep=False, jacobian=jacobian)
     return PiModel(architecture, engine, processing, words, checkpoint.trained_delay)

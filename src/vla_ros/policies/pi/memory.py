@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import torch
 
-from vla_ros.policies.devices import GB, MemoryPlan, available_memory, require_memory
+from vla_ros.policies.memory import MemoryPlan
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.names import Parts
+
+_ALL = (("float32", "none"), ("bfloat16", "none"))
+CHOICES = {"cuda": _ALL, "cpu": _ALL}
 
 
 def plan_memory(
     parts: Parts,
     architecture: PiArchitecture,
     dtype: str,
+    quantization: str,
     device: str,
     cameras: int = 3,
     flow_steps: int = 10,
 ) -> MemoryPlan:
     """Estimate the bytes of a model that serves one robot.
 
-    ``parts`` are from :func:`~vla_ros.policies.pi.loading.check_weights`; the constants of ``flow_steps`` are kept.
+    ``parts`` are from :func:`~vla_ros.policies.pi.names.parameter_parts`; the constants of ``flow_steps`` are kept.
+    ``quantization`` saves nothing while loading, since the dense weights are freed only as they are quantised.
     """
     torch_dtype = getattr(torch, dtype)
     item = torch_dtype.itemsize
@@ -45,26 +49,3 @@ def plan_memory(
         return MemoryPlan(weights, cache, working + 256_000_000)
     largest = max(prod(part.shape) for group in parts.values() for part in group)
     return MemoryPlan(weights, cache, max(working, largest * 4) + 32_000_000)
-
-
-def check_memory(
-    plan: Callable[[str], MemoryPlan],
-    dtype: str,
-    device: str,
-    available: Callable[[str], int | None] = available_memory,
-) -> str:
-    """Describe required and free memory in one line; OutOfMemoryError says whether bfloat16 would fit.
-
-    ``plan`` returns the memory needed with a data type.
-    """
-
-    def advice(free: int) -> str:
-        small = plan("bfloat16")
-        fits = dtype != "bfloat16" and small.total <= free
-        return (
-            f"policy.dtype:=bfloat16 fits ({small.total / GB:.2f} GB)"
-            if fits
-            else "Free memory or take a larger machine"
-        )
-
-    return require_memory(plan(dtype), f"in {dtype}", device, available(device), advice)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_ros.config.options import option
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.policies.options import NetworkOptions
 from vla_ros.policies.pi.rtc import MODES, SCHEDULES
 
 
 @dataclass(frozen=True)
-class PiOptions(PolicyConfig):
-    """The checkpoint and how to run it."""
+class PiOptions(NetworkOptions):
+    """Options only pi0 and pi0.5 have."""
 
-    checkpoint: str = option("", "Folder of the checkpoint: openpi's PyTorch export, or one saved by LeRobot")
     robot: str = option(
         "",
         "openpi's layout: the robot that the checkpoint was trained for, which no file states: libero, droid, "
@@ -34,12 +33,6 @@ class PiOptions(PolicyConfig):
         "checkpoint's layout (auto)",
         choices=("auto", "antialias", "linear"),
     )
-    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
-    dtype: str = option(
-        "auto",
-        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
-        choices=("auto", "float32", "bfloat16"),
-    )
     quantization: str = option("none", "Weights of the prefix pass; fp8 needs bfloat16", choices=("none", "fp8"))
     flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
     rtc: str = option(
@@ -58,5 +51,3 @@ class PiOptions(PolicyConfig):
     )
     rtc_max_guidance: float = option(10.0, "Maximum factor of the guidance", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
-    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start if two different images give the same chunk")

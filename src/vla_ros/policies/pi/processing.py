@@ -6,16 +6,16 @@ padding. On the way back: un-normalisation of state and actions, absolute action
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.errors import ConfigError, ImageError
+from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.normalization import Array, Normalization
-from vla_ros.policies.pi.prompt import STATES, PromptForm, prompt_tokens
+from vla_ros.policies.pi.prompt import PromptForm, prompt_tokens
 from vla_ros.policies.pi.robots import (
     add_state,
     aloha_actions,
@@ -23,10 +23,8 @@ from vla_ros.policies.pi.robots import (
     aloha_targets,
     subtract_state,
 )
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import IntArray, RawImage, UInt8Array
 from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_linear
-
-RESIZES = ("antialias", "linear")
 
 
 @dataclass(frozen=True)
@@ -47,28 +45,14 @@ class Processing:
     adapt: bool = False  # True converts ALOHA's joints and grippers
     summed_times: bool = True  # which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`
 
-    def present(self, images: Collection[str]) -> list[str]:
-        """Return the keys of the present images, in the model's order; a missing required one is an error."""
-        unknown = sorted(set(images) - set(self.images))
-        missing = sorted(set(self.images) - set(images) - set(self.optional_images))
-        if unknown or missing or not images:
-            raise ImageError(
-                f"images {sorted(images)} found, expected {list(self.images)}"
-                + (f", of which {list(self.optional_images)} may be missing" if self.optional_images else "")
-            )
-        return [key for key in self.images if key in images]
+    def prepared_images(self, images: Mapping[str, UInt8Array | RawImage], size: int) -> list[Any]:
+        """Return the present images in the model's order; camera images as they are.
 
-    def resized_images(self, images: Mapping[str, UInt8Array], size: int) -> NDArray[Any]:
-        """Resize the present images, in the model's order: uint8 or float32 in [0, 1], [cameras, size, size, 3]."""
-        present = self.present(images)
-        for key in present:
-            image = images[key]
-            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-                raise ImageError(
-                    f"image '{key}' is {image.dtype} {list(image.shape)}, expected uint8 [height, width, 3] RGB"
-                )
+        The others are resized to [size, size, 3], uint8 or float32 in [0, 1].
+        """
         resize: Callable[..., NDArray[Any]] = resize_with_pad if self.antialias else resize_with_pad_linear
-        return np.stack([resize(images[key], (size, size)) for key in present])
+        present = [images[key] for key in self.images if key in images]
+        return [one if isinstance(one, RawImage) else resize(one, (size, size)) for one in present]
 
     def normalized_state(self, state: Array) -> Array:
         """Normalise the robot's state, float [state_size]; not padded. Another length, NaN and Inf are refused."""
@@ -107,15 +91,12 @@ class Processing:
 
 
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
-    """Set what a checkpoint's files do not state.
+    """Set what a checkpoint's files do not state; ``auto`` changes nothing.
 
     ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints trained with LeRobot before 0.5;
     ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that were trained with one and
     saved with the other.
     """
-    for name, value, known in (("prompt_state", prompt_state, STATES), ("resize", resize, RESIZES)):
-        if value not in ("auto", *known):
-            raise ConfigError(f"{name}: found {value!r}, expected auto, {', '.join(known)}")
     form, antialias = processing.prompt, processing.antialias
     return replace(
         processing,

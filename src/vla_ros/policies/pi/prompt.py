@@ -14,7 +14,6 @@ from vla_ros.policies.pi.tokenizer import BOS
 from vla_ros.types import IntArray
 
 BINS = 256
-STATES = ("none", "as_is", "padded")
 
 
 @dataclass(frozen=True)

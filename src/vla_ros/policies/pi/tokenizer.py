@@ -23,11 +23,11 @@ class Tokenizer:
     path: Path  # its file
 
 
-def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
+def find_tokenizer(folder: Path, chosen: str = "") -> Path:
     """Find the tokenizer: ``chosen`` (a file or folder), else in the checkpoint or its ``tokenizer/``."""
-    if chosen is not None and chosen.is_file():
-        return chosen
-    base = folder if chosen is None else chosen
+    base = Path(chosen).expanduser() if chosen else folder
+    if base.is_file():
+        return base
     for place in FOLDERS:
         for name in FILES:
             if (base / place / name).is_file():

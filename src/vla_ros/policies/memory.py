@@ -1,0 +1,154 @@
+"""Compares the memory that a model needs with what is free, and explains out-of-memory errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vla_ros.errors import OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory that a model needs on its device, in bytes."""
+
+    weights: int  # all weights that run
+    cache: int  # keys and values of one sequence
+    working: int  # the largest moment of activations or of loading one tensor, and the libraries' own buffers
+
+    @property
+    def total(self) -> int:
+        """Total bytes."""
+        return self.weights + self.cache + self.working
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, "
+            f"working {self.working / GB:.2f})"
+        )
+
+
+def available_memory(device: str) -> int | None:
+    """Return the free bytes on ``device`` (on a CPU, also within the container's limit), or None if unknown."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    found = [value for value in (_meminfo(), _cgroup()) if value is not None]
+    return min(found, default=None)
+
+
+Plan = Callable[[str, str, str], MemoryPlan]
+"""Data type, quantisation and device to the memory needed."""
+
+Choices = Mapping[str, tuple[tuple[str, str], ...]]
+"""Type of device, ``cpu`` or ``cuda``, to the data types and quantisations to suggest, best first."""
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """Checks one model's memory before it is loaded, and suggests what to do if memory runs out."""
+
+    plan: Plan
+    choices: Choices
+    device: str  # that the model runs on
+    available: Callable[[str], int | None] = available_memory  # device to free bytes
+
+    def require(self, dtype: str, quantization: str) -> str:
+        """Describe required and free memory in one line; OutOfMemoryError names the options that would fit."""
+        plan, free = self.plan(dtype, quantization, self.device), self.available(self.device)
+        if free is None:
+            return f"needs {plan} on {self.device}; how much is free there is not known"
+        if plan.total > free:
+            raise OutOfMemoryError(
+                f"the checkpoint needs {plan} on {self.device} with policy.dtype {dtype} and policy.quantization "
+                f"{quantization}, but {free / GB:.2f} GB are free. {self.advise()}"
+            )
+        return f"needs {plan} on {self.device}, {free / GB:.2f} GB are free"
+
+    def advise(self) -> str:
+        """Return the options that would fit into the free memory, as parameters to set."""
+        fitting, sizes = [], []
+        for place in dict.fromkeys((self.device, "cpu")):
+            where, free = "" if place == self.device else "policy.device:=cpu ", self.available(place)
+            for dtype, kind in self.choices[place.partition(":")[0]]:
+                sizes.append(total := self.plan(dtype, kind, place).total)
+                if free is not None and total <= free:
+                    fitting.append(
+                        f"{where}policy.dtype:={dtype} policy.quantization:={kind} ({total / GB:.2f} GB)"
+                    )
+        if fitting:
+            return "What fits: " + "; ".join(fitting)
+        return (
+            f"Nothing fits here: the smallest choice needs {min(sizes) / GB:.2f} GB. Stop other programs that hold "
+            "memory, or take a larger machine"
+        )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn an allocator's error into OutOfMemoryError with :meth:`advise`; its summary goes to the log."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            logger.error("out of memory on %s: %s\n%s", self.device, error, allocator_summary(self.device))
+            raise OutOfMemoryError(f"out of memory on {self.device}. {self.advise()}") from error
+
+
+def allocator_summary(device: str) -> str:
+    """Summarise memory use: the CUDA allocator's table, or the process's and the machine's figures."""
+    if device.startswith("cuda"):
+        return str(torch.cuda.memory_summary(torch.device(device), abbreviated=True))
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    process = ", ".join(" ".join(line.split()) for line in lines if line.startswith(("VmRSS", "VmHWM", "VmSize")))
+    free = available_memory("cpu")
+    return f"process: {process or 'unknown'}; free: {'unknown' if free is None else f'{free / GB:.2f} GB'}"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return (
+        isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+        or "can't allocate memory" in text
+        or "out of memory" in text
+    )
+
+
+def _meminfo() -> int | None:
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _cgroup() -> int | None:
+    """Return the bytes left within the container's limit (cgroup v2, then v1); page cache counts as free."""
+    for limit_name, used_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        root = Path("/sys/fs/cgroup")
+        try:
+            limit = int((root / limit_name).read_text())
+            used = int((root / used_name).read_text())
+            stat = (root / limit_name).with_name("memory.stat").read_text().split()
+        except (OSError, ValueError):
+            continue
+        cached = int(stat[stat.index(cache_name) + 1]) if cache_name in stat else 0
+        return max(0, limit - used + cached)
+    return None

@@ -1,0 +1,252 @@
+"""The base of policies that run a checkpoint's network in this process: loading, inputs, batches, self-test."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from vla_ros.engine.resizer import resizes
+from vla_ros.engine.tolerances import SEES
+from vla_ros.errors import CheckpointError, ImageError, VlaRosError
+from vla_ros.policies.base import Policy, Progress, Session, no_progress
+from vla_ros.policies.checkpoint_files import checkpoint_folder
+from vla_ros.policies.devices import choose_device, choose_dtype
+from vla_ros.policies.memory import MemoryCheck
+from vla_ros.policies.options import NetworkOptions
+from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
+
+logger = logging.getLogger(__name__)
+
+SELF_TEST_INSTRUCTION = "pick up the red cube"
+
+
+class Closes(Protocol):
+    """A loaded model."""
+
+    def close(self) -> None:
+        """Free its graphs and buffers."""
+
+
+L = TypeVar("L", bound=Closes)
+S = TypeVar("S", bound=Session)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a network runs."""
+
+    device: torch.device  # of the weights
+    dtype: str  # name of the type of activations and unquantised weights
+
+    def __str__(self) -> str:
+        return f"{self.device} in {self.dtype}"
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(Generic[S, R]):
+    """One robot's observation, and the model's request made of it."""
+
+    session: S
+    observation: Observation
+    request: R
+
+
+class NetworkPolicy(Policy, Generic[L, S, R]):
+    """A policy over a network in this process.
+
+    A family implements :meth:`_open`, :meth:`_build`, :meth:`_request` and :meth:`_answer`.
+
+    Attributes:
+        title: The policy's name in messages.
+        takes_any_size: True if the model resizes images itself.
+    """
+
+    title: ClassVar[str]
+    takes_any_size: ClassVar[bool] = False
+    _memory: MemoryCheck  # of the model that :meth:`_open` opened
+
+    def __init__(self, options: NetworkOptions) -> None:
+        self._placed_by = options
+        self._loaded: L | None = None
+
+    @property
+    def loaded(self) -> L:
+        """The network with its preprocessing and postprocessing, once :meth:`load` has been called."""
+        if self._loaded is None:
+            raise VlaRosError(f"{self.title}: not loaded; call load() first")
+        return self._loaded
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint's folder; raises CheckpointError if there is none."""
+        return checkpoint_folder(self._placed_by.checkpoint)
+
+    def load(self, progress: Progress = no_progress) -> None:
+        """Read the checkpoint, check that memory suffices and that the model sees, warm up."""
+        self.close()
+        options = self._placed_by
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        device = choose_device(options.device)
+        where = Placement(device, choose_dtype(options.dtype, options.quantization, device))
+        opened, name = self._open(where), f"{self.title} {self.folder.name}"
+        need = self._memory.require(where.dtype, options.quantization)
+        logger.info("%s: %s", name, need)
+        progress(0.0, need)
+        with self._memory.explained():
+            try:
+                self._build(opened, where, lambda share, what: progress(0.95 * share, what))
+                progress(0.95, "self-test" if options.self_test else "warm-up")
+                self._try_out()
+            except BaseException:
+                self.close()
+                raise
+        progress(1.0, f"{name} on {where}{self._details()}")
+
+    def infer(self, session: S, observation: Observation) -> ActionChunk:
+        """Infer a chunk from one observation, as :meth:`infer_batch` does."""
+        [answer] = self.infer_batch([(session, observation)])
+        if isinstance(answer, VlaRosError):
+            raise answer
+        return answer
+
+    def infer_batch(self, requests: Sequence[tuple[S, Observation]]) -> list[ActionChunk | VlaRosError]:
+        """Infer for several robots; those with the same number and kind of images run as one batch."""
+        answers: dict[int, ActionChunk | VlaRosError] = {}
+        groups: dict[tuple[int, bool], dict[int, Asked[S, R]]] = {}
+        for row, (session, observation) in enumerate(requests):
+            try:
+                images = self._images(observation)
+                asked = Asked(session, observation, self._request(session, observation, images))
+            except VlaRosError as error:  # an invalid request must not affect the others
+                answers[row] = error
+                continue
+            raw = any(isinstance(image, RawImage) for image in images.values())
+            groups.setdefault((len(images), raw), {})[row] = asked
+        for group in groups.values():
+            with self._memory.explained():
+                answers.update(zip(group, self._answer(list(group.values())), strict=True))
+        return [answers[row] for row in range(len(requests))]
+
+    def prepare(self, batch: int) -> bool:
+        """Capture graphs for the usual and for long prompts; False if robots do not share a pass."""
+        with self._memory.explained():
+            return self._warm_up(batch)
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._loaded is None:
+            return
+        self._loaded.close()
+        self._loaded = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _try_out(self) -> None:
+        """Warm up with one inference; with ``policy.self_test`` with two, which must differ."""
+        self._warm_up(1)
+        size, numbers = self.spec.images[0].processor, []
+        assert size is not None
+        for image in two_images(*size.size)[: 2 if self._placed_by.self_test else 1]:
+            chunk = self.infer(
+                self.start_session(),
+                Observation(
+                    dict.fromkeys(self.spec.image_keys, image),
+                    SELF_TEST_INSTRUCTION,
+                    stamp=0,
+                    state={one.key: np.zeros(one.size) for one in self.spec.state},
+                    noise=np.zeros(self.spec.noise) if self.spec.noise else None,
+                ),
+            )
+            numbers.append(np.array(chunk.info.get("logit_margins", chunk.normalized), np.float64))
+        if self._placed_by.self_test:
+            check_sight(numbers[0], numbers[1], self.folder)
+
+    @abstractmethod
+    def start_session(self) -> S:
+        """See :class:`~vla_ros.policies.base.Policy`."""
+
+    @abstractmethod
+    def _open(self, where: Placement) -> Any:
+        """Read and check all files but the weights' data, and set :attr:`_memory`."""
+
+    @abstractmethod
+    def _build(self, opened: Any, where: Placement, progress: Progress) -> None:
+        """Load the weights of what :meth:`_open` returned; set :attr:`loaded` and ``spec``."""
+
+    @abstractmethod
+    def _request(self, session: S, observation: Observation, images: Mapping[str, UInt8Array | RawImage]) -> R:
+        """Make the model's request; ``images`` are from :meth:`_images`."""
+
+    @abstractmethod
+    def _answer(self, asked: Sequence[Asked[S, R]]) -> Iterable[ActionChunk | VlaRosError]:
+        """Infer a chunk for each; all have the same number and kind of images."""
+
+    @abstractmethod
+    def _warm_up(self, batch: int) -> bool:
+        """See :meth:`prepare`."""
+
+    def _details(self) -> str:
+        """Return what the last line of loading says besides checkpoint and device."""
+        return ""
+
+    @abstractmethod
+    def _resizing_device(self) -> torch.device | None:
+        """Return the device that processes images as the cameras sent them; None to process them on the host."""
+
+    def _images(self, observation: Observation) -> dict[str, UInt8Array | RawImage]:
+        """Return the present images in the spec's order, all processed or all as the cameras sent them."""
+        images, raw = observation.images, observation.raw_images
+        keys = [one.key for one in self.spec.images if one.required or one.key in images or one.key in raw]
+        device = self._resizing_device()
+        if device and keys and all(key in raw and resizes(device, raw[key]) for key in keys):
+            return {key: raw[key] for key in keys}
+        missing = [key for key in keys if key not in images]
+        if missing or not keys:
+            raise ImageError(
+                f"{self.title}: no image {missing or list(self.spec.image_keys)}, there are {list(images)}"
+            )
+        return {key: self._checked(key, images[key]) for key in keys}
+
+    def _checked(self, key: str, image: UInt8Array) -> UInt8Array:
+        size = ("H", "W") if self.takes_any_size else self.spec.processors[key].size
+        fits = image.ndim == 3 and image.shape[2] == 3 and image.size > 0
+        if image.dtype != np.uint8 or not fits or not (self.takes_any_size or image.shape[:2] == size):
+            raise ImageError(
+                f"{self.title}: image '{key}' is {image.dtype} {list(image.shape)}, expected uint8 "
+                f"[{size[0]}, {size[1]}, 3]"
+            )
+        return image
+
+
+def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
+    """Return two different images, noise and a half-red one: uint8 [height, width, 3] each."""
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    plain = np.full((height, width, 3), 32, dtype=np.uint8)
+    plain[:, : width // 2, 0] = 224
+    return noise, plain
+
+
+def check_sight(first: FloatArray, second: FloatArray, folder: Path) -> None:
+    """Refuse a model that answers two different images with the same numbers.
+
+    A model that never runs its vision towers still returns an action, always the same. This happens with incomplete
+    weights, or where the published code runs with a transformers version that skips the image.
+    """
+    change, spread = float(np.abs(first - second).max()), float(first.std())
+    if not change > SEES * spread:
+        raise CheckpointError(
+            f"{folder}: the model does not see: two different images change its answer by {change:.2g} (the spread "
+            f"of its numbers is {spread:.2g}). The vision towers or the projector are damaged or untrained; "
+            "policy.self_test:=false starts it anyway"
+        )

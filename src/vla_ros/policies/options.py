@@ -1,0 +1,28 @@
+"""Options of every policy that runs a checkpoint's network in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.options import option
+from vla_ros.config.policy import PolicyConfig
+
+
+@dataclass(frozen=True)
+class NetworkOptions(PolicyConfig):
+    """The checkpoint and where its network runs."""
+
+    checkpoint: str = option(
+        "",
+        "Folder of the checkpoint (config.json, safetensors, tokenizer), or the name of one that comes with the "
+        "package: demo, demo-pi",
+    )
+    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
+    dtype: str = option(
+        "auto",
+        "Weights and arithmetic; auto is bfloat16 on CUDA and for quantised weights, else float32",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    quantization: str = option("none", "Weights with fewer bits", choices=("none",))
+    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
+    self_test: bool = option(True, "Refuse to start if two different images give the same action")

@@ -1,0 +1,82 @@
+"""Loads the weights of any model family; checks every name, shape and type before it reads data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies import quantization
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.checkpoint_files import FLOATS, Produce, StoredTensor, list_some
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Names to sizes."""
+
+
+def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+
+
+def check_weights(
+    needed: Shapes, manifest: Mapping[str, StoredTensor], unused: Callable[[str], object], source: str
+) -> None:
+    """Compare the tensors that a network needs with the stored ones; CheckpointError names all that differ.
+
+    ``unused`` returns whether a stored tensor is known to be left out; ``source`` begins the message.
+    """
+    both = sorted(needed.keys() & manifest.keys())
+    problems = {
+        "missing": sorted(needed.keys() - manifest.keys()),
+        "unexpected": sorted(name for name in manifest.keys() - needed.keys() if not unused(name)),
+        "of the wrong shape": [
+            f"{name} in {manifest[name].file.name}: {list(manifest[name].shape)}, expected {list(needed[name])}"
+            for name in both
+            if manifest[name].shape != needed[name]
+        ],
+        f"not of a type in {list(FLOATS)}": [
+            f"{name} in {manifest[name].file.name}: {manifest[name].dtype}"
+            for name in both
+            if manifest[name].dtype not in FLOATS
+        ],
+    }
+    if text := "; ".join(list_some(what, names) for what, names in problems.items() if names):
+        raise CheckpointError(f"{source}: {text}")
+
+
+def fill(
+    network: nn.Module,
+    produce: Produce,
+    device: torch.device,
+    dtype: torch.dtype | Callable[[str], torch.dtype],
+    progress: Progress = no_progress,
+) -> None:
+    """Load the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
+
+    ``network`` is on ``meta``. ``dtype`` is that of all parameters, or returns each one's by name; quantised layers
+    have a type of their own.
+    """
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    total, done = sum(sizes.values()), 0
+    for name, tensor in produce(list(sizes)):
+        place(network, name, tensor, device, dtype if isinstance(dtype, torch.dtype) else dtype(name))
+        done += sizes[name]
+        progress(done / total, f"loading {name}")
+    network.to(device)  # the constants that are no weights
+
+
+def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Set one parameter of a network on ``meta``, quantising it where its layer asks for that."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner: Any = network.get_submodule(owner_name)
+    if quantization.is_quantized(owner):
+        quantization.place(owner, tensor, device)
+        return
+    moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
+    # What was neither moved nor converted still lies in the mapped file: a changed file would change the model.
+    value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+    setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
