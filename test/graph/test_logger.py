@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from vla_ros.graph.logger import NodeLogger
+from vla_ros.graph.logger import node_logger
 
 
 class _Secretive(logging.Logger):
@@ -20,7 +20,7 @@ def test_a_line_is_written_once_and_as_rclpy_writes_it(kind, capfd):
     before = logging.getLoggerClass()
     logging.setLoggerClass(kind)
     try:
-        logger = NodeLogger(f"/arm/{kind.__name__.strip('_')}")
+        logger = node_logger(f"/arm/{kind.__name__.strip('_')}")
     finally:
         logging.setLoggerClass(before)
     logger.warning("careful")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import rclpy
@@ -24,11 +25,10 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.graph.node import RawSubscription
+from vla_ros.graph.node import Graph, Vocabulary
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
-from vla_ros.graph.spinning import SpinningGraph
 from vla_ros.middleware import uses_iceoryx
 from vla_ros.middleware.daemons import answered_by_roudi
 
@@ -40,61 +40,35 @@ _SEVERITIES = {
 }
 
 
-class RclpyVocabulary:
-    """Message classes and QoS profiles of the sourced installation (:class:`vla_ros.graph.node.Vocabulary`)."""
+class RclpyVocabulary(Vocabulary):
+    """Message classes and QoS profiles of the sourced installation."""
 
-    @property
-    def backend(self) -> str:
-        """``rclpy``."""
-        return "rclpy"
-
-    def message(self, type_name: str) -> Any:
-        """Return the class of ``pkg/msg/Type``."""
-        return _interface(type_name, "msg")
-
-    def service(self, type_name: str) -> Any:
-        """Return the class of ``pkg/srv/Type``."""
-        return _interface(type_name, "srv")
-
-    def action(self, type_name: str) -> Any:
-        """Return the class of ``pkg/action/Type``."""
-        return _interface(type_name, "action")
-
-    def create_action_client(self, node: Any, action_type: Any, name: str) -> ActionClient:
-        """Create rclpy's own client."""
-        return ActionClient(node, action_type, name)
-
-    def create_action_server(self, *args: Any) -> Any:
-        """See :mod:`vla_ros.graph.rclpy_actions`."""
-        return create_action_server(*args)
-
-    def qos(self, name: str) -> QoSProfile:
-        """Return the QoS profile called ``name``."""
-        found = profile(name)
-        return QoSProfile(
-            reliability=ReliabilityPolicy[found.reliability.name],
-            durability=DurabilityPolicy[found.durability.name],
-            history=HistoryPolicy[found.history.name],
-            depth=found.depth,
-        )
-
-    def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
-        """Create a timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
-        return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
-
-    def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """Deserialise a message from its CDR bytes."""
-        return deserialize_message(bytes(cdr), msg_type)
-
-    def subscribe_raw(
-        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-    ) -> RawSubscription:
-        """Subscribe without rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
-        return subscribe_raw(node, msg_type, topic, callback, qos_profile)
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = "rclpy"
+        self.message, self.service, self.action = (partial(_interface, kind) for kind in ("msg", "srv", "action"))
+        self.qos = _qos
+        self.deserialize = lambda cdr, msg_type: deserialize_message(bytes(cdr), msg_type)
+        # rclpy's default is the node's clock, which may be simulated.
+        steady = RclpyClock(clock_type=ClockType.STEADY_TIME)
+        self.create_steady_timer = partial(Node.create_timer, clock=steady)
+        self.create_action_client = ActionClient
+        self.create_action_server = create_action_server
+        self.subscribe_raw = subscribe_raw
 
 
-class RclpyGraph(RclpyVocabulary, SpinningGraph):
-    """See :class:`vla_ros.graph.node.Graph`. Has a context of its own, so several may live in one process."""
+def _qos(name: str) -> QoSProfile:
+    found = profile(name)
+    return QoSProfile(
+        reliability=ReliabilityPolicy[found.reliability.name],
+        durability=DurabilityPolicy[found.durability.name],
+        history=HistoryPolicy[found.history.name],
+        depth=found.depth,
+    )
+
+
+class RclpyGraph(RclpyVocabulary, Graph):
+    """A graph on rclpy. Has a context of its own, so several may live in one process."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
         super().__init__()
@@ -166,7 +140,8 @@ def spin_once(executor: Any, logger: Any, period: float) -> bool:
     return True
 
 
-def _interface(type_name: str, kind: str) -> Any:
+def _interface(kind: str, type_name: str) -> Any:
+    """Return the class of ``pkg/<kind>/Type`` from the sourced installation."""
     parts = type_name.split("/")
     if len(parts) != 3 or parts[1] != kind:
         raise VlaRosError(f"type name '{type_name}' is not valid; expected pkg/{kind}/Type")

@@ -84,7 +84,7 @@ class Wiring:
         return client
 
     def action_client(self, type_name: str, name: str) -> Any:
-        """Create a client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
+        """Create a client of ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
         client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
         self.undo(client.destroy)
         return client
@@ -97,7 +97,7 @@ class Wiring:
         start: Callable[[Any], None],
         cancel: Callable[[Any], None],
     ) -> None:
-        """Serve ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_server`)."""
+        """Serve ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Vocabulary.create_action_server`)."""
         kind = self.graph.action(type_name)
         self.undo(self.graph.create_action_server(self.node, kind, name, accept, start, cancel).destroy)
 

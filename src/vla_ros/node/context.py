@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from logging import Logger
 from typing import Protocol
 
 from vla_ros.config import LiveConfig
@@ -11,7 +12,7 @@ from vla_ros.control.inputs import Inputs
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import Watchdog
-from vla_ros.graph.node import Logger, Severity, say
+from vla_ros.graph.node import Severity, say
 from vla_ros.telemetry.stats import Stats
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from logging import Logger
 
 from vla_ros.control.clock import Clock
 from vla_ros.errors import ConfigError
-from vla_ros.graph.node import Logger, Node
+from vla_ros.graph.node import Node
 from vla_ros.node.claim import Claim
 from vla_ros.policies.base import Progress
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from logging import Logger
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +25,6 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
-from vla_ros.graph.node import Logger
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy, Progress, create

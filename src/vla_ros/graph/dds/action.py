@@ -13,7 +13,6 @@ from vla_ros.graph.qos import PROFILES
 
 if TYPE_CHECKING:
     from vla_ros.graph.dds.node import DdsNode
-    from vla_ros.graph.messages import MessageTypes
 
 _REMEMBERED = 20  # goals whose result can still be asked for
 _UNKNOWN, _TERMINATED = 2, 3  # action_msgs/srv/CancelGoal
@@ -84,30 +83,29 @@ class DdsServedGoal:
 
 
 class DdsActionServer:
-    """Serves an action; see :meth:`vla_ros.graph.node.Vocabulary.create_action_server`."""
+    """Serves an action; see :attr:`vla_ros.graph.node.Vocabulary.create_action_server`."""
 
     def __init__(
         self,
         node: DdsNode,
-        types: MessageTypes,
         action_type: Any,
         name: str,
         accept: Callable[[Any], bool],
         start: Callable[[Any], None],
         cancel: Callable[[Any], None],
     ) -> None:
-        self._type, self._types = action_type, types
+        self._type, self._types = action_type, node.types
         self._accept, self._start, self._cancel = accept, start, cancel
         self._goals: dict[bytes, DdsServedGoal] = {}
         base = f"{name}/_action"
         services = (
             (action_type.SendGoal, "send_goal", self._on_goal),
             (action_type.GetResult, "get_result", self._on_result),
-            (types.service("action_msgs/srv/CancelGoal"), "cancel_goal", self._on_cancel),
+            (node.types.service("action_msgs/srv/CancelGoal"), "cancel_goal", self._on_cancel),
         )
         made = [node.create_service(kind, f"{base}/{end}", take) for kind, end, take in services]
         self._destroy = [partial(node.destroy_service, each) for each in made]
-        status = types.message("action_msgs/msg/GoalStatusArray")
+        status = node.types.message("action_msgs/msg/GoalStatusArray")
         self._status = node.create_publisher(status, f"{base}/status", PROFILES["instruction"])
         self._feedback = node.create_publisher(action_type.FeedbackMessage, f"{base}/feedback", PROFILES["default"])
         self._destroy += [partial(node.destroy_publisher, each) for each in (self._status, self._feedback)]

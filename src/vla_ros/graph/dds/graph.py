@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from logging import Logger
 from typing import Any
 
 from vla_ros.graph.dds.action import DdsActionClient, DdsActionServer
@@ -13,11 +14,10 @@ from vla_ros.graph.dds.endpoints import DdsSubscription
 from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
-from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.names import parse_ros_arguments
-from vla_ros.graph.qos import QoSProfile, profile
-from vla_ros.graph.spinning import SpinningGraph
+from vla_ros.graph.node import Graph
+from vla_ros.graph.qos import profile
 
 _NEVER = float("inf")
 
@@ -39,12 +39,16 @@ class DdsRawSubscription:
         self.node.destroy_subscription(self.subscription)
 
 
-class DdsGraph(SpinningGraph):
-    """See :class:`vla_ros.graph.node.Graph`.
+def _subscribe_raw(
+    node: DdsNode, msg_type: Any, topic: str, callback: Callable[..., Any], qos_profile: Any
+) -> DdsRawSubscription:
+    made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+    made.tells_publisher = True
+    return DdsRawSubscription(node, made)
 
-    Callbacks run on the thread that calls :meth:`spin`, which waits on the wait set directly, so a sample's
-    callback runs as soon as it arrives.
-    """
+
+class DdsGraph(Graph):
+    """The graph as the embedded participant sees it; :meth:`spin` waits on the participant's wait set."""
 
     def __init__(
         self,
@@ -59,11 +63,13 @@ class DdsGraph(SpinningGraph):
         self.discovery = Discovery(self.participant)
         self._context = Context(self.arguments, self.participant, self.discovery, log_level)
         self._nodes: tuple[DdsNode, ...] = ()
-
-    @property
-    def backend(self) -> str:
-        """``dds``."""
-        return "dds"
+        types = self.participant.types
+        self.backend = "dds"
+        self.message, self.service, self.action = types.message, types.service, types.action
+        self.qos, self.deserialize = profile, types.deserialize
+        self.create_steady_timer = DdsNode.create_timer
+        self.create_action_client, self.create_action_server = DdsActionClient, DdsActionServer
+        self.subscribe_raw = _subscribe_raw
 
     def describe(self) -> str:
         """Describe the domain and the discovery range in one line."""
@@ -78,54 +84,6 @@ class DdsGraph(SpinningGraph):
         with self._lock:
             self._nodes += (node,)
         return node
-
-    def message(self, type_name: str) -> Any:
-        """Return the class of ``pkg/msg/Type``."""
-        return self.participant.types.message(type_name)
-
-    def service(self, type_name: str) -> Any:
-        """Return the class of ``pkg/srv/Type``."""
-        return self.participant.types.service(type_name)
-
-    def action(self, type_name: str) -> Any:
-        """Return the class of ``pkg/action/Type``."""
-        return self.participant.types.action(type_name)
-
-    def create_action_client(self, node: Any, action_type: Any, name: str) -> DdsActionClient:
-        """Create a client of servers on rmw_cyclonedds."""
-        return DdsActionClient(node, action_type, name)
-
-    def create_action_server(
-        self,
-        node: Any,
-        action_type: Any,
-        name: str,
-        accept: Callable[[Any], bool],
-        start: Callable[[Any], None],
-        cancel: Callable[[Any], None],
-    ) -> DdsActionServer:
-        """Create a server for clients on rmw_cyclonedds."""
-        return DdsActionServer(node, self.participant.types, action_type, name, accept, start, cancel)
-
-    def qos(self, name: str) -> QoSProfile:
-        """Return the QoS profile called ``name``."""
-        return profile(name)
-
-    def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
-        """Create a timer; all timers of this backend use the steady clock."""
-        return node.create_timer(period, callback)
-
-    def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """Deserialise a message from its CDR bytes."""
-        return self.participant.types.deserialize(cdr, msg_type)
-
-    def subscribe_raw(
-        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-    ) -> DdsRawSubscription:
-        """Subscribe like the node's own raw subscription, which copies once, but with the publisher's gid."""
-        made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
-        made.tells_publisher = True
-        return DdsRawSubscription(node, made)
 
     def _spin_once(self, period: float) -> None:
         self.participant.wait(min(period, self._until_timer()))
@@ -164,7 +122,7 @@ class DdsGraph(SpinningGraph):
                 if timer.expire(time.monotonic()):
                     self._guarded(node.get_logger(), f"a timer of {timer.period} s", timer.callback)
 
-    def _guarded(self, logger: NodeLogger, what: str, function: Callable[..., Any], *args: Any) -> None:
+    def _guarded(self, logger: Logger, what: str, function: Callable[..., Any], *args: Any) -> None:
         if self._closing:
             return
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import Logger
 from typing import Any, TypeVar
 
 from vla_ros.errors import VlaRosError
@@ -13,7 +14,8 @@ from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, No
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsClient, DdsService
-from vla_ros.graph.logger import NodeLogger
+from vla_ros.graph.logger import node_logger
+from vla_ros.graph.messages import MessageTypes
 from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
 
@@ -31,13 +33,13 @@ class Context:
 
 
 class DdsNode:
-    """See :class:`vla_ros.graph.node.Node` for the methods' meaning. Made by ``DdsGraph.create_node``."""
+    """A node on the graph, created by :meth:`DdsGraph.create_node`. Its methods have rclpy's meaning."""
 
     def __init__(self, context: Context, name: str, namespace: str, on_destroy: Callable[[DdsNode], None]) -> None:
         self._context, self._on_destroy = context, on_destroy
         self._name = check_node_name(name)
         self._namespace = check_absolute(namespace, "namespace")
-        self._logger = NodeLogger(self.get_fully_qualified_name(), context.log_level)
+        self._logger = node_logger(self.get_fully_qualified_name(), context.log_level)
         self._lock = threading.RLock()
         self._destroyed = False
         self.publishers: tuple[DdsPublisher, ...] = ()
@@ -62,12 +64,17 @@ class DdsNode:
         """Return the node's name with its namespace."""
         return f"{'' if self._namespace == '/' else self._namespace}/{self._name}"
 
-    def get_logger(self) -> NodeLogger:
+    @property
+    def types(self) -> MessageTypes:
+        """The message types of the participant."""
+        return self._context.participant.types
+
+    def get_logger(self) -> Logger:
         """Return the node's logger."""
         return self._logger
 
     def get_clock(self) -> Clock:
-        """Return the node's clock."""
+        """Return the ROS clock: system time, or ``/clock`` with ``use_sim_time``."""
         return self._clock
 
     def resolve_topic_name(self, topic: str) -> str:
@@ -79,7 +86,10 @@ class DdsNode:
         return self._context.arguments.resolve(service, self._name, self._namespace, "service")
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: QoSProfile | int) -> DdsPublisher:
-        """Create a publisher of ``msg_type`` on ``topic``."""
+        """Create a publisher; ``~`` and relative names are expanded, remaps applied.
+
+        Its ``publish`` takes a message, or its CDR bytes with the 4-byte header, and never waits for a subscriber.
+        """
         name = self.resolve_topic_name(topic)
         with self._alive():
             publisher = DdsPublisher(self._context.participant, msg_type, name, _profile(qos_profile))
@@ -96,7 +106,10 @@ class DdsNode:
         *,
         raw: bool = False,
     ) -> DdsSubscription:
-        """Call ``callback`` with each message of ``topic``, or with its CDR when ``raw``."""
+        """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``.
+
+        Middlewares pad CDR to a multiple of four bytes: up to three zero bytes may follow the message.
+        """
         name = self.resolve_topic_name(topic)
         with self._alive():
             profile = _profile(qos_profile)
@@ -106,7 +119,7 @@ class DdsNode:
         return subscription
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> DdsTimer:
-        """Create a timer; it runs on the thread that spins."""
+        """Call ``callback`` every ``timer_period_sec`` seconds on the thread that spins."""
         with self._alive():
             timer = DdsTimer(timer_period_sec, callback)
             self.timers += (timer,)
@@ -114,7 +127,10 @@ class DdsNode:
         return timer
 
     def create_client(self, srv_type: Any, srv_name: str) -> DdsClient:
-        """Create a client for servers on rmw_cyclonedds."""
+        """Create a client: ``service_is_ready()``; ``call_async(request)`` returns a future of the response.
+
+        It reaches servers on rmw_cyclonedds only.
+        """
         name = self.resolve_service_name(srv_name)
         with self._alive():
             client = DdsClient(self._context.participant, srv_type, name)
@@ -123,7 +139,10 @@ class DdsNode:
         return client
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
-        """Create a service for clients on rmw_cyclonedds; the callback may return a future of the response."""
+        """Create a service: ``callback(request, response)`` fills and returns the response, or a future of it.
+
+        It is reached by clients on rmw_cyclonedds only.
+        """
         name = self.resolve_service_name(srv_name)
         with self._alive():
             service = DdsService(self._context.participant, srv_type, name, callback, self._logger)
@@ -139,28 +158,24 @@ class DdsNode:
             self.timers = _without(self.timers, timer)
         return known
 
-    def destroy_subscription(self, subscription: DdsSubscription) -> bool:
-        """Destroy the endpoint."""
-        return self._destroy(subscription)
+    def destroy_publisher(self, endpoint: DdsPublisher | Inbox) -> bool:
+        """Destroy a publisher, subscription, service or client; False if it is none of this node's."""
+        with self._lock:
+            known = endpoint in (*self.publishers, *self.inboxes)
+            self.publishers, self.inboxes = _without(self.publishers, endpoint), _without(self.inboxes, endpoint)
+            endpoint.destroy()
+            if known:
+                self._announce()
+        return known
 
-    def destroy_service(self, service: DdsService) -> bool:
-        """Destroy a service."""
-        return self._destroy(service)
-
-    def destroy_client(self, client: DdsClient) -> bool:
-        """Destroy a client."""
-        return self._destroy(client)
-
-    def destroy_publisher(self, publisher: DdsPublisher) -> bool:
-        """Destroy the endpoint."""
-        return self._destroy(publisher)
+    destroy_subscription = destroy_service = destroy_client = destroy_publisher
 
     def count_publishers(self, topic_name: str) -> int:
-        """Return the number of publishers of a topic."""
+        """Return the number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
         return len(self.get_publishers_info_by_topic(topic_name))
 
     def count_subscribers(self, topic_name: str) -> int:
-        """Return the number of subscriptions of a topic."""
+        """Return the number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
         return len(self.get_subscriptions_info_by_topic(topic_name))
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
@@ -203,15 +218,6 @@ class DdsNode:
 
     def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
         return self._context.discovery.endpoints(kind, expand(topic, self._name, self._namespace))
-
-    def _destroy(self, endpoint: DdsPublisher | Inbox) -> bool:
-        with self._lock:
-            known = endpoint in (*self.publishers, *self.inboxes)
-            self.publishers, self.inboxes = _without(self.publishers, endpoint), _without(self.inboxes, endpoint)
-            endpoint.destroy()
-            if known:
-                self._announce()
-        return known
 
     def _alive(self) -> threading.RLock:
         if self._destroyed:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from logging import Logger
 from typing import Any
 
 from cyclonedds.core import DDSException
@@ -20,7 +21,6 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.endpoints import Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.wire import REPLY_PREFIX, REQUEST_PREFIX
-from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.qos import PROFILES
 
 _CDR_HEADER = 4
@@ -78,7 +78,7 @@ class DdsService(_End):
         srv_type: Any,
         name: str,
         callback: Callable[[Any, Any], Any],
-        logger: NodeLogger,
+        logger: Logger,
     ) -> None:
         self.callback, self._logger = callback, logger
         self._held: list[tuple[bytes, Any]] = []  # responses
