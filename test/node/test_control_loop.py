@@ -63,7 +63,7 @@ def test_a_hold_forgets_the_plan() -> None:
     assert moved >= 3
     live.context.safety.hold(Reason.NO_INSTRUCTION, "test")
     live.run(0.3)
-    assert live.stepper.wants_frame
+    assert live.stepper.schedule.wants_chunk
     assert len(live.sent) == moved
     live.camera()
     live.run(0.05)
@@ -116,7 +116,7 @@ def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
     live.loop.run_once()
     assert (live.results, live.sent) == ([outcome], [])
     if outcome in {"task_changed", "inference_late"}:
-        assert live.stepper.wants_frame, "the answer must not be executed later either"
+        assert live.stepper.schedule.wants_chunk, "the answer must not be executed later either"
 
 
 def test_a_frame_taken_before_an_arming_does_not_move_the_arm() -> None:

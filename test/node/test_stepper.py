@@ -132,12 +132,12 @@ def test_a_stale_feed_is_refused() -> None:
         feed = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
         return dataclasses.replace(INPUTS, state={"wrench": feed})
 
-    stepper.observe([message()], asked(0.9))
+    stepper.observer.observe([message()], asked(0.9))
     with pytest.raises(Refused, match=r"feed.wrench: 1.1 s older.*timeouts.joint_state_age") as refused:
-        stepper.observe([message()], asked(1.1))
+        stepper.observer.observe([message()], asked(1.1))
     assert refused.value.reason is Reason.INPUT_MISSING
     stepper = loaded(Forward(state=STATE), config(robot__state_topics=["wrench=/w"], timeouts__joint_state_age=0.0))
-    stepper.observe([message()], asked(100.0))
+    stepper.observer.observe([message()], asked(100.0))
 
 
 @pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
@@ -176,7 +176,7 @@ def test_a_reset_forgets_the_plan() -> None:
     stepper = loaded(policy)
     stepper.step([message()], INPUTS, 0.2)
     stepper.reset()
-    assert stepper.wants_frame
+    assert stepper.schedule.wants_chunk
     assert policy.resets == 1
 
 
@@ -189,7 +189,7 @@ def test_a_new_task_does_not_open_the_gripper() -> None:
     stepper.step([message()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
     stepper.executed()
     stepper.new_task()
-    assert stepper.wants_frame
+    assert stepper.schedule.wants_chunk
     assert policy.resets == 1
     held = stepper.hold(gripping)[0][0]
     assert held.positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
@@ -202,11 +202,11 @@ def test_execute_steps_may_shrink_in_the_middle_of_a_chunk() -> None:
     stepper = loaded(policy)
     assert stepper.step([message()], INPUTS, 0.2).commands
     stepper.executed()
-    assert not stepper.wants_frame
+    assert not stepper.schedule.wants_chunk
     stepper.configure(config(control__execute_steps=1))
     assert stepper.next_command(JOINTS, 0.2).index == 1
     stepper.executed()
-    assert stepper.wants_frame
+    assert stepper.schedule.wants_chunk
 
 
 def test_ensembling_continues_when_other_options_change() -> None:
@@ -214,7 +214,7 @@ def test_ensembling_continues_when_other_options_change() -> None:
     stepper.configure(config(control__schedule="ensemble", control__rate_hz=3.0))
     stepper.step([message()], INPUTS, 0.2)
     stepper.executed()
-    assert stepper.wants_frame, "ACT asks after every step"
+    assert stepper.schedule.wants_chunk, "ACT asks after every step"
 
 
 def test_options_that_change_reach_the_policy() -> None:

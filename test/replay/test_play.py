@@ -245,7 +245,7 @@ def test_the_images_of_single_moments_are_the_live_ones(
         stepper = Stepper(replay_config, policy)
         stepper.bind()
         for row in (3, 30):
-            live = stepper.observe([bytes(frames[row].data)], Snapshot(instruction="x"))
+            live = stepper.observer.observe([bytes(frames[row].data)], Snapshot(instruction="x"))
             assert (found[0, row]["image"] == live.images["image"]).all()
 
 

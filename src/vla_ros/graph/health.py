@@ -76,12 +76,12 @@ class TopicHealth:
 
     def _look(self, item: Watched) -> list[Finding]:
         if item.published:
-            listeners = self._node.get_subscriptions_info_by_topic(item.topic)
-            return [finding for listener in listeners for finding in _unheard(item, listener)]
+            subscriptions = self._node.get_subscriptions_info_by_topic(item.topic)
+            return [finding for subscription in subscriptions for finding in _obstacles(item, subscription)]
         publishers = self._node.get_publishers_info_by_topic(item.topic)
         if publishers:
             self._alone_since[item.topic] = None
-            return [finding for publisher in publishers for finding in _mismatch(item, publisher)]
+            return [finding for publisher in publishers for finding in _obstacles(item, publisher)]
         if not item.required:
             return []
         since = self._alone_since[item.topic]
@@ -100,58 +100,27 @@ class TopicHealth:
         ]
 
 
-def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
-    """Return why a publisher's messages do not reach this node."""
-    name = _full_name(publisher)
-    if _is_other_type(item, publisher):
-        return [
-            Finding(
-                item.topic,
-                "wrong_type",
-                f"nothing will arrive on {item.topic} from {name}: it publishes {publisher.topic_type}, this node "
-                f"takes {item.type_name} there. Name another topic, or say what comes (for images: "
-                "camera.transport raw or compressed)",
-            )
-        ]
-    reasons = incompatibilities(item.profile, publisher.qos_profile)
-    if not reasons:
-        return []
-    return [
-        Finding(
-            item.topic,
-            "incompatible_qos",
-            f"nothing will arrive on {item.topic} from {name}: {' and '.join(reasons)}. Start that publisher with "
-            "the policy that is asked for (drivers often have a parameter for it), or relay the topic",
-        )
-    ]
-
-
-def _unheard(item: Watched, listener: Any) -> list[Finding]:
-    """Return why this node's messages do not reach a subscription."""
-    begin = f"{_full_name(listener)} will get nothing on {item.topic}: "
-    if _is_other_type(item, listener):
-        return [
-            Finding(
-                item.topic,
-                "wrong_type",
-                f"{begin}it takes {listener.topic_type}, this node publishes {item.type_name} there. Choose what "
-                "it takes (control.output, gripper.output), or name another topic",
-            )
-        ]
-    reasons = incompatibilities(listener.qos_profile, item.profile)
-    if not reasons:
-        return []
-    text = f"{begin}{' and '.join(reasons)}. Make it request no more than that, or relay the topic"
-    return [Finding(item.topic, "incompatible_qos", text)]
-
-
-def _full_name(endpoint: Any) -> str:
-    """Return the full name of the endpoint's node."""
-    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
-
-
-def _is_other_type(item: Watched, endpoint: Any) -> bool:
-    return bool(item.type_name and endpoint.topic_type and endpoint.topic_type != item.type_name)
+def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
+    """Return why no messages pass between this node and the endpoint at the other end of a topic."""
+    name = f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
+    theirs, ours = endpoint.topic_type, item.type_name
+    if item.published:
+        begin = f"{name} will get nothing on {item.topic}: "
+        types = f"it takes {theirs}, this node publishes {ours} there. Choose what it takes (control.output, "
+        types += "gripper.output), or name another topic"
+        reasons = incompatibilities(endpoint.qos_profile, item.profile)
+        fix = "Make it request no more than that, or relay the topic"
+    else:
+        begin = f"nothing will arrive on {item.topic} from {name}: "
+        types = f"it publishes {theirs}, this node takes {ours} there. Name another topic, or set the type "
+        types += "(for images: camera.transport raw or compressed)"
+        reasons = incompatibilities(item.profile, endpoint.qos_profile)
+        fix = "Start that publisher with the requested policy (drivers often have a parameter), or relay the topic"
+    if theirs and ours and theirs != ours:
+        return [Finding(item.topic, "wrong_type", begin + types)]
+    if reasons:
+        return [Finding(item.topic, "incompatible_qos", f"{begin}{' and '.join(reasons)}. {fix}")]
+    return []
 
 
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:

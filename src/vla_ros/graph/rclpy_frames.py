@@ -6,8 +6,7 @@ interpreter lock; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_s
 interpreter lock, and the callback gets a view of it. A buffer is reused once no view of it is left.
 
 rclpy's own entities do the waiting: the subscription is in a callback group that never runs, and a ``Waitable``,
-which every rclpy executor supports, takes its messages. If rcl cannot be called, the plain raw subscription is
-used.
+which every rclpy executor supports, takes its messages.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ class _Info(ctypes.Structure):
 
 
 class _Rcl:
-    """The three functions of the ROS client library (rcl) used here.
-
-    Raises:
-        OSError: The libraries are not found by name (with ROS sourced, they are already loaded).
-        AttributeError: They lack one of the functions.
-    """
+    """The functions of the ROS client library (rcl) used here; rclpy has already loaded the libraries."""
 
     def __init__(self) -> None:
         rcl, rcutils = ctypes.CDLL("librcl.so"), ctypes.CDLL("librcutils.so")
@@ -173,33 +167,15 @@ class _Frames(Waitable):  # type: ignore[misc]
         self._buffers.close()
 
 
-class _Plain:
-    """rclpy's own subscription, without a gid; only its executor can poll it."""
-
-    def __init__(self, node: Any, subscription: Any) -> None:
-        self._node, self._subscription = node, subscription
-
-    def poll(self) -> None:
-        """Do nothing: the next spin takes waiting messages."""
-
-    def destroy(self) -> None:
-        self._node.destroy_subscription(self._subscription)
-
-
 def subscribe_raw(
     node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
 ) -> RawSubscription:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
-    If rcl cannot be called, the callback gets ``bytes`` and b"". The callback may keep the view as long as it
-    likes. The id is a
-    gid if the rmw gives one; Cyclone DDS's gives another number, which is different for each publisher.
+    The callback may keep the view. The id is a gid if the rmw gives one; Cyclone DDS gives another number, which is
+    different for each publisher.
     """
-    try:
-        buffers = _Buffers(_Rcl())
-    except (OSError, AttributeError):
-        plain = node.create_subscription(msg_type, topic, lambda cdr: callback(cdr, b""), qos_profile, raw=True)
-        return _Plain(node, plain)
+    buffers = _Buffers(_Rcl())
     subscription = node.create_subscription(
         msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
-from vla_ros.middleware.distributions import Distribution
+from vla_ros.middleware.distributions import DEFAULT_RMW, Distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
@@ -25,6 +25,8 @@ STOCK_FAST_DDS = 160_000
 
 STOCK_CYCLONE = 1_000_000
 """Bytes per frame that Cyclone's stock receive buffer was measured to carry (640x480 rgb8)."""
+
+_STOCK = "stock settings, which hold frames of this size"
 
 _SHARED_MEMORY_ON = re.compile(r"psmx_iox|<SharedMemory>\s*<Enable>\s*true")
 
@@ -75,28 +77,18 @@ def examine(
     of its rclpy.
     """
     variables = os.environ if environment is None else environment
-    rmw = _rmw(environment) or distribution.default_rmw
+    rmw = _rmw(environment) or DEFAULT_RMW
     wanted = RMW_OF.get(name, rmw)
     if not _installed(wanted, variables):
         package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
         return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
     if rmw != wanted:
         return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", _use(name)),))
-    checks = {
-        "fastdds": _fast_dds,
-        "cyclonedds": _cyclone,
-        "iceoryx": _iceoryx,
-        "zenoh": _zenoh,
-        "default": _CHECK_AS_IT_IS.get(rmw, _unknown),
-    }
-    facts = [f"{rmw} for {frames}"]
-    problems = []
-    for finding in checks[name](frames, distribution, variables):
-        if isinstance(finding, Problem):
-            problems.append(finding)
-        else:
-            facts.append(finding)
-    return Report(name, tuple(facts), tuple(problems))
+    by_rmw = {RMW_OF["fastdds"]: _fast_dds, RMW_OF["cyclonedds"]: _cyclone, RMW_OF["zenoh"]: _zenoh}
+    check = _iceoryx if name == "iceoryx" else by_rmw.get(rmw, _unknown)
+    findings = [f"{rmw} for {frames}", *check(frames, distribution, variables)]
+    facts = tuple(finding for finding in findings if not isinstance(finding, Problem))
+    return Report(name, facts, tuple(finding for finding in findings if isinstance(finding, Problem)))
 
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
@@ -154,6 +146,9 @@ def _unknown(frames: Frames, distribution: Distribution, variables: Mapping[str,
 def _fast_dds(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     variable = distribution.fastdds_variable
     path = variables.get(variable, "")
+    if not path and frames.message_bytes * frames.cameras <= STOCK_FAST_DDS:
+        yield _STOCK
+        return
     if not path:
         yield Problem(
             f"{variable} is not set: the stock 512 KiB segment loses frames of {frames.image_bytes:,} B",
@@ -201,8 +196,14 @@ def _shared_memory(needed: int) -> Findings:
 
 def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
+    if not variables.get("CYCLONEDDS_URI") and frames.message_bytes * frames.cameras <= STOCK_CYCLONE:
+        yield _STOCK
+        return
     if isinstance(text, Problem):
         yield text
+        return
+    if _SHARED_MEMORY_ON.search(text):
+        yield from _iceoryx(frames, distribution, variables)
         return
     if "SocketReceiveBufferSize" in text:
         yield f"requested receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB"
@@ -301,30 +302,3 @@ def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, s
         yield "a router answers on port 7447"
     else:
         yield Problem("no zenoh router answers on 127.0.0.1:7447", "ros2 run rmw_zenoh_cpp rmw_zenohd")
-
-
-# ``default`` checks the user's settings, or the stock ones.
-
-
-def _fast_dds_as_it_is(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
-    if not variables.get(distribution.fastdds_variable) and frames.message_bytes * frames.cameras <= STOCK_FAST_DDS:
-        yield "stock settings, which hold frames of this size"
-        return
-    yield from _fast_dds(frames, distribution, variables)
-
-
-def _cyclone_as_it_is(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
-    text = _cyclone_text(variables)
-    if not isinstance(text, Problem) and _SHARED_MEMORY_ON.search(text):
-        yield from _iceoryx(frames, distribution, variables)
-    elif not variables.get("CYCLONEDDS_URI") and frames.message_bytes * frames.cameras <= STOCK_CYCLONE:
-        yield "stock settings, which hold frames of this size"
-    else:
-        yield from _cyclone(frames, distribution, variables)
-
-
-_CHECK_AS_IT_IS = {
-    "rmw_fastrtps_cpp": _fast_dds_as_it_is,
-    "rmw_cyclonedds_cpp": _cyclone_as_it_is,
-    "rmw_zenoh_cpp": _zenoh,
-}

@@ -20,11 +20,9 @@ class Distribution:
     # does.
     zenoh_pool_in_config: bool
 
-    @property
-    def default_rmw(self) -> str:
-        """The RMW if ``RMW_IMPLEMENTATION`` is not set; the same in all known distributions."""
-        return "rmw_fastrtps_cpp"
 
+DEFAULT_RMW = "rmw_fastrtps_cpp"
+"""The RMW if ``RMW_IMPLEMENTATION`` is not set; the same in all known distributions."""
 
 _FAST_DDS_2 = "FASTRTPS_DEFAULT_PROFILES_FILE"
 _FAST_DDS_3 = "FASTDDS_DEFAULT_PROFILES_FILE"

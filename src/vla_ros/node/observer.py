@@ -38,7 +38,8 @@ class Observer:
             for key, index in binding.cameras.items()
             if self._images[key].moments != NOW
         }
-        states = [self._span(one.feature.key, one.feature.moments) for one in binding.states if _past(one)]
+        features = [reader.feature for reader in binding.states]
+        states = [self._span(each.key, each.moments) for each in features if each.moments != NOW]
         if states:
             spans[self._first] = max(*states, spans.get(self._first, 0.0))
         self._history = History(spans)
@@ -65,7 +66,16 @@ class Observer:
         self._history.add(camera, Past(stamp, data if self._looks_back(camera) else None, inputs))
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """See :meth:`vla_ros.node.stepper.Stepper.observe`."""
+        """Build an observation: decode the images; orientation, crop and resize are deferred until first access.
+
+        Args:
+            frames: One serialised camera message per ``camera.topics``; None if none has come yet.
+            inputs: Joint state, feeds and instruction at that moment.
+
+        Raises:
+            ImageError: A message is no image; the camera's topic is named.
+            Refused: A camera, a part of a state vector or the instruction is missing or stale.
+        """
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
         raw: dict[str, RawImage] = {}
@@ -118,15 +128,14 @@ class Observer:
 
     def _state(self, reader: StateReader, now: Past) -> FloatArray:
         moments = reader.feature.moments
-        pasts = [now] if moments == NOW else [self._at(moment, now) for moment in moments]
+        whens = [] if moments == NOW else [self._when(moment, now.stamp) for moment in moments]
+        pasts = [self._history.at(self._first, when, now) for when in whens] or [now]
+        measured = [(Measured(past.inputs.joints, past.inputs.state, past.inputs.arms), past) for past in pasts]
         try:
-            vectors = [reader.read(_measured(past.inputs), past.stamp, self._max_age) for past in pasts]
+            vectors = [reader.read(each, past.stamp, self._max_age) for each, past in measured]
         except StateError as error:
             raise Refused(Reason.INPUT_MISSING, str(error)) from None
         return vectors[0] if moments == NOW else np.stack(vectors)
-
-    def _at(self, moment: Moment, now: Past) -> Past:
-        return self._history.at(self._first, self._when(moment, now.stamp), now)
 
     def _when(self, moment: Moment, stamp: int) -> int:
         return stamp - round(1e9 * self._seconds(moment))
@@ -146,11 +155,3 @@ class Observer:
         return any(
             self._binding.cameras[key] == camera and image.moments != NOW for key, image in self._images.items()
         )
-
-
-def _measured(inputs: Snapshot) -> Measured:
-    return Measured(inputs.joints, inputs.state, inputs.arms)
-
-
-def _past(reader: StateReader) -> bool:
-    return reader.feature.moments != NOW

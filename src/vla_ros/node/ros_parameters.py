@@ -19,17 +19,7 @@ from vla_ros.config.registry import owner
 from vla_ros.config.tree import OF_AN_ARM
 from vla_ros.errors import ConfigError
 
-_TYPES = {
-    (bool, False): Parameter.Type.BOOL,
-    (int, False): Parameter.Type.INTEGER,
-    (float, False): Parameter.Type.DOUBLE,
-    (str, False): Parameter.Type.STRING,
-    (bool, True): Parameter.Type.BOOL_ARRAY,
-    (int, True): Parameter.Type.INTEGER_ARRAY,
-    (float, True): Parameter.Type.DOUBLE_ARRAY,
-    (str, True): Parameter.Type.STRING_ARRAY,
-}
-
+_TYPES = {bool: "BOOL", int: "INTEGER", float: "DOUBLE", str: "STRING"}  # Parameter.Type
 _INT64_MAX = 2**63 - 1
 
 
@@ -86,7 +76,7 @@ def declare(node: Any) -> Config:
 
 def _declare_one(node: Any, entry: Entry, default: Any) -> str:
     """Declare one option; return what is wrong with its value, or ""."""
-    kind = _TYPES[entry.item_type, entry.is_list]
+    kind = Parameter.Type[_TYPES[entry.item_type] + "_ARRAY" * entry.is_list]
     described = descriptor(entry)
     try:
         node.declare_parameter(entry.name, default if described.dynamic_typing else kind, described)

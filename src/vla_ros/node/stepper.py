@@ -84,11 +84,6 @@ class Stepper:
         """The policy's inputs and outputs; valid after :meth:`load`."""
         return self.binding.spec
 
-    @property
-    def wants_frame(self) -> bool:
-        """True if the next step needs an inference, and so a frame."""
-        return self.schedule.wants_chunk
-
     def configure(self, config: Config, *, inferring: bool = False) -> None:
         """Apply changed options from the next step on; the policy gets them when it is not inferring."""
         self._config = config
@@ -125,23 +120,10 @@ class Stepper:
         with self._lock:
             return self.controller.hold(joints)
 
-    def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """Build an observation: decode the images; orientation, crop and resize are deferred until first access.
-
-        Args:
-            frames: One serialised camera message per ``camera.topics``; None if none has come yet.
-            inputs: Joint state, feeds and instruction at that moment.
-
-        Raises:
-            ImageError: A message is no image; the camera's topic is named.
-            Refused: A camera, a part of a state vector or the instruction is missing or stale.
-        """
-        return self.observer.observe(frames, inputs)
-
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
-        """Infer on one set of frames (see :meth:`observe`) and put the chunk into the schedule.
+        """Infer on one set of frames (:meth:`Observer.observe`) and put the chunk into the schedule.
 
-        Raises as :meth:`observe`, and Refused if the policy failed, or its answer has a wrong shape or holds NaN.
+        Raises as :meth:`Observer.observe`, and Refused if the policy failed or its answer has a wrong shape or NaN.
         """
         start = self.schedule.position
         answer = self.ask(frames, inputs)
@@ -156,7 +138,7 @@ class Stepper:
         ``previous`` is the plan that the policy should continue.
         """
         began = time.perf_counter()
-        observation = self.observe(frames, inputs)
+        observation = self.observer.observe(frames, inputs)
         if previous is not None:
             observation = replace(observation, previous=previous)
         asked = time.perf_counter()

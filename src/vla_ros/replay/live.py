@@ -72,7 +72,7 @@ class LiveRun:
             if node.safety.state is State.STOPPED:
                 node.safety.reset()
                 node.safety.arm()
-            idle = did is Did.WAITED and self._stepper.wants_frame and not node.mailboxes[0].waiting
+            idle = did is Did.WAITED and self._stepper.schedule.wants_chunk and not node.mailboxes[0].waiting
             if idle and self._clock.exhausted:
                 break
 

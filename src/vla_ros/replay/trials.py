@@ -213,7 +213,7 @@ def _actions(
         if id(frame.config) not in steppers:  # one for each bag
             camera = dataclasses.replace(frame.config.camera, **change.camera)
             steppers[id(frame.config)] = make_stepper(dataclasses.replace(frame.config, camera=camera), policy)[0]
-        observation = steppers[id(frame.config)].observe(frame.images, inputs)
+        observation = steppers[id(frame.config)].observer.observe(frame.images, inputs)
         if change.pixels is not None:
             images = {key: change.pixels(image) for key, image in observation.images.items()}
             observation = dataclasses.replace(observation, images=images, raw_images={})

@@ -1,13 +1,13 @@
 """Stage times and frame counts for diagnostics, the demo and bench.
 
-Only recent times are kept, so memory does not grow. The receiving and control threads write; readers copy under the
+Only the 4096 newest times of each stage are kept. The receiving and control threads write; readers copy under the
 lock and compute without it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,27 +15,8 @@ import numpy as np
 
 from vla_ros.control.outcome import ANSWERED, FrameOutcome
 from vla_ros.telemetry.execution import ExecutionStats
-from vla_ros.types import FloatArray
 
 _REMEMBERED = 4096
-
-
-class _Ring:
-    """The most recent times of one stage, in a preallocated array."""
-
-    def __init__(self) -> None:
-        self._values = np.zeros(_REMEMBERED)
-        self._count = 0
-
-    def add(self, value: float) -> None:
-        self._values[self._count % _REMEMBERED] = value
-        self._count += 1
-
-    def copy(self) -> FloatArray:
-        """Return float64 [at most 4096], oldest first."""
-        if self._count <= _REMEMBERED:
-            return self._values[: self._count].copy()
-        return np.roll(self._values, -(self._count % _REMEMBERED))
 
 
 class Stats:
@@ -50,7 +31,7 @@ class Stats:
     def __init__(self) -> None:
         self.execution = ExecutionStats()
         self._lock = threading.Lock()
-        self._stages: dict[str, _Ring] = {}
+        self._stages: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._dropped: Counter[str] = Counter()
         self._received = self._unstamped = self._used = self._commands = 0
 
@@ -58,10 +39,7 @@ class Stats:
         """Store the time of each stage, in milliseconds."""
         with self._lock:
             for name, value in stages_ms.items():
-                ring = self._stages.get(name)
-                if ring is None:
-                    ring = self._stages[name] = _Ring()
-                ring.add(value)
+                self._stages[name].append(value)
 
     def received(self) -> None:
         """Count a received frame."""
@@ -99,7 +77,7 @@ class Stats:
 
     def samples_ms(self) -> dict[str, list[float]]:
         """Stage to its recent times in milliseconds, oldest first, for histograms."""
-        return {name: np.round(values, 3).tolist() for name, values in self._copies().items()}
+        return {name: [round(value, 3) for value in values] for name, values in self._copies().items()}
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
         """Stage to ``p50``, ``p99`` and ``count`` of its recent times, in milliseconds."""
@@ -109,9 +87,9 @@ class Stats:
             found[name] = {"p50": round(p50, 3), "p99": round(p99, 3), "count": len(values)}
         return found
 
-    def _copies(self) -> dict[str, FloatArray]:
+    def _copies(self) -> dict[str, list[float]]:
         with self._lock:
-            return {name: ring.copy() for name, ring in self._stages.items()}
+            return {name: list(values) for name, values in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
         """The content of ``vla-ros run --stats``: execution, latency, frames and latency samples."""
