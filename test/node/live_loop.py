@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vla_ros.config import LiveConfig, build
+from vla_ros.config import build
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
-from vla_ros.control.inputs import Inputs
-from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
-from vla_ros.control.safety import Safety
-from vla_ros.control.watchdog import WATCHED, Watchdog
-from vla_ros.node.context import Context, ThrottledLogger
-from vla_ros.node.control_loop import ControlLoop, Did
-from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.control_loop import Did
+from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy
-from vla_ros.telemetry.stats import Stats
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_image
 
@@ -49,7 +42,7 @@ class TimedPolicy(Policy):
         return ActionChunk(actions, observation.stamp)
 
 
-class LiveLoop:
+class LiveLoop(SimulatedNode):
     """An armed node without a graph. Its driver is there; frames and joint states come when a test says so.
 
     The arm stays at ``positions``, or ``follows`` every command at once.
@@ -65,33 +58,21 @@ class LiveLoop:
         fixed = {"robot.urdf": "demo", "policy.instruction": "go", "timeouts.inference": 1.0}
         config = build({"control.rate_hz": 10.0} | fixed | values)
         self.policy = policy or TimedPolicy()
-        self.options = LiveConfig(config)
-        self.clock = SimulatedClock(
-            EPOCH, ((EPOCH + round(at * 1e9), partial(action, self)) for at, action in events)
-        )
+        timed = ((EPOCH + round(at * 1e9), partial(action, self)) for at, action in events)
         self.outcomes: list[FrameOutcome] = []
         self.steps: list[StepResult] = []
         self.made: list[float] = []  # when
         self.sent: list[tuple[float, Command]] = []
-        safety, inputs = Safety(self.clock.ros), Inputs(self.clock, config.policy.instruction)
-        watchdog = Watchdog(self.options, config.camera.topics, tuple(arm.name for arm in config.arms))
         self.silent: set[str] = set()
         self.positions, self.follows = POSITIONS, False
-        logger = logging.getLogger("live_loop")
-        self.context = Context(
-            self.options, self.clock, inputs, safety, watchdog, Stats(), self, ThrottledLogger(logger), logger
-        )
         self.stepper = Stepper(config, self.policy)
         self.stepper.load()
-        self.mailboxes = [Mailbox[Frame](self.clock) for _ in config.camera.topics]
-        self.receiver = FrameReceiver(self.context, self.mailboxes)
-        self.states = StateReceiver(self.context, self.stepper.controller)
         self.supervised: Callable[[], Any] = lambda: None
-        self.loop = ControlLoop(self.context, self.stepper, self.mailboxes, self.prepare, self.supervise)
+        super().__init__(config, self.stepper, SimulatedClock(EPOCH, timed), self, self.prepare)
         self.joints()
-        safety.arm()
+        self.safety.arm()
 
-    # The sink, the driver and the supervisor
+    # The sink and the driver
 
     def step(self, step: StepResult) -> None:
         self.steps.append(step)
@@ -110,9 +91,7 @@ class LiveLoop:
         return send
 
     def supervise(self) -> None:
-        now = self.clock.now()
-        self.context.watchdog.driver(1, now)
-        self.context.safety.follow(self.context.watchdog.active(now), WATCHED)
+        super().supervise()
         self.supervised()
 
     # The robot
@@ -127,7 +106,7 @@ class LiveLoop:
         self.joints()
         stamp = self.clock.ros() - round(age * 1e9)
         image = np.random.default_rng(stamp % 2**32).integers(90, 160, (12, 16, 3), dtype=np.uint8)
-        self.receiver.receive(index, encode_image(image, stamp, "camera") if data is None else data)
+        self.cameras.receive(index, encode_image(image, stamp, "camera") if data is None else data)
         return stamp
 
     def run(self, seconds: float) -> list[Did]:

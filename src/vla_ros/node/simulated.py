@@ -22,12 +22,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class SimulatedNode:
-    """Receivers, watchdog, safety and control loop around a loaded policy; its driver is always there.
+    """Receivers, watchdog, safety and control loop around a loaded policy; a driver always counts as present.
 
     Args:
-        sink: Gets each step and the outcome of each frame.
-        prepare: As :class:`ControlLoop` has it.
-        watched: What the watchdog checks where that differs from ``config``.
+        sink: Receives each step and the outcome of each frame.
+        prepare: See :class:`ControlLoop`.
+        watched: Options for the watchdog if they differ from ``config``.
 
     Attributes:
         arms: Names of the arms that need joint states.
@@ -42,20 +42,14 @@ class SimulatedNode:
         prepare: Callable[[Sequence[Command]], Callable[[], None]],
         watched: Config | None = None,
     ) -> None:
-        self.clock, self.stats = clock, Stats()
+        self.clock, self.stats, self.options = clock, Stats(), LiveConfig(config)
         self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
         self.arms = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
-        self._watchdog = Watchdog(LiveConfig(watched or config), config.camera.topics, self.arms)
-        context = Context(
-            LiveConfig(config),
-            clock,
-            self.inputs,
-            self.safety,
-            self._watchdog,
-            self.stats,
-            sink,
-            ThrottledLogger(_LOG),
-            _LOG,
+        checked = LiveConfig(watched) if watched else self.options
+        watchdog = Watchdog(checked, config.camera.topics, self.arms)
+        logger = ThrottledLogger(_LOG)
+        self.context = context = Context(
+            self.options, clock, self.inputs, self.safety, watchdog, self.stats, sink, logger, _LOG
         )
         self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, stepper.observer)
@@ -63,7 +57,7 @@ class SimulatedNode:
         self.loop = ControlLoop(context, stepper, self.mailboxes, prepare, self.supervise)
 
     def supervise(self) -> None:
-        """Apply what the watchdog finds."""
+        """Apply the watchdog's findings."""
         now = self.clock.now()
-        self._watchdog.driver(1, now)
-        self.safety.follow(self._watchdog.active(now), WATCHED)
+        self.context.watchdog.driver(1, now)
+        self.safety.follow(self.context.watchdog.active(now), WATCHED)
