@@ -1,4 +1,4 @@
-"""The simulated table-top and a policy that works on it: `vla-ros demo`, with the node managed by ROS.
+"""The simulated table-top with a policy: `vla-ros demo` with a managed ROS 2 node.
 
     ros2 launch vla_ros demo.launch.py
     ros2 launch vla_ros demo.launch.py episodes:=20 report:=demo.html
@@ -6,7 +6,7 @@
     ros2 launch vla_ros demo.launch.py checkpoint:=/models/mine unnorm_key:=my_table
     ros2 launch vla_ros demo.launch.py policy:=expert arms:=2 actions:=joint_position
 
-The launch ends with the demo. Nothing but a simulation can be hurt, so the node arms itself.
+The launch ends with the demo. The node arms itself, because the arm is simulated.
 """
 
 from launch.actions import OpaqueFunction
@@ -17,11 +17,11 @@ from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, demo
 DEMO = (
     Argument("episodes", "5", "Episodes to run"),
     Argument("seed", "0", "Seed of the first episode"),
-    Argument("task", "pick", "What is asked", ("pick", "push", "all")),
+    Argument("task", "pick", "Task of each episode", ("pick", "push", "all")),
     Argument("arms", "1", "Arms on the table", ("1", "2")),
-    Argument("actions", "", "What the scripted expert answers with, such as joint_position"),
-    Argument("real_time", "false", "Physics at the pace of the wall clock, not in lockstep", ("true", "false")),
-    Argument("delay_ms", "", "Milliseconds by which each answer of the policy is delayed"),
+    Argument("actions", "", "Actions of the scripted expert, such as joint_position"),
+    Argument("real_time", "false", "Simulate in real time, not in lockstep", ("true", "false")),
+    Argument("delay_ms", "", "Milliseconds by which each inference is delayed"),
     Argument("report", "", "Write a self-contained HTML report to this file"),
     Argument("json", "", "Write the figures to this file"),
     Argument("record", "", "Record a rosbag2 bag (MCAP) to this folder"),
@@ -33,6 +33,6 @@ def _demo(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
-    """The node and the simulation, with the demo's arguments."""
+    """Start the node and the simulation."""
     shown = [argument for argument in POLICY if argument.name not in ("config", "name", "namespace", "armed")]
     return LaunchDescription([*declare(DEMO, shown, MIDDLEWARE), OpaqueFunction(function=_demo)])

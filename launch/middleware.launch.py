@@ -1,6 +1,6 @@
 """The middleware of policy.launch.py for the camera driver's side: include it before the driver's nodes.
 
-    ros2 launch vla_ros middleware.launch.py middleware:=fastdds width:=1920 height:=1080    to look what it does
+    ros2 launch vla_ros middleware.launch.py middleware:=fastdds width:=1920 height:=1080    to see what it does
 
 It sets the environment of everything that is launched after it in the same file, and starts RouDi or the zenoh
 router where they are needed and not up. Both ends of a topic need the same middleware and frame size.
@@ -25,5 +25,5 @@ def _middleware(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Nothing but the middleware."""
+    """Set up the middleware only."""
     return LaunchDescription([*declare(MIDDLEWARE, FRAMES), OpaqueFunction(function=_middleware)])

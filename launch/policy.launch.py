@@ -13,5 +13,5 @@ from vla_ros.launching import MIDDLEWARE, POLICY, declare, policy
 
 
 def generate_launch_description() -> LaunchDescription:
-    """The node on a robot."""
+    """Start the node on a robot."""
     return LaunchDescription([*declare(POLICY, MIDDLEWARE), OpaqueFunction(function=policy)])

@@ -1,10 +1,10 @@
-"""A recorded bag, played into the live node: what would this policy have done?
+"""Plays a recorded bag into the live node, to see what the policy would have done.
 
     ros2 launch vla_ros replay.launch.py bag:=my_bag config:=my_robot.yaml checkpoint:=/models/openvla-7b
 
-Plays the bag's camera, joint state and instruction topics with its clock, and nothing else: no recorded command
-reaches a robot. The node is never armed; its actions are recorded. A report of `vla-ros replay`, which answers
-every frame, is written beside them. `vla-ros replay` alone needs no ROS and is faster.
+Only the bag's camera, joint state and instruction topics and its clock are played, so that no recorded command
+reaches a robot. The node is never armed; its actions are recorded, and a report of `vla-ros replay` is written
+beside them. `vla-ros replay` alone needs no ROS and is faster.
 """
 
 from launch.actions import OpaqueFunction
@@ -14,7 +14,7 @@ from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, replay
 
 REPLAY = (
     Argument("bag", "", "Bag to play: a folder, .mcap or .db3"),
-    Argument("rate", "1.0", "Speed of playing; slower for a policy that is slower than the camera"),
+    Argument("rate", "1.0", "Playback rate; reduce it if the policy is slower than the camera"),
     Argument("output", "replay", "Folder for the recorded actions, report.html and result.json; must not exist"),
 )
 
@@ -24,6 +24,6 @@ def _replay(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Node, player, recorder and report."""
+    """Start node, player and recorder, then the report."""
     shown = [argument for argument in POLICY if argument.name not in ("armed", "autostart", "use_sim_time")]
     return LaunchDescription([*declare(REPLAY, shown, MIDDLEWARE), OpaqueFunction(function=_replay)])

@@ -1,10 +1,9 @@
-"""A stranger on the wire: a process with the cyclonedds library alone, its own type descriptions, no vla_ros.
+"""A foreign process on the wire: the cyclonedds library alone, with its own type descriptions, no vla_ros.
 
-``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints, for each sample, its
-CDR as hexadecimal digits. ``... discover TOPIC`` prints what discovery says of the topic's endpoints until its
-input ends; ``... send TOPIC TEXT`` publishes one transient-local std_msgs/String and stays; ``... spoil TOPIC``
-sends broken ones; ``... call SERVICE`` asks a std_srvs/SetBool twice and prints the answers;
-``... call SERVICE early`` asks before it has a reader for them.
+``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints each sample's CDR as
+hexadecimal digits. ``... discover TOPIC`` prints discovery data of the topic's endpoints. ``... spoil TOPIC`` sends
+malformed std_msgs/String messages. ``... call SERVICE`` calls a std_srvs/SetBool service twice and prints the
+responses; ``... call SERVICE early`` calls before it has a reader for them.
 """
 
 # No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
@@ -61,13 +60,6 @@ class JointState(IdlStruct, typename="sensor_msgs::msg::dds_::JointState_"):
 
 
 @dataclass
-class String(IdlStruct, typename="std_msgs::msg::dds_::String_"):
-    """std_msgs/msg/String."""
-
-    data: str
-
-
-@dataclass
 class Spoiled(IdlStruct, typename="std_msgs::msg::dds_::String_"):
     """Claims to be std_msgs/msg/String: a length, and not what it promises."""
 
@@ -99,7 +91,6 @@ RELIABLE = Qos(
     Policy.History.KeepLast(10),
     Policy.DataRepresentation(use_cdrv0_representation=True),
 )
-LATCHED = Qos(Policy.Durability.TransientLocal, base=RELIABLE)
 
 
 def say(value: object) -> None:
@@ -176,20 +167,11 @@ def call(participant: DomainParticipant, service: str, when: str = "") -> None:
         time.sleep(0.01)
 
 
-def send(participant: DomainParticipant, topic: str, text: str) -> None:
-    writer = DataWriter(participant, Topic(participant, "rt" + topic, String), LATCHED)
-    writer.write(String(text))
-    say("ready")
-    sys.stdin.read()
-
-
 def main() -> None:
     number = int(sys.argv[1])
     domain = Domain(number, ",".join(filter(None, (CONFIGURATION, os.environ.get("CYCLONEDDS_URI")))))
     participant = DomainParticipant(number)
-    {"watch": watch, "discover": discover, "send": send, "spoil": spoil, "call": call}[sys.argv[2]](
-        participant, *sys.argv[3:]
-    )
+    {"watch": watch, "discover": discover, "spoil": spoil, "call": call}[sys.argv[2]](participant, *sys.argv[3:])
     del participant, domain
 
 
@@ -197,6 +179,6 @@ if __name__ == "__main__":
     import threading
 
     # The loops above end with their input, whatever they wait for.
-    if sys.argv[2] not in ("send", "spoil"):
+    if sys.argv[2] != "spoil":
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     main()

@@ -165,7 +165,7 @@ def test_a_roudi_that_was_replaced_between_two_looks_is_reported(tmp_path: Path)
     other = tmp_path / "other"
     other.touch()
     other.rename(memory)
-    assert watch.check().startswith("RouDi has ended or was started anew")
+    assert watch.check().startswith("RouDi has ended or was restarted")
     memory.unlink()
     assert RoudiWatch(lambda: True, memory, maps).check()
 

@@ -349,4 +349,4 @@ def test_a_node_that_no_new_process_can_reach_stops(
     robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
     node.reset()
     assert not node.enable(True)[0]
-    assert "RouDi has ended or was started anew" in node.safety.explain()
+    assert "RouDi has ended or was restarted" in node.safety.explain()

@@ -113,7 +113,7 @@ def test_the_instruction_is_asked_as_it_was_written(policy: Sum, photo: Path, ca
     [
         ([], ["q=1,2", "past=3"], "--image: found none, front missing"),
         (["wrist=PHOTO"], [], "found 'wrist', expected one of front, low"),
-        (["PHOTO"] * 3, [], "but front, low have theirs already"),
+        (["PHOTO"] * 3, [], "but front, low already have a value"),
         (["front=PHOTO"] * 3, [], "'front': found 3, expected one, or one for each of 2"),
         (["front=/nowhere.png"], [], "--image /nowhere.png: cannot be read"),
         (["PHOTO"], ["q=1,2"], "--state: 'past': found nothing"),
@@ -140,7 +140,7 @@ def test_noise_and_a_seed_for_nothing_are_refused(policy: Sum, photo: Path, tmp_
     with pytest.raises(VlaRosError, match=r"found float64 \[3, 3\], expected finite numbers \[3, 2\]"):
         infer.ask(CONFIG, *given)
     policy.spec = replace(policy.spec, noise=())
-    with pytest.raises(VlaRosError, match="starts from none"):
+    with pytest.raises(VlaRosError, match="does not start from noise"):
         infer.ask(CONFIG, *given)
     assert main(["infer", "-p", "policy.name:=hold", "--instruction", "go", "--seed", "1"]) == 1
     assert "the policy 'hold' has no policy.seed" in capsys.readouterr().err

@@ -7,7 +7,6 @@ itself for another commander.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -60,49 +59,6 @@ while True:
     elif what == "camera":
         publisher.publish(bytes(encode_image(np.full((48, 64, 3), 7, np.uint8), now.nanoseconds, "camera")))
     rclpy.spin_once(node, timeout_sec=0.05)
-"""
-
-# What RViz and Foxglove do beside a robot: publish what a person clicks, read every topic with several QoS, ask for
-# parameters and states.
-VIEWER = """
-import sys, rclpy
-from rclpy.qos import QoSProfile, DurabilityPolicy, ReliabilityPolicy
-from geometry_msgs.msg import PointStamped, PoseStamped, PoseWithCovarianceStamped
-from lifecycle_msgs.srv import GetState
-from rcl_interfaces.srv import GetParameters, ListParameters
-from rosidl_runtime_py.utilities import get_message
-rclpy.init()
-node = rclpy.create_node("rviz")
-node.create_publisher(PointStamped, "/clicked_point", 5)
-node.create_publisher(PoseStamped, "/goal_pose", 5)
-node.create_publisher(PoseWithCovarianceStamped, "/initialpose", 5)
-asked = [(node.create_client(kind, f"/vla_policy/{name}"), kind.Request()) for kind, name in (
-    (ListParameters, "list_parameters"), (GetParameters, "get_parameters"), (GetState, "get_state"))]
-read, answers = set(), 0
-def count(future):
-    global answers
-    answers += 1
-def look():
-    for name, types in node.get_topic_names_and_types():
-        if name not in read:
-            read.add(name)
-            for reliability in (ReliabilityPolicy.BEST_EFFORT, ReliabilityPolicy.RELIABLE):
-                for durability in (DurabilityPolicy.VOLATILE, DurabilityPolicy.TRANSIENT_LOCAL):
-                    qos = QoSProfile(depth=10, reliability=reliability, durability=durability)
-                    node.create_subscription(get_message(types[0]), name, lambda message: None, qos)
-    for name, namespace in node.get_node_names_and_namespaces():
-        if name != "rviz":
-            try:
-                node.get_service_names_and_types_by_node(name, namespace)
-            except rclpy.node.NodeNameNonExistentError:
-                pass
-    for client, request in asked:
-        if client.service_is_ready():
-            client.call_async(request).add_done_callback(count)
-    if answers > 5 and {"/arm/joint_command", "/joint_states", "/camera/image_raw"} <= read:
-        print("looks at", len(read), "topics", flush=True)
-node.create_timer(0.2, look)
-rclpy.spin(node)
 """
 
 
@@ -266,17 +222,13 @@ def test_listeners_and_a_gripper_apart_are_no_contest(
     for topic, kind in ((COMMAND, JointState), ("/joint_states", JointState), ("/camera/image_raw", Image)):
         robot.node.create_subscription(kind, topic, lambda message: None, 10)
     node, words = moving(robot, policy, "topics.gripper:=/gripper/command")
-    viewers = [program(sys.executable, "-c", VIEWER) for _ in range(2)]
-    for viewer in viewers:
-        viewer.wait_for("looks at", 60)
     if shutil.which("ros2"):
         record = program("ros2", "bag", "record", "-o", str(tmp_path / "bag"), COMMAND, "/joint_states")
         echo = program("ros2", "topic", "echo", COMMAND, "sensor_msgs/msg/JointState")
         record.wait_for(f"Subscribed to topic '{COMMAND}'", 60)
         echo.wait_for("joint_1", 60)
     sent, moved = len(robot.commands), len(fingers)
-    enough = 20 * float(os.environ.get("VLA_ROS_LISTEN_S", "2"))
-    robot.wait(lambda: min(len(robot.commands) - sent, len(fingers) - moved) > enough, "commands", 60)
+    robot.wait(lambda: min(len(robot.commands) - sent, len(fingers) - moved) > 40, "commands", 60)
     assert "contested" not in node.output
     assert not any("contested" in reason for _, said in words.heard for reason in said["counters"])
 

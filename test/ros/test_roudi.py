@@ -71,7 +71,7 @@ def wait_for_commands(robot: Any, node: Any, more: int) -> None:
     assert node.process.poll() is None, node.output
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and started anew"])
+@pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and restarted"])
 def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
     roudi: Any,
     policy: Callable[..., Any],
@@ -88,7 +88,7 @@ def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
     killed = time.monotonic()
     if again:
         start_roudi(program, folder)
-    node.wait_for("armed -> stopped (middleware_gone: RouDi has ended or was started anew")
+    node.wait_for("armed -> stopped (middleware_gone: RouDi has ended or was restarted")
     assert time.monotonic() - killed < 1.0
     assert node.process.wait(10) == 1, node.output
     assert "ended: the arm holds" in node.output, "iceoryx may complain after it"
@@ -119,7 +119,7 @@ print("failure:", node.failure, flush=True)
     roudi.process.wait()
     start_roudi(program, folder)
     fifo.write_text("go")
-    node.wait_for("failure: configure: RouDi has ended or was started anew")
+    node.wait_for("failure: configure: RouDi has ended or was restarted")
 
 
 def test_a_roudi_that_does_not_answer_is_named(roudi: Any, policy: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Definitions of the services and actions that rosbags does not carry, as ROS writes them.
+"""Definitions of messages, services and actions that rosbags does not include.
 
 Sources: std_srvs, action_msgs, control_msgs 5.8, franka_msgs 2.0, interbotix_xs_msgs 0.0, moveit_msgs 2.6,
 rosetta_interfaces 0.1.
@@ -49,10 +49,10 @@ ACTIONS = {
         "uint32 published_actions\nuint32 queue_depth\nstring status",
     ),
 }
-"""Goal, result and, of those that are served, feedback."""
+"""Goal, result and, for actions that the node serves, feedback."""
 
 _ID = "unique_identifier_msgs/UUID goal_id\n"
-# A member of an empty ROS structure is what rosidl puts there, and it is on the wire.
+# rosidl adds this member to an empty structure, and it is on the wire.
 _EMPTY = "uint8 structure_needs_at_least_one_member"
 
 

@@ -1,7 +1,7 @@
-"""Reads DDS domain and discovery range from the environment and makes Cyclone's settings for them.
+"""Reads DDS domain and discovery range from the environment and generates Cyclone DDS's configuration.
 
-The variables have rcl's meaning ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and later). Only
-the default range differs: it is this host, so that nobody drives a neighbour's robot by accident.
+The variables have rcl's meaning ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and later), except
+that the default range is this host, so that nobody drives a neighbour's robot by accident.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vla_ros.graph.messages import ros_distro
 RANGES = ("LOCALHOST", "SUBNET", "OFF", "SYSTEM_DEFAULT")
 DEFAULT_RANGE = "LOCALHOST"
 
-# rmw_cyclonedds probes this many participants of a host; more would not be found.
+# rmw_cyclonedds looks for at most this many participants on a host.
 _MAX_PARTICIPANT_INDEX = 32
 
 
@@ -31,7 +31,7 @@ class DdsEnvironment:
     static_peers: tuple[str, ...] = ()
     distro: str = "jazzy"
     user_configuration: str = ""
-    """``CYCLONEDDS_URI``; it overrides everything that is set here."""
+    """``CYCLONEDDS_URI``; overrides all other settings."""
 
     @property
     def gid_size(self) -> int:
@@ -69,7 +69,7 @@ class DdsEnvironment:
                 f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANT_INDEX}</MaxAutoParticipantIndex>"
             )
             if self.range == "LOCALHOST":
-                # Announce often: a ROS process that only listens to multicast learns of us by these packets alone.
+                # Announce often: ROS processes that only listen to multicast discover this one only through these.
                 general += "<AllowMulticast>false</AllowMulticast>"
                 discovery += "<SPDPInterval>1s</SPDPInterval>"
                 peers.insert(0, "localhost")
@@ -88,8 +88,8 @@ class DdsEnvironment:
             "<Watermarks><WhcHigh>512MB</WhcHigh><WhcHighInit>512MB</WhcHighInit>"
             "<WhcAdaptive>false</WhcAdaptive></Watermarks>"
         )
-        # Type names decide, as with the ROS middlewares: Lyrical's type information differs from the one made
-        # here. The numbers are the vendors Cyclone (1.16) and eProsima (1.15).
+        # Match endpoints by type name only, as the ROS middlewares do: Lyrical's type information differs from
+        # that of this participant. The numbers are the vendors Cyclone (1.16) and eProsima (1.15).
         compatibility = "<IgnoreTypeInformation>1.16,1.15</IgnoreTypeInformation>"
         return (
             f"<CycloneDDS><Domain><General>{general}</General><Discovery>{discovery}</Discovery>"
@@ -98,10 +98,10 @@ class DdsEnvironment:
 
 
 def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
-    """Read the variables of ROS and of Cyclone DDS.
+    """Read the variables of ROS and of Cyclone DDS; raises ConfigError for an invalid value.
 
-    Read are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
-    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``. Raises ConfigError for a value that one of them cannot have.
+    These are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
+    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
     """
     variables = os.environ if environment is None else environment
     reach, source = _range(variables)
@@ -128,7 +128,7 @@ def _range(variables: Mapping[str, str]) -> tuple[str, str]:
     only = variables.get("ROS_LOCALHOST_ONLY", "")
     if only not in ("", "0", "1"):
         raise ConfigError(f"ROS_LOCALHOST_ONLY is '{only}'; expected 0 or 1")
-    # As in rcl: if this older variable is set, it decides, and 0 means the subnet.
+    # As in rcl, this older variable takes precedence, and 0 means the subnet.
     if only:
         return ("LOCALHOST" if only == "1" else "SUBNET"), "ROS_LOCALHOST_ONLY"
     found = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()

@@ -15,24 +15,24 @@ from vla_ros.graph.qos import incompatibilities
 
 RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 
-# The kernel books more than the payload for each packet; an image needs about this much of the buffer per byte.
+# The kernel also accounts for the overhead of each packet: bytes of buffer per byte of an image.
 _KERNEL_OVERHEAD = 1.5
 _ADVISED = 33554432
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A topic (resolved name) on which this node needs a publisher or subscriptions."""
+    """A topic (resolved name) whose other end is checked."""
 
     topic: str
     profile: Any
     """QoS profile of either backend."""
     required: bool = True
-    """False if a publisher is optional (a stop button that is not installed)."""
+    """False if a publisher is optional, such as a stop button."""
     type_name: str = ""
     """Such as ``sensor_msgs/msg/Image``; endpoints of another type are reported. Empty accepts every type."""
     published: bool = False
-    """True if this node publishes: its subscriptions are checked, not whether there are any."""
+    """True if this node publishes the topic: types and QoS of subscriptions are checked; none is needed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Finding:
 
 
 class TopicHealth:
-    """Checks the other end of the topics that a node needs. Call :meth:`check` about once a second."""
+    """Checks the publishers and subscriptions of other nodes. Call :meth:`check` about once a second."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
     """Return a warning if the kernel's receive buffer is too small for one frame of ``topic``, else ``None``.
 
-    ``rmem_max`` is ``net.core.rmem_max`` in bytes; read from the kernel when not given (and not known: no warning).
+    ``rmem_max`` is ``net.core.rmem_max`` in bytes; None reads it from the kernel.
     """
     if rmem_max is None:
         try:

@@ -1,8 +1,7 @@
 """Message classes, CDR and type hashes without a ROS installation, from the definitions that rosbags carries.
 
-The classes are used as those of ``rclpy`` are: keyword arguments, ROS defaults for fields that are not given,
-attributes with the names of the fields, constants on the class. Numeric arrays become numpy arrays when they
-are assigned; ``byte`` fields are :class:`bytes` of length one, as in rclpy.
+The classes behave like rclpy's: keyword arguments, ROS defaults for missing fields, constants on the class. Numeric
+arrays are converted to numpy arrays on assignment; ``byte`` fields are :class:`bytes` of length one.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Message:
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         if values:
-            # Positional values come from the decoder alone, in order and of the right types but for bytes.
+            # Only the decoder passes positional values: in order, with the right types except for bytes.
             if len(values) != len(self._fields) or fields:
                 raise TypeError(f"{self.TYPE} takes its fields as keyword arguments")
             for (setter, convert), value in zip(self._setters.values(), values, strict=True):
@@ -139,7 +138,7 @@ def _numbers(dtype: Any, length: int | None, value: Any) -> Any:
     else:
         found = np.asarray(value)
         if found.size and not np.can_cast(found.dtype, dtype, "same_kind"):
-            # Python integers are int64; what matters is whether they fit.
+            # Python integers become int64; accept them if the values fit.
             if found.dtype.kind not in "iub" or dtype.kind not in "iu":
                 raise TypeError(f"expected {dtype.name} values, found {found.dtype.name}")
             limits = np.iinfo(dtype)
@@ -197,11 +196,11 @@ class MessageTypes:
         return cls
 
     def service(self, name: str) -> type[Any]:
-        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``, if it is known without ROS."""
+        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
         return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
-        """Class of ``pkg/action/Type`` with ``Goal``, ``Result``, ``Feedback`` where it is known, and services."""
+        """Return the class of ``pkg/action/Type`` with ``Goal``, ``Result``, services and any ``Feedback``."""
         parts = ("Goal", "Result", "Feedback", "FeedbackMessage")[
             : 4 if len(definitions.ACTIONS.get(name, ())) > 2 else 2
         ]
@@ -240,8 +239,7 @@ class MessageTypes:
         definition = self._store.get_msgdef(name)
         function = definition.deserialize_cdr_le if data[1] else definition.deserialize_cdr_be
         try:
-            # Not Typestore.deserialize_cdr: it refuses the slack that serialize_message of rmw_fastrtps leaves
-            # behind a message whose arrays are empty.
+            # Typestore.deserialize_cdr rejects the padding that rmw_fastrtps appends to empty arrays.
             return function(memoryview(data)[4:], 0, definition.cls, self._store)[0]
         except (SerdeError, struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
             raise VlaRosError(f"{len(data)} bytes are not a {name}: {error}") from error

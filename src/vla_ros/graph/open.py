@@ -16,9 +16,9 @@ BACKENDS = ("auto", "rclpy", "dds")
 def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str = "info") -> Graph:
     """Join the graph of ``ROS_DOMAIN_ID``.
 
-    ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy where it
-    imports, else DDS. Remaps and parameters after ``--ros-args`` in ``args`` apply. Raises ConfigError, or
-    MissingDependencyError, which says what to install or source.
+    ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy if it
+    imports, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises ConfigError, or
+    MissingDependencyError with what to install or source.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend '{backend}' is unknown; expected one of {', '.join(BACKENDS)}")
@@ -40,7 +40,7 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
         import rclpy  # noqa: F401
     except ImportError as error:
         found = importlib.util.find_spec("rclpy")
-        reason = f"rclpy is there but does not import ({error})" if found else "rclpy is not on the Python path"
+        reason = f"rclpy is installed but does not import ({error})" if found else "rclpy is not on the Python path"
         raise MissingDependencyError(
             f"{reason}; source a ROS 2 installation, such as: source /opt/ros/jazzy/setup.bash "
             f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"
@@ -49,7 +49,7 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
     from vla_ros.middleware import uses_iceoryx
     from vla_ros.middleware.daemons import wait_for_roudi
 
-    if uses_iceoryx():  # which would itself wait for RouDi, without a word and deaf to signals
+    if uses_iceoryx():  # iceoryx would wait for RouDi silently and ignore signals
         wait_for_roudi(lambda: False, lambda text: print(f"vla_ros: {text}", file=sys.stderr, flush=True))
     return RclpyGraph(args, log_level)
 

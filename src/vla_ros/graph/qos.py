@@ -1,7 +1,7 @@
 """QoS profiles by name, and the rules for their compatibility.
 
-The attributes carry ``rclpy.qos.QoSProfile``'s names, and the members of the enumerations carry rclpy's, so
-that the same code reads a profile of either backend.
+Attributes and enumeration members are named as in ``rclpy.qos``, so that the same code reads profiles of both
+backends.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PROFILES: dict[str, QoSProfile] = {
     "command": QoSProfile(_RELIABLE, depth=1),
     # A latched text: late subscribers still get it.
     "instruction": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=1),
-    # For subscriptions: best effort matches every driver, reliable or not. For publishers take state_publisher.
+    # For subscriptions: best effort matches every publisher. Publishers use state_publisher.
     "state": QoSProfile(_BEST_EFFORT, depth=1),
-    # Several drivers may share /joint_states and publish at one moment: with a depth of 1 one would hide another.
+    # Several drivers may publish on /joint_states at the same moment; a depth of 1 would keep only one message.
     "joint_states": QoSProfile(_BEST_EFFORT, depth=10),
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),
@@ -64,7 +64,7 @@ PROFILES: dict[str, QoSProfile] = {
     # /clock, as rclcpp and rclpy subscribe to it.
     "clock": QoSProfile(_BEST_EFFORT, depth=1),
 }
-"""Profiles of this package. ``Graph.qos`` gives each as the type that its backend takes."""
+"""Profiles by name. ``Graph.qos`` converts them to the type of its backend."""
 
 
 def profile(name: str) -> QoSProfile:

@@ -1,4 +1,4 @@
-"""An action server on rclpy whose goals the node ends itself, without one thread per goal."""
+"""An action server on rclpy whose goals the node ends by itself; goals occupy no thread."""
 
 from __future__ import annotations
 

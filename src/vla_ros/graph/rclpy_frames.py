@@ -24,7 +24,7 @@ from vla_ros.graph.node import RawSubscription
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
 _GID_BYTES = 16
-_SPARE = 4  # buffers kept for reuse; one is filled, one waits, one is worked on
+_SPARE = 4  # buffers kept for reuse: one being filled, one waiting, one in use, one spare
 
 
 class _Allocator(ctypes.Structure):
@@ -78,7 +78,7 @@ class _Buffers:
         self._closed = False
 
     def take(self, subscription: int) -> tuple[memoryview, bytes] | None:
-        """The message that waits at the ``rcl_subscription_t`` of this address and its publisher's id, or None."""
+        """Take a message from the ``rcl_subscription_t`` at this address; return it and its publisher's id."""
         try:
             buffer = self._spare.pop()
         except IndexError:

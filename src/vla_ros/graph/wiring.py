@@ -10,7 +10,7 @@ from typing import Any
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, RawSubscription, Vocabulary
 
-_DISCOVERED = 2.0  # s; in fact it is known at once
+_DISCOVERED = 2.0  # s; usually immediate
 
 
 class Wiring:
@@ -107,7 +107,7 @@ class Wiring:
         self.undo(partial(self.node.destroy_timer, made))
 
     def undo(self, action: Callable[[], Any]) -> None:
-        """Run ``action`` at :meth:`close` as well, in reverse order."""
+        """Run ``action`` at :meth:`close`, in reverse order of registration."""
         self._undo.append(action)
 
     def close(self) -> None:

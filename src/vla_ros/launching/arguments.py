@@ -34,10 +34,10 @@ MIDDLEWARE = (
     Argument(
         "middleware",
         "default",
-        "RMW and the profile that keeps large frames, for the sourced distribution. default sets nothing",
+        "RMW and profile that do not lose large frames, for the sourced distribution; default sets nothing",
         NAMES,
     ),
-    Argument("interface", "", "Network interface of Cyclone DDS ('lo' stays on this host); empty: it chooses"),
+    Argument("interface", "", "Network interface for Cyclone DDS ('lo' stays on this host); empty: automatic"),
 )
 
 POLICY = (
@@ -45,13 +45,13 @@ POLICY = (
     Argument("policy", "", "Policy by its entry-point name: openvla, oft, pi, lerobot, remote", (), "policy.name"),
     Argument("checkpoint", "", "Folder of the checkpoint, or demo or demo-pi", (), "policy.checkpoint"),
     Argument("unnorm_key", "", "Dataset whose statistics un-normalise actions", (), "policy.unnorm_key"),
-    Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
+    Argument("instruction", "", "Instruction until another one arrives on the topic", (), "policy.instruction"),
     Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
     Argument("quantization", "", "Weights of the model: none, int8, int4, fp8 or nf4", (), "policy.quantization"),
     Argument(
         "schedule",
         "",
-        "How chunks of actions follow each other (control.schedule)",
+        "How the next chunk of actions is merged with the current one (control.schedule)",
         ("", *SCHEDULES),
         "control.schedule",
     ),
@@ -68,7 +68,7 @@ POLICY = (
     Argument(
         "armed",
         "",
-        "true: the arm moves as soon as frames come; false: after ~/enable",
+        "true: the arm moves as soon as frames arrive; false: after ~/enable",
         ("", "true", "false"),
         "control.armed",
         yaml=True,
@@ -79,7 +79,7 @@ POLICY = (
     Argument(
         "autostart", "true", "Configure and activate at start; false: use `ros2 lifecycle`", ("true", "false")
     ),
-    Argument("use_sim_time", "false", "Take the time from /clock", ("true", "false")),
+    Argument("use_sim_time", "false", "Use the time of /clock", ("true", "false")),
     Argument("namespace", "", "Namespace of the node"),
     Argument("name", NODE_NAME, "Name of the node"),
     Argument(

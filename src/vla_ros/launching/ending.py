@@ -1,8 +1,8 @@
 """Ends the processes of a launch cleanly when the launch ends.
 
-Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On
-SIGTERM `launch` exits at once. As the first process of a container it would thereby kill the others before the node
-has sent its hold, so it waits for its children at exit, and SIGTERM must not kill it before.
+Processes also watch their launcher themselves (:mod:`vla_ros.graph.launcher`), in case it is killed. On SIGTERM
+`launch` exits at once, and if it is the first process of a container, all others are killed with it. The launch
+therefore waits at exit until its processes have ended, so that the node can send its hold.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def interrupted_with_launch(*command: str) -> list[str]:
 def ends_with_launch(action: _Action) -> _Action:
     """Interrupt the process of ``action`` at exit if it still runs, and wait for its end."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        # `launch` learns of signals that Python handles and of no other (signal.set_wakeup_fd): by default SIGTERM
-        # kills it without a word, and Linux withholds the signal from the first process of a container.
+        # `launch` is only notified of signals with a Python handler (signal.set_wakeup_fd). By default SIGTERM
+        # kills it silently, and Linux withholds the signal from the first process of a container.
         signal.signal(signal.SIGTERM, lambda *_: None)
     atexit.register(_end, action)
     return action

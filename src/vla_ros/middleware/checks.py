@@ -36,7 +36,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Problem:
-    """A reason why a profile does not work, and the command or setting that fixes it."""
+    """A reason why a profile is not active, and the command or setting that fixes it."""
 
     found: str
     fix: str
@@ -92,9 +92,9 @@ def examine(
 
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
-    """Return the RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment; "" if unknown."""
+    """Return the RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of ``environment``; "" if unknown."""
     named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
-    # rclpy takes the one that is named, or ends the process where that is not installed.
+    # rclpy uses the RMW that is set, or ends the process if that is not installed.
     if environment is not None or (named and "rclpy" not in sys.modules):
         return named
     try:

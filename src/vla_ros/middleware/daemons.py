@@ -19,7 +19,7 @@ ROUDI_SOCKET = Path("/tmp/roudi")
 """Socket of RouDi 2.0 for registrations."""
 
 ROUDI_MEMORY = Path("/dev/shm/iceoryx_mgmt")
-"""Shared memory that RouDi 2.0 makes anew at each start, and into which every process that uses it looks."""
+"""Shared memory that RouDi 2.0 creates at each start and that every iceoryx process maps."""
 
 ROUDI_WAIT = 60.0
 """Seconds to wait for a RouDi that does not run."""
@@ -32,7 +32,7 @@ ROUDI_MISSING = (
 )
 
 ROUDI_GONE = (
-    "RouDi has ended or was started anew: no process that starts from now on can reach this one, not even to stop "
+    "RouDi has ended or was restarted: no process that starts from now on can reach this one, not even to stop "
     "it. Stop all processes that use iceoryx, start RouDi, then start them again"
 )
 
@@ -89,7 +89,7 @@ def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
         "processes that use iceoryx, kill RouDi, start it, then start them again"
     )
     command = [sys.executable, "-I", "-S", "-c", _GUARD, str(seconds), text, str(os.getpid())]
-    # In a session of its own: Ctrl-C is for this process.
+    # In a session of its own, so that it does not receive Ctrl-C.
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
@@ -98,7 +98,7 @@ def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
 
 
 class RoudiWatch:
-    """Detects that the RouDi of this process has ended, even if another one has replaced it (``memory``)."""
+    """Detects that the RouDi of this process has ended, even if a new one has replaced it (``memory``)."""
 
     def __init__(
         self,

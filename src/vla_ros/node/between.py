@@ -7,16 +7,16 @@ import math
 from vla_ros.config import ControlConfig
 from vla_ros.control.outcome import StepResult
 
-_SHORTEST = 0.9  # of the time between two commands, where one was late
+_SHORTEST = 0.9  # shortest time between two commands if one was late, in intervals
 
 
 class Between:
-    """Divides steps according to ``control.command_rate_hz``, and continues after the last one until the arm rests.
+    """Schedules commands between steps (``control.command_rate_hz``), and after the last step until the arm rests.
 
     Attributes:
         due: When the next command between steps is due, seconds of the steady clock; infinite for never.
         step: The last step of the plan that was sent, or None.
-        rests: True once a command was due after the step's end.
+        rests: True once a command was due after the end of the step.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Between:
         return self._dt
 
     def begin(self, step: StepResult, made: float, end: float) -> None:
-        """Record a step that was sent, when it was ``made`` (perhaps late); the next one is due at ``end``."""
+        """Record a step that was sent at ``made``, perhaps late; the next step is due at ``end``."""
         self.step, self._sent, self._end, self.rests = step, made, end, False
         self.due = max(end - self._period + self._dt, made + _SHORTEST * self._dt)
 
     def ease(self) -> None:
-        """Decelerate, starting with the next command, which is due when the last one has had its time."""
+        """Decelerate from the next command on."""
         if self.step is not None:
             self._end = min(self._end, self.due)
 
@@ -57,8 +57,8 @@ class Between:
     def next(self, now: float) -> tuple[float, float, float, int]:
         """Return the timing of the command that is due.
 
-        Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since the
-        last command; steps of the plan by which it is later than its step.
+        Seconds until the following command; seconds left to reach the step's positions, 0 to come to rest; seconds
+        since the last command; number of steps by which the command is late, 0 during its step.
         """
         following = max(self.due + self._dt, now + _SHORTEST * self._dt)
         if abs(following - self._end) < self._dt / 2:

@@ -66,13 +66,13 @@ class Claim:
                 select.select([other.connection], [], [], _ANSWER)
 
     def others(self) -> list[Claimant]:
-        """Return all other known claimants. Call it ten times a second, because they wait for it."""
+        """Return all other known claimants. Call it ten times a second: it accepts their connections."""
         gone = [other for other in self._others if not other.is_there()]
         self._others = [other for other in self._others if other not in gone]
         _close(gone)
         if self._server is None and not self._others:
             self._take()
-        with contextlib.suppress(OSError):  # nobody else waits
+        with contextlib.suppress(OSError):  # no further connection
             while self._server is not None:
                 self._meet(self._server.accept()[0])
         return self._others
@@ -108,7 +108,7 @@ class Claim:
         made.setblocking(False)
         try:
             made.connect(self._address)
-        except OSError:  # it begins or ends just now, or too many wait
+        except OSError:  # the holder is just starting or ending, or too many wait
             made.close()
             self._others = [Claimant(None)]
         else:

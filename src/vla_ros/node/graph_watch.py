@@ -1,4 +1,4 @@
-"""Detects other nodes that take this one's role, through claims and discovery, ten times a second."""
+"""Detects nodes that command the same topics or have this node's name, ten times a second."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class GraphWatch:
     def look(self, *, at_once: bool = False) -> None:
         """Check the graph and store the problems in :attr:`found`.
 
-        ``at_once`` counts a publisher even if discovery does not know its node's name yet. Otherwise it counts from
-        the next check on, so that the reason can name it.
+        A publisher whose node's name is not discovered yet counts from the second check on, so that the reason can
+        name it; with ``at_once`` it counts immediately.
         """
         self._before, self._unnamed = self._unnamed, set()
         found = self._commanders(at_once)
@@ -68,10 +68,7 @@ class GraphWatch:
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
-        """Name the other nodes that serve ``service`` (``~/enable``); "" if there are none.
-
-        A call reaches all of them, although the caller means one robot.
-        """
+        """Name the other nodes that serve ``service`` (``~/enable``), which a call also reaches; "" if none."""
         name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
         if namesakes(self._node):
             return f"another node called {self._node.get_fully_qualified_name()}"
@@ -85,11 +82,11 @@ class GraphWatch:
             return any(
                 name == service for name, _ in self._node.get_service_names_and_types_by_node(node, namespace)
             )
-        except Exception:  # rclpy's NodeNameNonExistentError, which no other backend has: it has gone
+        except Exception:  # rclpy's NodeNameNonExistentError: the node has left
             return False
 
     def _again(self, unnamed: Hashable) -> bool:
-        """Return True if this had no name at the previous check either."""
+        """Return True if this publisher or process had no name at the previous check either."""
         self._unnamed.add(unnamed)
         return unnamed in self._before
 
@@ -100,10 +97,10 @@ class GraphWatch:
             claimants = self._claims[topic].others()
             if ANY in self._allowed:
                 continue
-            # Only a name says who may share, so it is waited for.
+            # Only the name tells who may share the topic, so wait for it.
             rival = [each for each in claimants if each.name or not self._allowed or self._again(each.pid)]
             rival = [each for each in rival if each.name not in self._allowed]
-            known = {each.name for each in rival} | ({""} if rival else set())  # an unnamed publisher is theirs
+            known = {each.name for each in rival} | ({""} if rival else set())  # an unnamed publisher is a rival's
             found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
             found = {gid: node for gid, node in found.items() if node not in known}
             found = {gid: node for gid, node in found.items() if node or self._again(gid) or at_once}

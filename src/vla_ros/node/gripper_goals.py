@@ -16,9 +16,9 @@ TYPES = {
     "parallel_gripper_command": {"": "control_msgs/action/ParallelGripperCommand"},
     "franka": {"/move": "franka_msgs/action/Move", "/grasp": "franka_msgs/action/Grasp"},
 }
-"""For each of ``config.GRIPPER_ACTIONS``: what follows ``topics.gripper``, and the action's type."""
+"""Action types for each of ``config.GRIPPER_ACTIONS``, by the suffix of ``topics.gripper``."""
 
-_CHANGE = 0.02  # of the way from closed to open; less is no new goal, except at the ends
+_CHANGE = 0.02  # smallest change that is a new goal, as a share of closed to open; any change at the ends
 _RETRY = 1.0  # s; between goals for the same position
 _PERIOD = 0.02  # s
 _FRANKA_SPEED = 0.1  # m/s; its server needs one
@@ -45,8 +45,8 @@ class GripperGoals:
         self.is_ready = False
         self._wanted: Command | None = None
         self._sent: float | None = None
-        self._number = 0  # of the newest goal; what older ones come to is of no interest
-        self._due = self._not_before = 0.0  # steady clock, s; 0: no answer is waited for
+        self._number = 0  # of the newest goal; results of older goals are ignored
+        self._due = self._not_before = 0.0  # steady clock, s; 0 if no answer is pending
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
@@ -64,7 +64,7 @@ class GripperGoals:
             return
         end, goal = self._goal(wanted, config.gripper.goal_speed, config.gripper.goal_effort)
         with self._context.safety.motion() as allowed:
-            if not allowed:  # it was wanted before the arm was stopped
+            if not allowed:  # the target is from before the stop
                 self._wanted = None
                 return
             answer = self._clients[end].send_goal_async(goal)
@@ -86,7 +86,7 @@ class GripperGoals:
             command = message("control_msgs/msg/GripperCommand")(position=position, max_effort=effort)
             return "", self._types[""].Goal(command=command)
         if self._gripper.output == "parallel_gripper_command":
-            # parallel_gripper_controller rejects more than one joint: the other fingers follow the first.
+            # parallel_gripper_controller accepts one joint only; the other fingers mimic it.
             command = message("sensor_msgs/msg/JointState")(
                 name=[fingers.names[0]],
                 position=[position],
@@ -94,7 +94,7 @@ class GripperGoals:
                 effort=[effort] if effort else [],
             )
             return "", self._types[""].Goal(command=command)
-        width, speed = 2 * position, speed or _FRANKA_SPEED  # positions are of one of two fingers
+        width, speed = 2 * position, speed or _FRANKA_SPEED  # a position is that of one of two fingers
         if not effort or position != self._gripper.closed_position:
             return "/move", self._types["/move"].Goal(width=width, speed=speed)
         # Whatever is between the fingers counts as grasped.

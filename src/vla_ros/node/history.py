@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from vla_ros.control.inputs import Snapshot
 from vla_ros.vision.messages import CdrBytes
 
-_SPARE = 0.25  # s beyond the longest moment: frames come while one is being prepared, and some come late
+_SPARE = 0.25  # s kept beyond the longest moment: frames arrive during preparation, and some arrive late
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A frame, not decoded, and the inputs at its arrival."""
+    """An undecoded frame and the inputs at its arrival."""
 
     stamp: int
     data: CdrBytes | None
@@ -34,7 +34,7 @@ class History:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Return True if some moment lies in the past."""
+        """Return True if frames of any camera are kept."""
         return bool(self._spans)
 
     def add(self, camera: int, past: Past) -> None:
@@ -69,6 +69,6 @@ class History:
     def _append(self, camera: int, past: Past) -> None:
         frames = self._frames[camera]
         frames.append(past)
-        # One older than the longest moment stays, so that there is always one to be nearest to it.
+        # Keep one frame older than the longest moment, which may be the nearest to it.
         while len(frames) > 1 and frames[1].stamp < past.stamp - self._spans[camera]:
             frames.popleft()

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instruction", metavar="TEXT", help="the same as -p policy.instruction:=TEXT")
     noise = parser.add_mutually_exclusive_group()
     noise.add_argument("--seed", type=int, metavar="N", help="seed of the noise that the policy starts from")
-    noise.add_argument("--noise", type=Path, metavar="FILE.npy", help="that noise itself")
+    noise.add_argument("--noise", type=Path, metavar="FILE.npy", help="the noise itself, as an array")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything as JSON; - prints it")
 
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Infer once and print the result."""
     assignments = list(arguments.param)
     if arguments.checkpoint is not None and not arguments.config:
-        assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # what is said wins
+        assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # explicit options win
     if arguments.checkpoint is not None:
         assignments.append(assignment("policy.checkpoint", str(arguments.checkpoint)))
     if arguments.instruction is not None:
@@ -125,7 +125,7 @@ def _observation(
 
 
 def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
-    """One camera for each image: the configured one of its name, or one with default options."""
+    """Return a camera for each image: the configured camera of that name, or default options."""
     known = {camera.key: camera for camera in config.camera.each}
     plain = CameraConfig().each[0]
     found = [known.get(image.source, plain) for image in spec.images]
@@ -146,7 +146,7 @@ def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str,
         key, separator, value = text.partition("=")
         if not separator or (key not in keys and Path(text).exists()):
             if not waiting:
-                taken = f"{', '.join(keys)} have theirs already" if keys else "the policy takes none"
+                taken = f"{', '.join(keys)} already have a value" if keys else "the policy takes none"
                 raise ConfigError(f"{option}: found {text!r}, but {taken}")
             key, value = waiting[0], text
         if key not in keys:
@@ -205,7 +205,7 @@ def _noise(spec: PolicySpec, path: Path | None) -> FloatArray | None:
     if path is None:
         return None
     if not spec.noise:
-        raise ConfigError("--noise: the policy starts from none")
+        raise ConfigError("--noise: the policy does not start from noise")
     try:
         noise = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

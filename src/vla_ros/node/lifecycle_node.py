@@ -52,7 +52,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         about = ParameterDescriptor(description="Configure and activate at start; arming stays explicit")
         autostart = self.declare_parameter("autostart", True, about).value
         self._config = declare(self)
-        # Iron and later tell when a change was accepted by everybody; Humble only asks.
+        # Iron and later also report accepted changes; Humble only asks beforehand.
         self._asks_only = not hasattr(self, "add_post_set_parameters_callback")
         self.add_on_set_parameters_callback(self._on_set_parameters)
         if not self._asks_only:

@@ -17,7 +17,7 @@ from vla_ros.node.claim import Claim
 from vla_ros.policies.base import Progress
 
 PATIENCE = 5.0
-"""Seconds that a node of the same name has to leave the graph: it may be ending just now."""
+"""Seconds in which a node of the same name may leave the graph, because it may just be ending."""
 
 _CURE = (
     "both would answer ~/enable. End that one first, or give this one another name (--ros-args -r __node:=NAME, or "

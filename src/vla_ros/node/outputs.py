@@ -20,7 +20,7 @@ from vla_ros.node.servo import Servo
 
 
 class Outputs:
-    """Publishers of commands; ``gids`` is topic (resolved) to the publisher's id in discovery."""
+    """Publishes commands; ``gids`` maps each command topic (resolved) to its publisher's id in discovery."""
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
@@ -28,12 +28,12 @@ class Outputs:
         self._publishers: dict[str, Any] = {}
         self._goals: dict[str, GripperGoals] = {}  # by the action's name
         self.gids: dict[str, bytes] = {}
-        self._arms = {arm.name: arm for arm in context.options.current.arms}  # their outputs and topics stay
+        self._arms = {arm.name: arm for arm in context.options.current.arms}  # their topics are not live options
         for arm in self._arms.values():
             for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)):
                 if topic and output in GRIPPER_ACTIONS:
                     self._goals[topic] = GripperGoals(context, wiring, arm)
-                    self.gids[wiring.node.resolve_topic_name(topic)] = b""  # no publisher, but claimed as well
+                    self.gids[wiring.node.resolve_topic_name(topic)] = b""  # no publisher, but claimed, too
                 elif topic and topic not in self._publishers:
                     publisher, gid = wiring.publisher_and_gid(message_type(output), topic, "command")
                     self._publishers[topic], self.gids[publisher.topic_name] = publisher, gid
@@ -75,7 +75,7 @@ class Outputs:
             partial(self._publishers[arm.command].publish, to_message(body, arm.output, self._make, now))
         ]
         if fingers is not None and arm.gripper_topic in self._goals:
-            # A hold sends no goal: the last one stands.
+            # A hold sends no goal: the last goal remains in force.
             sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
         elif fingers is not None:
             message = to_message(fingers, arm.gripper.output, self._make, now)
@@ -95,7 +95,7 @@ class Outputs:
         now = self._context.clock.steady()
         if not any(now >= expires for _, expires in self._standing.values()):
             return
-        with self._context.safety.motion():  # one command sent meanwhile is no longer among them
+        with self._context.safety.motion():  # a command sent meanwhile has replaced its velocity
             expired = [command for command, expires in self._standing.values() if now >= expires]
             if expired:
                 self.prepare([self._split(command)[0].stopped() for command in expired])()

@@ -41,7 +41,7 @@ from vla_ros.telemetry.telemetry import Telemetry
 from vla_ros.vision.messages import IMAGE_TYPES
 
 SUPERVISION_PERIOD = 0.02
-"""Seconds between looks at the watchdog: how late a stale input may be noticed beyond its timeout."""
+"""Seconds between checks of the watchdog, by which a stale input may be detected late."""
 
 
 class PolicyNode:
@@ -119,7 +119,7 @@ class PolicyNode:
             if not armed:
                 self._logger.error(f"not armed: {why}")
         else:
-            self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
+            self._logger.info("disarmed: actions are published, no command is sent; call ~/enable to move")
 
     def deactivate(self) -> bool:
         """Hold and stop inferring; everything stays loaded.
@@ -130,7 +130,7 @@ class PolicyNode:
         loop, self._loop = self._loop, None
         ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
         if not ended:
-            self._logger.error("the inference has not ended and was left behind; its answer will not be sent")
+            self._logger.error("the inference did not end in time and was abandoned; its result will not be sent")
         return ended
 
     def cleanup(self) -> None:
@@ -148,7 +148,7 @@ class PolicyNode:
         """True if new processes can no longer reach the node; its process should be restarted."""
         return Reason.MIDDLEWARE_GONE in self.safety.status.blocks
 
-    # What a person decides
+    # Requests of a person
 
     def enable(self, armed: bool) -> tuple[bool, str]:
         """Arm or disarm; returns whether this is the state now, and a sentence for the caller."""
@@ -162,19 +162,19 @@ class PolicyNode:
         for waiting in filter(None, [mailbox.take() for mailbox in self._mailboxes]):
             self._context.report(waiting.outcome(BEFORE_ARMING))
         self._watch.look(at_once=True)
-        self._supervise()  # what is missing holds from the first moment
+        self._supervise()  # missing inputs hold from the start
         if not self.safety.arm():
             return False, self.safety.explain()
         return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
-        """End a stop and forget the plan, and disarm; returns True and a sentence for the caller."""
+        """End a stop, discard the plan and disarm; returns True and a sentence for the caller."""
         self.inputs.new_epoch()
         if self._stepper is not None:
             self._stepper.forget_commands()
         if self.safety.reset():
             return True, "no longer stopped; disarmed: call ~/enable to move"
-        return True, "was not stopped; the plan is forgotten"
+        return True, "the node was not stopped; the plan is discarded"
 
     def stop(self, detail: str = "the stop topic said so") -> None:
         """Stop until a person resets."""
@@ -188,7 +188,7 @@ class PolicyNode:
         text = instruction.strip()
         longest = self.config.policy.max_instruction_length
         if not text:
-            return False, "empty instruction: the one before stays"
+            return False, "empty instruction ignored: the previous one remains in force"
         if len(text) > longest:
             return (
                 False,
@@ -210,7 +210,7 @@ class PolicyNode:
         """Apply changed options at once; only live ones (``Option.live``) may change while running."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
-        if changed:  # an empty one takes the instruction back
+        if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())
 
     # Wiring
@@ -230,7 +230,7 @@ class PolicyNode:
             self._options,
             config.camera.topics,
             tuple(arm.name for arm in stepper.controller.arms if arm.arm_names),
-            # rclpy's ROSClock and ours say so; another clock is the system's.
+            # Clocks without this attribute are system clocks.
             simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
         )
         self._context = Context(
@@ -299,7 +299,7 @@ class PolicyNode:
         self._watchdog.heartbeat(self._clock.now())
 
     def _on_enable(self, request: Any, response: Any) -> Any:
-        # Whoever disarms is obeyed by all that hear it.
+        # Every node that receives a call to disarm obeys.
         refused = self._ambiguous("~/enable") if request.data else ""
         response.success, response.message = (False, refused) if refused else self.enable(bool(request.data))
         return response
@@ -310,12 +310,10 @@ class PolicyNode:
         return response
 
     def _ambiguous(self, service: str) -> str:
-        """Return why a call is no consent ("" if it is): another server received it, too."""
+        """Return why a call is refused, or "": another node serves ``service`` and received the call, too."""
         who = self._watch.servers(service)
         if who:
-            who = (
-                f"refused: {who} serves {service} as well and heard this call, too; end it or give it another name"
-            )
+            who = f"refused: {who} serves {service} as well and received this call, too; end or rename that node"
             self._logger.error(who)
         return who
 
@@ -332,7 +330,7 @@ class PolicyNode:
         if event.kind == "block" and event.reason is not None:
             self._logger.warning(f"cannot be armed: {event.reason.value}: {event.detail}")
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
-            self._states.forget()  # stamps may come again
+            self._states.forget()  # stamps may repeat
         if self._telemetry is not None:
             self._telemetry.changed()
 
@@ -343,14 +341,14 @@ class PolicyNode:
         try:
             for each in self._joint_inputs:
                 each.poll()
-        except Exception as error:  # the arm is held all the same, where it was last
+        except Exception as error:  # hold at the last known position
             self._throttled.log("hold", f"joint states could not be read: {type(error).__name__}: {error}")
         commands, refusals = self._stepper.hold(self.inputs.snapshot.arms)
         for refused in refusals:
             self._logger.error(f"no hold could be sent: {refused.detail}")
         send = self._outputs.prepare(commands)
         with self.safety.motion() as allowed:
-            if not allowed:  # else the reason has ended already, and a motion may have gone out before this
+            if not allowed:  # otherwise the reason has cleared, and motion may already have been sent
                 send()
 
     def _supervise(self) -> None:

@@ -46,9 +46,9 @@ class Frame:
 
 
 class FrameReceiver:
-    """Receives the frames of all cameras; ``observer`` gets every frame if a policy uses past ones.
+    """Receives the frames of all cameras; ``observer`` gets every frame if the policy uses past frames.
 
-    ``sources`` has the publisher of each topic that is followed.
+    ``sources`` chooses one publisher per topic.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class FrameReceiver:
         context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
     def _warn_of_no_stamp(self, topic: str) -> None:
-        """Warn of frames without a stamp, which many drivers send; their time of arrival is used instead."""
+        """Warn once of frames without a stamp, which many drivers send."""
         self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)
             self._context.logger.warning(
-                f"{topic}: its frames have the stamp 0 and count as taken when they come; how old they really are "
-                "nobody knows, and timeouts.frame_age cannot catch it. Let the driver stamp them"
+                f"{topic}: its frames have the stamp 0, so their time of arrival is used: timeouts.frame_age "
+                "cannot detect old frames. Configure the driver to stamp them"
             )
 
     def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
@@ -117,10 +117,10 @@ class StateReceiver:
         # In lockstep a simulation sets its arm back between episodes, faster than any limit.
         lockstep = config.control.lockstep
         self._arms = {arm.name: arm for arm in controller.arms}
-        self.topics: dict[str, list[str]] = {}  # with the arms that each tells of
+        self.topics: dict[str, list[str]] = {}  # topic to the arms that it covers
         for options in config.arms:
             self.topics.setdefault(options.joint_states, []).append(options.name)
-        several = len(controller.arms) > 1  # each then tells of its own joints
+        several = len(controller.arms) > 1  # then each message covers its own arm's joints
         self._joint_states = {
             arm.name: JointStates(
                 arm.arm_names,
@@ -131,7 +131,7 @@ class StateReceiver:
         }
 
     def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
-        """Return publishers that currently alternate on an arm's joint, with the topic."""
+        """Yield the topics on which publishers currently alternate on an arm's joint, each with the contest."""
         for topic, arms in self.topics.items():
             for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
                 yield topic, contest

@@ -2,7 +2,7 @@
 
 With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it. Without
 ROS, signals replace the services: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. In a terminal, SIGHUP ends the
-node, because the terminal was closed and nobody watches any more.
+node, because the terminal was closed.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def serve(
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal ended
         twice, ended = ended, True
-        if twice != loading:  # a second signal, or nothing yet to shut down in order
+        if twice != loading:  # a second signal, or nothing to shut down yet
             raise KeyboardInterrupt
 
-    # Handlers only note the request; it is carried out on the thread that spins.
+    # Handlers only record the request; the thread that spins carries it out.
     asked: list[str] = []
     requests: dict[int, str] = {signal.SIGUSR1: "arm", signal.SIGUSR2: "disarm", signal.SIGHUP: "reset"}
     if sys.stdin is not None and sys.stdin.isatty():
@@ -105,7 +105,7 @@ def serve(
         try:
             node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), policy)
             loading = False
-            asked.clear()  # a request to arm from before there was anything to arm is void
+            asked.clear()  # discard requests from before the node could be armed
             if not ended:
                 node.activate()
                 resets = ", -HUP resets" if signal.SIGHUP in requests else ""
@@ -128,8 +128,8 @@ def serve(
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
     """Carry out requests that arrived together as signals; return a sentence for each.
 
-    Signals are not ordered: a busy process may see a reset before an earlier request to arm, and would arm although
-    nobody armed it after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
+    Signals are not ordered: a busy process may see a reset before an earlier request to arm. A request to ``arm``
+    therefore counts only without ``disarm`` and ``reset``.
     """
     said = []
     if "disarm" in requests:

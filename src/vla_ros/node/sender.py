@@ -14,7 +14,7 @@ from vla_ros.node.context import Context
 from vla_ros.node.stepper import Stepper
 from vla_ros.types import JointState
 
-_SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
+_SUPERVISION_VALID = 0.05  # s; older findings of the watchdog are checked again
 
 
 class Sender:
@@ -42,7 +42,7 @@ class Sender:
         self._clock, self._safety = context.clock, context.safety
         self._prepare, self._supervise = prepare, supervise
         self._between = Between()
-        self._interruptions = 0  # those that the plan has seen
+        self._interruptions = 0  # count at the last check of the plan
         self.task = (-1, -1)
         self.ended = False
 
@@ -62,7 +62,7 @@ class Sender:
         return self._between.due if self._between.rests else -math.inf
 
     def is_void(self, task: tuple[int, int]) -> bool:
-        """Return True if ``task`` has ended, or began before a person armed."""
+        """Return True if ``task`` has ended, or the arm was armed since it began."""
         return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
 
     def is_interrupted(self) -> bool:
@@ -71,7 +71,7 @@ class Sender:
         return before != self._interruptions or not self._safety.may_move
 
     def ease(self) -> bool:
-        """Decelerate by further commands; False if none are needed."""
+        """Decelerate with further commands; False if none is needed."""
         self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
@@ -118,7 +118,7 @@ class Sender:
     def send_between(self, *, dry: bool) -> bool:
         """Send the command that is due between two steps, or during deceleration after the last; True if sent.
 
-        Once the arm rests, nothing more is sent. ``dry``: a plan ends here, because the next chunk is late.
+        Once the arm rests, nothing more is sent. ``dry``: the plan has run out because the next chunk is late.
         """
         step, rested = self._between.step, self._between.rests
         assert step is not None

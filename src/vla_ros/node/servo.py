@@ -10,13 +10,13 @@ from vla_ros.node.context import Context
 TYPE = "moveit_msgs/srv/ServoCommandType"
 _TWIST = 1  # of the request's command_type
 _PERIOD = 0.1  # s
-_RETRY = 1.0  # s; for a call that is not answered, or refused
+_RETRY = 1.0  # s; after a call that was refused or not answered
 
 
 class Servo:
-    """Calls ``switch_command_type`` when the service ``name`` appears, and again when it comes back.
+    """Calls ``switch_command_type`` whenever the service ``name`` appears.
 
-    ``is_ready`` is True while Servo has switched to twists, and is still there.
+    ``is_ready`` is True while Servo is available and has switched to twists.
     """
 
     def __init__(self, context: Context, wiring: Wiring, name: str) -> None:

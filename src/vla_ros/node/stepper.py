@@ -33,10 +33,10 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """A result of the policy and the observation behind it."""
+    """A chunk from the policy and its observation."""
 
     observation: Observation
-    chunk: ActionChunk  # its answer, checked for shape and NaN
+    chunk: ActionChunk  # checked for shape and NaN
     # ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
     stages_ms: Mapping[str, float]
 
@@ -98,8 +98,7 @@ class Stepper:
     def new_task(self) -> None:
         """Begin another task: forget the chunk and the session's state.
 
-        The last command is kept, because arm and fingers do not change with the instruction: a hold now must not
-        drop a gripped object.
+        The last command is kept, so that a hold does not drop a gripped object.
         """
         self._session.reset()
         self.schedule.reset()
@@ -179,7 +178,7 @@ class Stepper:
             reference: Joint states at the frame's stamp, for the first step of a chunk; None takes ``joints``.
             answer: The inference that was made for this step, for the record.
         """
-        # Overrun: options that changed just now may have shortened the plan; the step that was due is still valid.
+        # Overrun: changed options may have shortened the plan, but the step that is due remains valid.
         step = self.schedule.next(overrun=True)
         if step is None:
             raise RuntimeError("next_command() without a step: call infer() first")
@@ -227,7 +226,7 @@ class Stepper:
     ) -> StepResult:
         """Infer on one set of frames and make the first command, without time passing in between.
 
-        Raises as :meth:`infer`; what only the command lacks is in the result.
+        Raises as :meth:`infer`; why a command was refused is in the result.
         """
         answer = self.infer(frames, inputs)
         return self.next_command(inputs.arms or inputs.joints, dt, reference, answer)

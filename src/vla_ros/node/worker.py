@@ -20,9 +20,8 @@ _REMEMBERED = 20
 class Worker(Generic[T]):
     """Runs one job at a time. Begin another only after :meth:`result`.
 
-    On a simulated clock a job runs at once and counts as ended when its duration has passed
-    (:meth:`SimulatedClock.job`).
-    ``changed`` is notified when a job has ended; before that ``ended`` is called on the thread that did it.
+    When a job has ended, ``ended`` is called on the worker's thread, then ``changed`` is notified. On a simulated
+    clock a job runs immediately and ends when its duration has passed (:meth:`SimulatedClock.job`).
     """
 
     def __init__(

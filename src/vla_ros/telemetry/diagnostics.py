@@ -58,10 +58,9 @@ def frames_part(frames: Mapping[str, Any]) -> Part:
 
 
 def policy_part(info: Mapping[str, Any], outside: int) -> Part:
-    """Report what the policy returned with its last action.
+    """Report the numbers and strings of the last ``ActionChunk.info``.
 
-    Of ``ActionChunk.info``, numbers and strings are shown; ``outside`` counts tokens in the last second that were
-    not action tokens (``outside_bins``).
+    ``outside`` counts the tokens of the last second that were no action tokens (``outside_bins``).
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
@@ -96,12 +95,12 @@ def execution_part(execution: Mapping[str, float]) -> Part:
 
 
 def topics_part(findings: Mapping[str, str]) -> Part:
-    """Return the reasons why messages do not arrive, each with its fix."""
+    """Report why messages do not arrive, with fixes."""
     return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
 def process_part(resources: Mapping[str, int]) -> Part:
-    """Return the memory, threads, file descriptors and GPU memory of the node."""
+    """Report memory, threads, file descriptors and GPU memory of the node."""
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")
     return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)

@@ -27,7 +27,7 @@ class ExecutionStats:
         self._steadiness = Steadiness(_REMEMBERED)
 
     def interrupted(self) -> None:
-        """Record that motion ended for a reason (hold, stop, another task), so that no gap or seam is counted."""
+        """Record that motion was interrupted (hold, stop, another task): the pause is neither a gap nor a seam."""
         with self._lock:
             self._steadiness.interrupted()
 

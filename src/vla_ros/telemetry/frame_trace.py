@@ -27,7 +27,7 @@ class FrameTrace:
 
     Args:
         path: File to write; an existing one is replaced.
-        complain: Called once when nothing more can be written.
+        complain: Called once, with the error, if the file cannot be written any more.
 
     Attributes:
         lost: Number of lines that were not written.
@@ -88,5 +88,5 @@ class FrameTrace:
                 found = f"'{self._path}' cannot be written any more ({error.strerror})"
                 self._complain(f"node.trace: {found}; recording has ended, the arm is not affected")
         self._failed = True
-        with contextlib.suppress(OSError):  # the disk is still full, which was said already
+        with contextlib.suppress(OSError):  # the disk is still full, as reported
             file.close()

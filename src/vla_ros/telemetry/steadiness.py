@@ -14,7 +14,7 @@ import numpy as np
 from vla_ros.types import FloatArray
 
 _STALLED = 1.5  # periods between two commands
-_FEWEST = 8  # accelerations, below which their ratio says nothing
+_FEWEST = 8  # accelerations for a meaningful ratio
 _QUANTILE = 99
 
 
@@ -31,7 +31,7 @@ class Steadiness:
         self.interrupted()
 
     def interrupted(self) -> None:
-        """Forget the last command: what follows is no gap and no seam."""
+        """Forget the last command, so that the next one counts neither as a gap nor as a seam."""
         self._at: float | None = None
         self._was_seam = False
         self._positions: FloatArray | None = None
@@ -52,7 +52,7 @@ class Steadiness:
     ) -> None:
         """Count a command to ``positions`` [N], or to go on with ``speed`` [N] for a ``period``.
 
-        Commands count as a period apart, also after a gap: an arm that must start again at a seam does so there.
+        Commands count as one period apart even after a gap, so that a restart counts as acceleration at the seam.
         """
         before, self._positions = self._positions, positions
         is_seam, self._was_seam = begins_chunk or self._was_seam, begins_chunk

@@ -67,7 +67,7 @@ class Telemetry:
         self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
         self._debug_wanted = False
         self._to_draw: StepResult | None = None
-        self._said: tuple[str, ...] = ()  # state, and what keeps it from being armed
+        self._said: tuple[str, ...] = ()  # state and blocks
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
@@ -215,7 +215,7 @@ class Telemetry:
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:
-        """Log in one line whether raw frames of the configured size get through."""
+        """Log whether the middleware carries raw frames of the configured size."""
         config = self._options.current
         frames = Frames.of(config)
         if self._graph.backend == "dds":
@@ -225,7 +225,7 @@ class Telemetry:
             return
         try:
             report = examine("default", frames, sourced_distribution())
-        except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
+        except ConfigError as error:  # an unknown distribution
             self._logger.info(str(error))
             return
         say(self._logger, f"middleware: {report.summary}", "info" if report.active else "warning")

@@ -14,7 +14,7 @@ from vla_ros.graph.qos import PROFILES
 if TYPE_CHECKING:
     from vla_ros.graph.dds.node import DdsNode
 
-_REMEMBERED = 20  # goals whose result can still be asked for
+_REMEMBERED = 20  # goals whose result can still be requested
 _UNKNOWN, _TERMINATED = 2, 3  # action_msgs/srv/CancelGoal
 
 
@@ -111,7 +111,7 @@ class DdsActionServer:
         self._destroy += [partial(node.destroy_publisher, each) for each in (self._status, self._feedback)]
 
     def publish_feedback(self, goal_id: Any, feedback: Any) -> None:
-        """Send a goal's feedback and all states, because a client misses those from before it knew its goal."""
+        """Send feedback and the states again: a client misses states published before its goal was accepted."""
         self.publish_status()
         self._feedback.publish(self._type.FeedbackMessage(goal_id=goal_id, feedback=feedback))
 

@@ -28,7 +28,7 @@ from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 _INFO = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 _TOPIC = "ros_discovery_info"
 _WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
-# All participants share one instance of the topic, so a reader that kept the last sample would lose the others.
+# All participants write one instance of the topic, so a reader that keeps the last sample would lose the others.
 _READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
 
 PUBLISHERS, SUBSCRIPTIONS = 0, 1
@@ -75,12 +75,12 @@ class Discovery:
         self._participants = BuiltinDataReader(participant.dds, BuiltinTopicDcpsParticipant)
         self._reader = participant.reader(_TOPIC, _INFO, _READER_QOS, ignore_local=True)
         self._writer, self._sample = participant.writer(_TOPIC, _INFO, _WRITER_QOS, ignore_local=True)
-        # The condition, not the reader: a reader's other statuses would wake the loop until they are read.
+        # Attaching the reader itself would wake the loop for its other statuses until they are read.
         self._condition = ReadCondition(self._reader, ANY_UNREAD)
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce the endpoints of an own node, None when it ends; ``key`` tells namesakes apart."""
+        """Announce a node of this participant, or its end (None); ``key`` distinguishes nodes of the same name."""
         with self._lock:
             if self._closed:
                 return
@@ -185,7 +185,7 @@ class Discovery:
             return
 
     def _formats(self) -> Iterable[MessageTypes]:
-        """Both message formats, our own distribution's GID size first, because a graph may be mixed."""
+        """Return both message formats, own GID size first: a graph may mix ROS distributions."""
         yield self._participant.types
         yield message_types("jazzy" if self._participant.environment.distro == "humble" else "humble")
 

@@ -29,18 +29,18 @@ _CDR_HEADER = 4
 _REQUEST_HEADER = 16
 
 
-_PENDING = 100  # calls without a response that are remembered
-_DISCOVERY = 1.0  # s; for the other half of a client whose request has come
+_PENDING = 100  # most calls that wait for a response
+_DISCOVERY = 1.0  # s; to discover the reader of a client whose request has arrived
 _HEADER = struct.Struct("<Qq")
 
 
 class _End(Inbox):
-    """One side of a service: a reader, a writer, and their identity for the other side."""
+    """One side of a service: a reader and a writer that announce the same id."""
 
     def __init__(self, participant: Participant, srv_type: Any, name: str, kind: str) -> None:
         self.srv_name, self.srv_type = name, srv_type
         profile = PROFILES["default"]
-        # Who waits for an end waits until it sees reader and writer of one identity, so that nothing is lost.
+        # Peers wait until they have discovered a reader and a writer with the same id, so that no message is lost.
         identity = f"{kind}id={'.'.join(f'{byte:x}' for byte in uuid.uuid4().bytes)};"
         request = f"{REQUEST_PREFIX}{name}Request", f"{srv_type.TYPE}_Request"
         reply = f"{REPLY_PREFIX}{name}Reply", f"{srv_type.TYPE}_Response"
