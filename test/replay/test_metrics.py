@@ -133,17 +133,12 @@ def test_baselines():
 def test_bootstrap_interval_of_a_mean_is_about_two_standard_errors():
     rng = np.random.default_rng(1)
     values = rng.normal(3.0, 1.0, 400)
-    sums = np.stack([values, np.ones(400)], axis=1)
-    low, high = skill.interval(sums, lambda s: s[:, 0] / s[:, 1])
+    data = np.repeat(values, 3)[:, None], np.ones((1200, 1)), np.repeat(np.arange(400), 3)  # episodes of 3 frames
+    low, high = skill.interval(*data)
     assert low < values.mean() < high
     assert high - low == pytest.approx(4 * values.std() / 20, rel=0.1)
-    assert skill.interval(sums, lambda s: s[:, 0] / s[:, 1]) == [low, high]
+    assert skill.interval(*data) == [low, high]
 
 
 def test_one_episode_has_no_interval():
-    assert skill.interval(np.ones((1, 2)), lambda s: s[:, 0]) is None
-
-
-def test_sums_by_episode():
-    found = skill.per_episode(np.array([[1.0, 1], [2, 1], [5, 1]]), np.array([4, 4, 9]))
-    assert found.tolist() == [[3, 2], [5, 1]]
+    assert skill.interval(np.ones((4, 1)), np.ones((4, 1)), np.zeros(4, np.int64)) is None

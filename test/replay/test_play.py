@@ -148,7 +148,8 @@ def test_a_chunk_is_executed_before_the_policy_is_asked_again(
 ):
     policy, config = brightness_policy(horizon=4), build({"control.schedule": schedule}, replay_config)
     found = play(write_bag("bag", recording), policy, Options(speed=FAST), config=config).samples
-    assert asked - 1 <= len(policy.asked) <= asked + 1
+    # What is inferred while the instruction changes is dropped, and inferred again.
+    assert asked - 1 <= len(policy.asked) <= asked + 2
     assert found.skipped == 40 - len(policy.asked)
 
 

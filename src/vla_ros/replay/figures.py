@@ -67,21 +67,13 @@ class Comparer:
         errors = np.abs(frames.predicted - frames.recorded)
         cosines = self.cosines(frames.predicted, frames.recorded)
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
-        hits, misses = (closed > 0) & (wanted > 0), np.abs(closed - wanted)
-        misses[~np.isfinite(misses)] = 0.0
-
-        def averages(values: FloatArray) -> list[float] | None:
-            count = values.shape[1]
-            sums = skill.per_episode(np.concatenate((values, np.isfinite(values)), axis=1), frames.episodes)
-            return skill.interval(sums, lambda s: metrics.mean(metrics.ratio(s[:, :count], s[:, count:]), axis=1))
-
-        both, either = 2.0 * hits.sum(axis=1), (2.0 * hits + misses).sum(axis=1)
-        counts = skill.per_episode(np.stack([both, either], axis=1), frames.episodes)
-        return {
-            "mae": averages(errors),
-            "direction_cosine": averages(cosines),
-            "gripper_f1": skill.interval(counts, lambda s: metrics.ratio(s[:, 0], s[:, 1])),
+        both, differ = 2.0 * np.nansum(closed * wanted, axis=1), np.nansum(np.abs(closed - wanted), axis=1)
+        counts = {
+            "mae": (errors, np.isfinite(errors)),
+            "direction_cosine": (cosines, np.isfinite(cosines)),
+            "gripper_f1": (both[:, None], (both + differ)[:, None]),
         }
+        return {name: skill.interval(*pair, frames.episodes) for name, pair in counts.items()}
 
     def ahead(self, frames: Samples) -> dict[str, Any]:
         """Return the baselines' figures, the policy's skill against each, and all of them at turns."""

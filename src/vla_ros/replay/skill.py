@@ -1,14 +1,13 @@
 """Compares a policy with simple baselines: skill scores, turns, and intervals over episodes.
 
-A skill score is 1 - E / E_guess, with E the mean squared error of the translation (joint policies: of all joints;
-Murphy 1988): 1 is perfect, 0 no better than the guess. Rotations are left out: in most recordings they are small
-corrections, and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
-docs/replay.md ("Baselines") explains why turns are counted separately.
+A skill score (Murphy 1988) is 1 - E / E_guess, with E the mean squared error of the translation or of all joints: 1
+is perfect, 0 no better than the guess. Rotations are left out: most are small corrections, and no factor between
+metres and radians is right for every tool. docs/replay.md ("Baselines") explains why turns are counted separately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from vla_ros.replay import metrics
 from vla_ros.types import FloatArray, IntArray
 
 TURN_DEGREES = 30.0
-"""A recorded translation that differs by more than this from the one before is a turn; so is setting off."""
+"""A recorded translation that differs by more than this from the one before is a turn; so is a start from rest."""
 
 RESAMPLES = 2000
 
@@ -28,9 +27,8 @@ def baselines(
 ) -> dict[str, FloatArray]:
     """Return the actions [M, D] of three baselines that ignore the image.
 
-    ``zero`` never moves and keeps every gripper open. ``hold_last`` repeats the action that was recorded one step
-    earlier (``zero`` at the start of an episode), which no policy is given. ``mean_action`` is the mean recorded
-    action.
+    ``zero`` never moves and keeps every gripper open. ``hold_last`` repeats the action recorded one step earlier,
+    which no policy gets (``zero`` at the start of an episode). ``mean_action`` is the mean recorded action.
     """
     zero = np.zeros_like(recorded)
     zero[:, list(grippers)] = open_value
@@ -62,27 +60,21 @@ def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequenc
     return metrics.mean((predicted - recorded)[:, list(columns)] ** 2, axis=1)
 
 
-def per_episode(values: FloatArray, episodes: IntArray) -> FloatArray:
-    """Return the sums of ``values`` [M, S] by episode, [E, S]; NaN counts as 0."""
-    _, index = np.unique(episodes, return_inverse=True)
-    sums = np.zeros((int(index.max(initial=-1)) + 1, values.shape[1]))
-    np.add.at(sums, index, np.nan_to_num(values))
-    return sums
+def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[float] | None:
+    """95 % bootstrap percentile interval (Efron 1979) of a ratio of sums over frames, mean over S columns.
 
-
-def interval(sums: FloatArray, statistic: Callable[[FloatArray], FloatArray]) -> list[float] | None:
-    """95 % bootstrap percentile interval of a figure (Efron 1979), resampled by whole episodes.
-
-    Frames of one episode are too similar to be resampled individually. ``statistic`` maps sums over resampled
-    episodes
-    [R, S] (:func:`per_episode`) to the figure [R]. The same data always give the same interval; fewer than two
-    episodes have none.
+    Resamples whole episodes, because frames of one episode are too similar. ``top`` and ``bottom`` are [M, S]; NaN
+    counts as 0. The same data always give the same interval; fewer than two episodes have none.
     """
-    count = len(sums)
+    _, index = np.unique(episodes, return_inverse=True)
+    count = int(index.max(initial=-1)) + 1
     if count < 2:
         return None
+    sums = np.zeros((2, count, top.shape[1]))
+    np.add.at(sums, (slice(None), index), np.nan_to_num(np.stack([top, bottom])))
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
-    figures = statistic(drawn @ sums)
+    tops, bottoms = drawn @ sums
+    figures = metrics.mean(metrics.ratio(tops, bottoms, 1e-18), axis=1)
     figures = figures[np.isfinite(figures)]
     return [float(end) for end in np.percentile(figures, [2.5, 97.5])] if figures.size else None
 
@@ -99,18 +91,16 @@ def scores(
     found: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}
     for name, guess in guesses.items():
-        sums = per_episode(np.stack([own, squared_errors(guess, recorded, columns)], axis=1), episodes)
-        found[name] = float(_score(sums.sum(axis=0, keepdims=True))[0])
-        ends[name] = interval(sums, _score)
+        other = squared_errors(guess, recorded, columns)
+        mine, theirs = np.nansum([own, other], axis=1)
+        found[name] = 1.0 - float(metrics.ratio(mine, theirs, 1e-18))
+        between = interval(own[:, None], other[:, None], episodes)
+        ends[name] = [1.0 - between[1], 1.0 - between[0]] if between else None
     return found, ends
 
 
-def _score(sums: FloatArray) -> FloatArray:
-    return 1.0 - metrics.ratio(sums[:, 0], sums[:, 1], 1e-18)
-
-
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
-    """Rows at which a recorded translation [M, 3] sets off or turns by more than :data:`TURN_DEGREES`."""
+    """Return the rows at which a recorded translation [M, 3] starts from rest or turns (:data:`TURN_DEGREES`)."""
     lengths = np.nan_to_num(np.linalg.norm(translation, axis=1))
     moving = lengths > metrics.still_threshold(translation)
     dot = np.nan_to_num((translation[1:] * translation[:-1]).sum(axis=1))
@@ -127,9 +117,9 @@ def at_turns(
     episodes: IntArray,
     arms: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """Direction cosines where the recorded motion of an arm turns; ``arms`` has the columns of each translation.
+    """Return the number of turns and the direction cosines there, of the policy and of each guess.
 
-    Returns ``count``, ``direction_cosine``, and one for each guess.
+    ``arms`` are the columns of each arm's translation.
     """
     rows = [turns(recorded[:, at], episodes) for at in arms]
 

@@ -1,7 +1,7 @@
-"""Judges the figures: a verdict with reasons, shown at the top of the report.
+"""Judges the figures: returns a verdict with reasons.
 
 The rules look for silent failures: an upside-down image, statistics of another dataset, an inverted gripper, a
-model that does not receive the image. Each reason says what to check.
+model that does not receive the image. Each reason names the option to check.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Verdict:
 
     level: str  # ``good``, ``warn`` or ``bad``
     headline: str  # one sentence
-    reasons: tuple[str, ...]  # what it is based on and what to do, the most serious first
+    reasons: tuple[str, ...]  # what was found and what to do, the most serious first
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
@@ -76,29 +76,29 @@ def _blind_cosine(figures: Mapping[str, Any]) -> float:
 
 
 def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
-    cosine, gripper, skill = figures["direction_cosine"], figures["gripper_f1"], figures["skill"]
+    cosine, gripper, skill, turns = (figures[key] for key in ("direction_cosine", "gripper_f1", "skill", "turns"))
     blind = _blind_cosine(figures)
     if cosine > blind and cosine >= GOOD_COSINE:
         yield f"directions agree: cosine {cosine:.2f}, the best blind guess has {blind:.2f}"
     if gripper >= GOOD_GRIPPER:
         yield f"the gripper agrees: F1 {gripper:.2f}"
-    best = min((skill[name] for name in ("zero", "mean_action") if not math.isnan(skill[name])), default=0.0)
-    if best >= GOOD_SKILL:
-        yield f"its squared error is {_percent(1 - best)} of that of the best blind guess"
-    held, turns = skill["hold_last"], figures["turns"]
-    if not math.isnan(held):
-        line = "larger than that of repeating the last recorded action, which a policy does not know"
-        if held > 0:
-            line = f"{_percent(1 - held)} of that of repeating the last recorded action"
+    if min(skill["zero"], skill["mean_action"]) >= GOOD_SKILL:
+        share = 1 - min(skill["zero"], skill["mean_action"])
+        yield f"its squared error is {_percent(share)} of that of the best blind guess"
+    if not math.isnan(skill["hold_last"]):
+        yield (
+            f"its squared error is {_percent(1 - skill['hold_last'])} of that of repeating the last recorded "
+            "action, which a policy does not know"
+        )
         if turns and turns["count"]:
-            others = turns["baselines"]["hold_last"]
-            line += f"; where the motion turns ({turns['count']} frames) its cosine is "
-            line += f"{turns['direction_cosine']:.2f}, against {others:.2f}"
-        yield f"its squared error is {line}"
+            yield (
+                f"where the motion turns ({turns['count']} frames) its cosine is {turns['direction_cosine']:.2f}, "
+                f"that of repeating the last recorded action {turns['baselines']['hold_last']:.2f}"
+            )
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Return reasons why frames have no action."""
+    """Explain frames without an action."""
     frames = figures["frames"]
     if not frames["received"]:
         cameras = ", ".join(sorted({bag["topics"]["camera"] for bag in figures["bags"]}))
@@ -113,7 +113,7 @@ def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
 def _accuracy(
     figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, arms: Sequence[Sequence[int]]
 ) -> Iterator[str]:
-    """Return reasons why the actions are wrong."""
+    """Detect wrong actions."""
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
         yield (
@@ -158,18 +158,17 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
 
 
 def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
-    """Detect motions that are too large or too small throughout: statistics or units of another dataset."""
+    """Detect motions that are all too large or too small, as with another dataset's statistics or units."""
     cosine = figures["direction_cosine"]
     if math.isnan(cosine):
         return
     mine, other = (float(np.sqrt(metrics.mean(values**2, axis=None))) for values in (predicted, recorded))
     # Small motions may be caution: an unsure policy returns the mean of what it could do.
-    low, high = (0.25, 2.0) if cosine >= GOOD_COSINE else (0.2, 5.0)
+    low, high, but = (0.25, 2.0, "directions agree, but ") if cosine >= GOOD_COSINE else (0.2, 5.0, "")
     if other > 0 and not low < mine / other < high:
         yield (
-            f"{'directions agree, but ' if cosine >= GOOD_COSINE else ''}predicted motions are {mine / other:.3g} "
-            "times as large as recorded ones: policy.unnorm_key, control.translation_scale or control.rate_hz may "
-            "be wrong"
+            f"{but}predicted motions are {mine / other:.3g} times as large as recorded ones: policy.unnorm_key, "
+            "control.translation_scale or control.rate_hz may be wrong"
         )
 
 
@@ -181,7 +180,7 @@ def _gripper(gripper: Mapping[str, Any]) -> Iterator[str]:
     if fingers["when_closed"] > fingers["when_open"] + 0.1:
         yield (
             "the recorded gripper numbers contradict the measured fingers, which are wider apart when the number "
-            "says closed: gripper.open_value and gripper.closed_value (or the two positions) are swapped"
+            "says closed: gripper.open_value and gripper.closed_value are swapped, or the two positions are"
         )
     elif mixed and accuracy < 0.3:
         yield (
@@ -201,54 +200,52 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
     cosine, gripper, skill = figures["direction_cosine"], figures["gripper_f1"], figures["skill"]["mean_action"]
     blind = _blind_cosine(figures)
     if WEAK_COSINE <= cosine < GOOD_COSINE:
-        yield f"directions agree only partly (cosine {cosine:.2f}, a good policy has {GOOD_COSINE} or more)"
+        yield f"directions agree only partly (cosine {cosine:.2f}; good policies: {GOOD_COSINE} or more)"
     if WEAK_COSINE <= cosine <= blind:
         yield f"directions agree no better (cosine {cosine:.2f}) than those of the mean action ({blind:.2f})"
-    elif skill < GOOD_SKILL and not cosine < WEAK_COSINE:  # below, the direction is the reason
-        yield (
-            f"its squared error is {_percent(1 - skill)} of that of the mean action, a good policy has "
-            f"{_percent(1 - GOOD_SKILL)} or less"
-        )
+    elif skill < GOOD_SKILL and not cosine < WEAK_COSINE:
+        limit = _percent(1 - GOOD_SKILL)
+        yield f"its squared error is {_percent(1 - skill)} of the mean action's (good policies: {limit} or less)"
     yield from _copies(figures)
     if gripper < GOOD_GRIPPER:
-        yield f"the gripper agrees only partly (F1 {gripper:.2f}, a good policy has {GOOD_GRIPPER} or more)"
+        yield f"the gripper agrees only partly (F1 {gripper:.2f}; good policies: {GOOD_GRIPPER} or more)"
     for item in figures["dimensions"]:
         if item["saturated_wrongly"] > 0.1 and not item["name"].endswith("gripper"):
-            share = f"{100 * item['saturated_wrongly']:.0f} %"
+            share = _percent(item["saturated_wrongly"])
             yield f"{item['name']} is at the end of its range in {share} of all frames; other values were recorded"
 
 
 def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Detect actions that continue straight on where the recorded motion turns, which averages hide."""
+    """Detect actions that go straight on where the recorded motion turns; averages hide them."""
     turns = figures["turns"]
     if not turns or turns["count"] < _ENOUGH_TURNS or figures["direction_cosine"] < WEAK_COSINE:
         return
     cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
     if cosine < GOOD_COSINE and cosine <= held + 0.2:
         yield (
-            f"where the recorded motion turns ({turns['count']} frames) it is hardly better (cosine {cosine:.2f}) "
-            f"than repeating the last recorded action ({held:.2f}): agreement elsewhere may be mere smoothness"
+            f"where the recorded motion turns ({turns['count']} frames) the policy (cosine {cosine:.2f}) is hardly "
+            f"better than repeating the last recorded action ({held:.2f}); elsewhere it may only be smooth"
         )
 
 
 def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Return reasons about deadlines, skipped frames, stamps and refused commands."""
+    """Detect missed deadlines, skipped frames, wrong stamps and refused commands."""
     deadline, frames, commands = figures["deadline"], figures["frames"], figures["commands"]
     if deadline["share"] > 0.01:
         yield (
-            f"{100 * deadline['share']:.0f} % of all inference steps took longer than the period of "
+            f"{_percent(deadline['share'])} of all inference steps took longer than the period of "
             f"{deadline['period_ms']:.0f} ms (control.rate_hz)"
         )
     if figures["mode"] != "open_loop" and frames["skipped"] > 0.5 * max(1, frames["received"]):
         yield f"{frames['skipped']} of {frames['received']} frames were skipped because the policy was busy"
     offset = figures["stamp_offset_s"]
     if math.isnan(offset) and frames["used"]:
-        yield "frames carry no stamp: joint states cannot be looked up by stamp (the camera's driver must set one)"
+        yield "the images have no stamp (the camera's driver must set one): joint states cannot be matched by stamp"
     if offset > _EARLY_FRAME_S or offset < -_OLD_FRAME_S:
         where = f"{offset:.3g} s ahead of" if offset > 0 else f"{-offset:.3g} s behind"
         yield (
-            f"the frames' stamps are {where} the recorder's clock: the camera's clock is wrong or its images are "
-            "late, and joint states are looked up by stamp"
+            f"the frames' stamps are {where} the recorder's clock: the camera's clock is wrong, or its images "
+            "arrive late; joint states are matched by stamp"
         )
     for reason, count in commands["refused"].items():
         if count > 0.01 * frames["used"]:
