@@ -66,12 +66,10 @@ def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[fl
     Resamples whole episodes, because frames of one episode are too similar. ``top`` and ``bottom`` are [M, S]; NaN
     counts as 0. The same data always give the same interval; fewer than two episodes have none.
     """
-    _, index = np.unique(episodes, return_inverse=True)
-    count = int(index.max(initial=-1)) + 1
-    if count < 2:
+    _, starts = np.unique(episodes, return_index=True)
+    if (count := len(starts)) < 2:
         return None
-    sums = np.zeros((2, count, top.shape[1]))
-    np.add.at(sums, (slice(None), index), np.nan_to_num(np.stack([top, bottom])))
+    sums = np.add.reduceat(np.nan_to_num(np.stack([top, bottom])), starts, axis=1)
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     tops, bottoms = drawn @ sums
     figures = metrics.mean(metrics.ratio(tops, bottoms, 1e-18), axis=1)
