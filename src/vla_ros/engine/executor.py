@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -13,23 +12,19 @@ import torch
 from numpy.typing import NDArray
 
 from vla_ros.engine.buckets import Buckets
-from vla_ros.engine.device_errors import explain_device_errors, require_finite
+from vla_ros.engine.device_errors import require_finite
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import Decoded, DraftState, Fed, Predictions, verify_all, verify_draft
-from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner, make_runner
 from vla_ros.engine.step_graphs import Encode, StepGraphs
 from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import ConfigError, DeviceLostError
+from vla_ros.errors import ConfigError
 from vla_ros.types import IntArray, RawImage, UInt8Array
 
 DRAFTS = ("none", "verify", "prefill")
-
-_STAGES_PLAIN = ("vision", "prefill", "decode", "download")
-_STAGES_DRAFTED = ("vision", "prefill", "download", "decode")  # its passes come and go with downloads between them
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Answer:
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
-class Engine:
+class Engine(GraphEngine[int, StepGraphs]):
     """Runs B observations at a time. Not thread-safe.
 
     Args:
@@ -104,26 +99,25 @@ class Engine:
     ) -> None:
         if options.drafts not in DRAFTS:
             raise ConfigError(f"policy.drafts: found {options.drafts!r}, expected one of {', '.join(DRAFTS)}")
+        super().__init__(
+            weights.device,
+            options.image_size,
+            Buckets.up_to(patches, options.answer, weights.shape.max_positions, options.bucket_step),
+            make_runner(weights.device) if runner is None else runner,
+            options.background,
+        )
         self.options = options
         self.weights = weights
-        self.buckets = Buckets.up_to(patches, options.answer, weights.shape.max_positions, options.bucket_step)
-        self.runner = make_runner(weights.device) if runner is None else runner
         self._encode = encode
         self._ops = make_ops(weights.device) if ops is None else ops
         self._patches = patches
         self.guard = TOLERANCES[weights.dtype].guard if options.guard is None else options.guard
         if options.drafts != "prefill":
             self.guard = inf
-        self._resizer = ImageResizer(options.image_size, weights.device, self.runner, options.background)
-        self._graphs: dict[int, GraphCache[StepGraphs]] = {}
-        self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens, before the first answer."""
-        graphs = self._of(batch)
-        with explain_device_errors(self.weights.device), self.runner.stream():
-            for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
-                graphs.ensure(length)
+        self._capture(batch, prompts)
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
@@ -137,14 +131,8 @@ class Engine:
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.
         """
-        if self._lost is not None:
-            raise self._lost
-        try:
-            with explain_device_errors(self.weights.device), self.runner.stream():
-                answers = self._answer(requests)
-        except DeviceLostError as error:
-            self._lost = error
-            raise
+        with self._running():
+            answers = self._answer(requests)
         for answer in answers:
             require_finite(answer.margins.tolist())
         return answers
@@ -152,7 +140,7 @@ class Engine:
     @torch.inference_mode()
     def resized(self, frame: RawImage) -> UInt8Array:
         """Return a camera image as the network sees it: uint8 of ``options.image_size`` on the host."""
-        with explain_device_errors(self.weights.device), self.runner.stream():
+        with self._running():
             resized = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
             self._resizer.resize(self._resizer.upload([frame]), resized)
             seen: UInt8Array = resized[0].cpu().numpy()
@@ -168,7 +156,7 @@ class Engine:
         count = self.options.answer - 1
         if count == 0:
             return 0.0
-        with explain_device_errors(self.weights.device), self.runner.stream():
+        with self._running():
             graphs = self._of(1).take(len(prompt))
             _, last = self._upload_prompts(graphs, [prompt], [draft.tolist()])
             raw, (fed, start) = graphs.fed_buffer.on_host()
@@ -179,25 +167,9 @@ class Engine:
             at = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
             return float((inside - after).gather(-1, at).abs().max().item())
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for background captures; return False after ``timeout`` seconds.
-
-        Nothing requires this; it only makes later images faster.
-        """
-        ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
-        return self._resizer.wait(timeout) and all(ready)
-
     def failures(self) -> dict[int, Exception]:
         """Return the sequence lengths of single observations whose capture failed, with the reason."""
         return self._of(1).failures
-
-    def close(self) -> None:
-        """Free buffers, caches and graphs, but not the weights, which belong to the caller."""
-        for graphs in self._graphs.values():
-            graphs.close()
-        self._graphs.clear()
-        self._resizer.clear()
-        self.runner.close()
 
     def _answer(self, requests: Sequence[Request]) -> list[Answer]:
         batch, runner, rows = len(requests), self.runner, self.options.answer
@@ -206,29 +178,17 @@ class Engine:
         offers = [request.draft.offer() if possible else None for request in requests]
         drafted = any(offer is not None for offer in offers)
 
-        marks, names = [runner.mark()], ["upload"]
-        frames = [request.image for request in requests if isinstance(request.image, RawImage)]
-        if not frames:
-            images = [request.image for request in requests if isinstance(request.image, np.ndarray)]
-            runner.upload(graphs.images, images[0][None] if batch == 1 else np.stack(images))
-        elif len(frames) == batch:
-            uploaded = self._resizer.upload(frames)
-            marks.append(runner.mark())
-            self._resizer.resize(uploaded, graphs.images)
-            names.append("preprocess")
-        else:
-            raise ConfigError(f"engine: {len(frames)} of {batch} images are the camera's; expected all or none")
-        marks.append(runner.mark())
+        clock = StageClock(runner)
+        self._upload([request.image for request in requests], graphs.images, clock)
         graphs.run("vision")
-        marks.append(runner.mark())
+        clock.end("vision")
         # While the device encodes the image.
         text, last = self._upload_prompts(graphs, [request.prompt for request in requests], offers)
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
             graphs.run(stage)
-            marks.append(runner.mark())
+            clock.end(stage)
         tokens, margins = graphs.answer_buffer.split(runner.download(graphs.answer_buffer.buffer))
-        marks.append(runner.mark())
-        names += _STAGES_DRAFTED if drafted else _STAGES_PLAIN
+        clock.end("download")
         if not drafted:
             decoded = [
                 Decoded(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)
@@ -236,8 +196,8 @@ class Engine:
             ]
         else:
             decoded = self._verify(graphs, text, last, tokens, margins)
-            marks.append(runner.mark())
-        stages = {name: runner.milliseconds(*span) for name, span in zip(names, pairwise(marks), strict=True)}
+            clock.end("decode")
+        stages = clock.milliseconds()
         answers = []
         for request, offer, one in zip(requests, offers, decoded, strict=True):
             accepted = None if offer is None else one.accepted
@@ -291,17 +251,6 @@ class Engine:
 
         return verify_all(waiting, verify)
 
-    def _of(self, batch: int) -> GraphCache[StepGraphs]:
-        if batch not in self._graphs:
-
-            def build(length: int) -> StepGraphs:
-                return StepGraphs(
-                    self._encode, self.weights, self._ops, self.buckets, length, batch, self.options.image_size
-                )
-
-            # Without graphs a second thread has nothing to do.
-            background = self.options.background and self.runner.graphs
-            self._graphs[batch] = GraphCache(
-                self.buckets, build, lambda graphs: graphs.capture(self.runner), background
-            )
-        return self._graphs[batch]
+    def _build(self, kind: int, length: int) -> StepGraphs:
+        size = self.options.image_size
+        return StepGraphs(self._encode, self.weights, self._ops, self.buckets, length, kind, size)

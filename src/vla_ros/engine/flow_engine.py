@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from vla_ros.engine.buckets import Buckets
-from vla_ros.engine.device_errors import NotFiniteError, explain_device_errors
+from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, prefill, sample, sample_by_gradient
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
-from vla_ros.engine.graph_cache import GraphCache
-from vla_ros.engine.resizer import ImageResizer
+from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.runner import Runner, Stage, make_runner
 from vla_ros.engine.transfer_buffer import TransferBuffer
-from vla_ros.errors import ConfigError, DeviceLostError
+from vla_ros.errors import ConfigError
 from vla_ros.types import IntArray, RawImage
 
 STAGES = ("vision", "prefill", "flow")
@@ -119,10 +117,10 @@ class FlowGraphs:
             "flow": self._flow,
         }
 
-    def capture(self) -> None:
+    def capture(self, runner: Runner) -> None:
         """Replace every stage by its graph."""
         with torch.inference_mode():
-            self.stages = {name: self._runner.capture(stage) for name, stage in self.stages.items()}
+            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def clear(self) -> None:
         """Overwrite the cache with zeros."""
@@ -161,7 +159,7 @@ class FlowGraphs:
             self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), first=1))
 
 
-class FlowEngine:
+class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
     """Runs B observations at a time. Not thread-safe.
 
     Args:
@@ -188,21 +186,20 @@ class FlowEngine:
         jacobian: bool = False,
     ) -> None:
         lengths = tuple(range(PROMPT_STEP, prompt + PROMPT_STEP, PROMPT_STEP))
+        super().__init__(
+            model.device,
+            size,
+            Buckets(0, 1, lengths),
+            make_runner(model.device) if runner is None else runner,
+            background,
+        )
         self.model = model
-        self.runner = make_runner(model.device) if runner is None else runner
         self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian
-        self._buckets = Buckets(0, 1, lengths)
-        self._background = background and self.runner.graphs
-        self._resizer = ImageResizer(size, model.device, self.runner, background)
-        self._graphs: dict[tuple[int, int], GraphCache[FlowGraphs]] = {}
         self._generator = torch.Generator(model.device)
-        self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens, before the first answer."""
-        with explain_device_errors(self.model.device), self.runner.stream(), torch.inference_mode():
-            for length in sorted({self._buckets.require(prompt) for prompt in prompts}, reverse=True):
-                self._of(batch, cameras).ensure(length)
+        self._capture((batch, cameras), prompts)
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
@@ -214,52 +211,22 @@ class FlowEngine:
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.
         """
-        if self._lost is not None:
-            raise self._lost
-        try:
-            with explain_device_errors(self.model.device), self.runner.stream():
-                return self._answer(requests)
-        except DeviceLostError as error:
-            self._lost = error
-            raise
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for background captures; return False after ``timeout`` seconds."""
-        ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
-        return self._resizer.wait(timeout) and all(ready)
-
-    def close(self) -> None:
-        """Free buffers, caches and graphs, but not the weights, which belong to the caller."""
-        for graphs in self._graphs.values():
-            graphs.close()
-        self._graphs.clear()
-        self._resizer.clear()
-        self.runner.close()
+        with self._running():
+            return self._answer(requests)
 
     def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
         runner, cameras = self.runner, len(requests[0].images)
-        graphs = self._of(len(requests), cameras).take(max(len(request.tokens) for request in requests))
-        images = [image for request in requests for image in request.images]
-        frames = [image for image in images if isinstance(image, RawImage)]
-        marks, names = [runner.mark()], ["upload"]
-        if frames:
-            uploaded = self._resizer.upload(frames)
-            marks.append(runner.mark())
-            self._resizer.resize(uploaded, graphs.images)
-            names.append("preprocess")
-        else:
-            runner.upload(graphs.images, np.stack([image for image in images if isinstance(image, np.ndarray)]))
-        marks.append(runner.mark())
-        graphs.stages["vision"]()
-        marks.append(runner.mark())
-        self._upload(graphs, requests)  # while the device encodes the images
-        for stage in STAGES[1:]:
+        graphs = self._of((len(requests), cameras)).take(max(len(request.tokens) for request in requests))
+        clock = StageClock(runner)
+        self._upload([image for request in requests for image in request.images], graphs.images, clock)
+        for stage in STAGES:
             graphs.stages[stage]()
-            marks.append(runner.mark())
+            clock.end(stage)
+            if stage == "vision":
+                self._upload_inputs(graphs, requests)  # while the device encodes the images
         actions = runner.download(graphs.actions)
-        marks.append(runner.mark())
-        names += [*STAGES, "download"]
-        stages = {name: runner.milliseconds(*span) for name, span in zip(names, pairwise(marks), strict=True)}
+        clock.end("download")
+        stages = clock.milliseconds()
         answers = [
             FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
         ]
@@ -267,7 +234,7 @@ class FlowEngine:
             graphs.clear()  # later requests mask what this one left, but NaN times zero is NaN
         return answers
 
-    def _upload(self, graphs: FlowGraphs, requests: Sequence[FlowRequest]) -> None:
+    def _upload_inputs(self, graphs: FlowGraphs, requests: Sequence[FlowRequest]) -> None:
         raw, (tokens, lengths, state, previous, weights, limit, given) = graphs.inputs.on_host()
         for row, request in enumerate(requests):
             lengths[row] = len(request.tokens)
@@ -284,15 +251,8 @@ class FlowEngine:
                 given[row, : follow.given] = 1
         self.runner.upload(graphs.inputs.buffer, raw)
 
-    def _of(self, batch: int, cameras: int) -> GraphCache[FlowGraphs]:
-        key = (batch, cameras)
-        if key not in self._graphs:
-
-            def build(length: int) -> FlowGraphs:
-                with torch.inference_mode():
-                    return FlowGraphs(
-                        self.model, self._ops, self._size, self._dtype, key, length, self._jacobian, self.runner
-                    )
-
-            self._graphs[key] = GraphCache(self._buckets, build, FlowGraphs.capture, self._background)
-        return self._graphs[key]
+    def _build(self, kind: tuple[int, int], length: int) -> FlowGraphs:
+        with torch.inference_mode():
+            return FlowGraphs(
+                self.model, self._ops, self._size, self._dtype, kind, length, self._jacobian, self.runner
+            )

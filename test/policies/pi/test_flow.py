@@ -60,7 +60,7 @@ def test_a_longer_padding_changes_nothing(kind):
     short = answer(engine, request)[0]
     longer = random_engine(kind)
     longer.warm_up([60], cameras=2)
-    longer._buckets = replace(longer._buckets, lengths=longer._buckets.lengths[1:])
+    longer.buckets = replace(longer.buckets, lengths=longer.buckets.lengths[1:])
     np.testing.assert_allclose(answer(longer, request)[0], short, rtol=0, atol=2e-6)
 
 

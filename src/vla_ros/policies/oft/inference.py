@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,14 +13,12 @@ from torch.nn import functional
 
 from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.decoder import parallel
-from vla_ros.engine.device_errors import explain_device_errors, require_finite
-from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.device_errors import require_finite
+from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.ops import KVCache, Ops
-from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import DeviceLostError
 from vla_ros.policies.oft.network import Denoising, OFTModel, Plan, denoise, plan, sources
 from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 
@@ -39,7 +36,9 @@ class Chunk:
     normalized: FloatArray  # float64 [K, D]; of a discrete checkpoint undefined
     tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None
     margins: FloatArray  # best minus second-best logit of each token; empty without tokens
-    stages_ms: dict[str, float] = field(default_factory=dict)  # ``upload``, ``infer`` and ``download``
+    stages_ms: dict[str, float] = field(
+        default_factory=dict
+    )  # ``upload``, ``preprocess`` of camera images, ``infer``, ``download``
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class StepBuffers:
         return functional.embedding(self.words, self._owner.weights.embedding)
 
 
-class ChunkInference:
+class ChunkInference(GraphEngine[int, StepBuffers]):
     """Infers chunks, with one bidirectional pass each (with a diffusion head, one per step).
 
     Not thread-safe. The decoder of ``model`` may be empty: ``weights`` is. Sequences are padded to multiples of
@@ -188,34 +187,27 @@ class ChunkInference:
         bucket_step: int = 32,
         background: bool = True,
     ) -> None:
-        layout = model.layout
-        self.model, self.weights, self.ops, self.encode, self.runner = model, weights, ops, encode, runner
+        layout, most = model.layout, weights.shape.max_positions
         self.patches, self.steps = layout.images * model.architecture.patches, steps
         self.fixed = self.patches + layout.extras
+        answer = layout.slots + 2  # the placeholders, </s>, and what Buckets leaves out for a last token
+        self._padded = bucket_step > 1
+        if self._padded:
+            buckets = Buckets.up_to(self.fixed, answer, most, bucket_step)
+        else:
+            buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
+        size = (model.architecture.image_size, model.architecture.image_size)
+        super().__init__(weights.device, size, buckets, runner, background and self._padded)
+        self.model, self.weights, self.ops, self.encode = model, weights, ops, encode
         self.denoising = None
         if layout.head == "diffusion":
             table = Denoising.of(steps, weights.shape.hidden_size)
             self.denoising = Denoising(*(one.to(weights.device) for one in table))
-        answer = layout.slots + 2  # the placeholders, </s>, and what Buckets leaves out for a last token
-        if bucket_step == 1:
-            most = weights.shape.max_positions
-            self.buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
-        else:
-            self.buckets = Buckets.up_to(self.fixed, answer, weights.shape.max_positions, bucket_step)
-
-        self._padded = bucket_step > 1
-        self._background = background and runner.graphs and self._padded
-        self._graphs: dict[int, GraphCache[StepBuffers]] = {}
-        size = (model.architecture.image_size, model.architecture.image_size)
-        self._resizer = ImageResizer(size, weights.device, runner, background)
         self._plans: dict[tuple[int, int], Plan] = {}
-        self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens; raises ConfigError if one is too long."""
-        with explain_device_errors(self.weights.device), self.runner.stream():
-            for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
-                self._of(batch).ensure(length)
+        self._capture(batch, prompts)
 
     def answer(self, asked: ChunkRequest) -> Chunk:
         """Answer one observation, as :meth:`answer_all` does."""
@@ -229,41 +221,17 @@ class ChunkInference:
         Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
         allowed) and DeviceLostError.
         """
-        if self._lost is not None:
-            raise self._lost
-        try:
-            with explain_device_errors(self.weights.device), self.runner.stream():
-                parts = [asked] if self.batches else [[one] for one in asked]
-                return [chunk for part in parts for chunk in self._answer(part)]
-        except DeviceLostError as error:
-            self._lost = error
-            raise
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for background captures; return False after ``timeout`` seconds."""
-        return all(graphs.wait(timeout) for graphs in self._graphs.values()) and self._resizer.wait(timeout)
-
-    def close(self) -> None:
-        """Free buffers and graphs, but not the weights."""
-        for graphs in self._graphs.values():
-            graphs.close()
-        self._resizer.clear()
-        self.runner.close()
+        with self._running():
+            parts = [asked] if self.batches else [[one] for one in asked]
+            return [chunk for part in parts for chunk in self._answer(part)]
 
     @property
     def batches(self) -> bool:
         """Whether several observations run in one pass: padded ones without FiLM, whose towers see one text."""
         return self._padded and not self.model.layout.film
 
-    def _of(self, batch: int) -> GraphCache[StepBuffers]:
-        if batch not in self._graphs:
-            self._graphs[batch] = GraphCache(
-                self.buckets,
-                lambda length: StepBuffers(self, length, self._padded, batch),
-                lambda step: step.capture(self.runner),
-                self._background,
-            )
-        return self._graphs[batch]
+    def _build(self, kind: int, length: int) -> StepBuffers:
+        return StepBuffers(self, length, self._padded, kind)
 
     def _plan(self, prompt: int, step: StepBuffers) -> Plan:
         key = prompt, step.length
@@ -274,12 +242,8 @@ class ChunkInference:
     def _answer(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
         runner, layout = self.runner, self.model.layout
         step = self._of(len(asked)).take(max(len(one.prompt) for one in asked))
-        marks = [runner.mark()]
-        every = [image for one in asked for image in one.images]
-        if raw_images := [image for image in every if isinstance(image, RawImage)]:
-            self._resizer.resize(self._resizer.upload(raw_images), step.images)
-        else:
-            runner.upload(step.images, np.stack([image for image in every if isinstance(image, np.ndarray)]))
+        clock = StageClock(runner)
+        self._upload([image for one in asked for image in one.images], step.images, clock)
         raw, (words, order, wanted, lengths, counts, state, noise) = step.inputs.on_host()
         for row, one in enumerate(asked):
             count = len(one.prompt)
@@ -293,14 +257,12 @@ class ChunkInference:
             if layout.head == "diffusion":
                 noise[row] = one.noise
         runner.upload(step.inputs.buffer, raw)
-        marks.append(runner.mark())
         step.run(words.tobytes())
-        marks.append(runner.mark())
+        clock.end("infer")
         tokens, numbers = step.answer.split(runner.download(step.answer.buffer))
-        marks.append(runner.mark())
+        clock.end("download")
         require_finite(numbers.ravel().tolist())
-        spans = zip(("upload", "infer", "download"), pairwise(marks), strict=True)
-        stages = {name: runner.milliseconds(*span) for name, span in spans}
+        stages = clock.milliseconds()
         discrete, numbers = layout.head == "none", numbers.astype(np.float64)
         return [
             Chunk(
