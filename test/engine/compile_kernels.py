@@ -1,6 +1,6 @@
-"""Compile every kernel for sm_90a with the sizes of OpenVLA-7B and say what it needs; run by test_kernels.py.
+"""Compile every kernel for sm_90a, with the sizes of OpenVLA-7B and pi0.5, and print what it needs.
 
-Triton brings its own assembler, so no GPU is needed.
+Run by test_kernels.py. Triton brings its own assembler, so no GPU is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, jpeg, linear, lowbit, pointwise, resample, towers
+from vla_ros.engine.kernels import attention, flow, gemma, jpeg, linear, lowbit, pointwise, resample, towers
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import (
     ATTENTION_CONFIG,
@@ -27,51 +27,61 @@ from vla_ros.engine.tile_configs import (
     PACKED_ROWS,
     SKINNY_CONFIGS,
 )
+from vla_ros.engine.triton_gemma import FEW_ROWS, FEWEST_ROWS, MANY_ATTENTION, Tiles
 
-B = "*bf16"
-HIDDEN, HEADS, HEAD = 4096, 32, 128
-WEIGHTS = {
-    "dense": (B, B),
-    "int8": ("*i32", "*fp32"),
-    "int4": ("*i32", "*i32"),
-    "fp8": ("*fp8e4nv", "*fp32"),
+B, F, FP8 = "*bf16", "*fp32", "*fp8e4nv"
+TYPES = {
+    name: kind
+    for kind, names in {
+        B: "x weight norm hidden table out scaled query keys values cosine sine branch both qkv patches positions "
+        "prefix tokens gain bias factor offset",
+        F: "scales sums row_scale column_scale partial logits margins row_weights column_weights across down",
+        "*i32": "words ends length split_counters",
+        "*i64": "index rows columns above below left right",
+        "*fp64": "squares next_squares",
+        "*u8": "images luma chroma",
+        "fp32": "eps unit time delta",
+    }.items()
+    for name in names.split()
 }
-"""Kind of weight to the types of its numbers and scales."""
+"""Parameters to the types that most kernels give them; all others are constants or int32."""
+CACHE = {"positions": "*i32", "scale": "fp32"}
+WEIGHTS = {
+    "dense": {"weight": B, "scale": B, "x": B, "scaled": B},
+    "int8": {"weight": "*i32", "scale": F},
+    "int4": {"weight": "*i32", "scale": "*i32"},
+    "fp8": {"weight": FP8, "scale": F},
+}
+HIDDEN, HEADS = 4096, {"HEADS": 32, "KV_HEADS": 32, "HEAD": 128}
 
 
-def compile_kernel(
-    name: str, kernel, types, constants, warps: int, stages: int, registers: int | None = None, fuse: bool = True
-) -> None:
-    signature = {n: types.get(n, "constexpr" if n in constants else "i32") for n in kernel.arg_names}
+def compile_kernel(name, kernel, types, warps=4, stages=3, registers=None, fuse=True, **constants) -> None:
+    """Compile a kernel, whose parameters have the ``types``, else :data:`TYPES`, unless they are constants."""
+    constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
+    signature = {n: "constexpr" if n in constants else {**TYPES, **types}.get(n, "i32") for n in kernel.arg_names}
     aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, n in enumerate(kernel.arg_names)
-        if signature[n].startswith("*")
+        (index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind.startswith("*")
     }
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, aligned),
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": fuse},
     )
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    tools, ptx = Path(triton.__file__).parent / "backends" / "nvidia" / "bin", compiled.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
-        source.write_text(compiled.asm["ptx"])
+        source.write_text(ptx)
         made = source.with_suffix(".cubin")
-        command = [tools / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", made]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        sass = subprocess.run(
-            [tools / "cuobjdump", "-sass", made], capture_output=True, text=True, check=True
-        ).stdout
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.search(r"(\d+) bytes spill stores", said)
-    ptx = compiled.asm["ptx"]
-    waits = said.count("wgmma.mma_async instructions are serialized")
+        assemble = [tools / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", made]
+        said = subprocess.run(assemble, capture_output=True, text=True, check=True).stderr
+        dump = [tools / "cuobjdump", "-sass", made]
+        sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     counted = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
+    used, spilled = (re.search(words, said)[1] for words in (r"Used (\d+) reg", r"(\d+) bytes spill stores"))
     print(
-        f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared}",
+        f"kernel {name}: registers {used} spills {spilled} shared {compiled.metadata.shared}",
         *(f"{word} {ptx.count(text)}" for word, text in counted.items()),
-        f"serialized {waits} hazards {len(hazards(sass))}",
+        f"serialized {said.count('wgmma.mma_async instructions are serialized')} hazards {len(hazards(sass))}",
         f"moves {moves(compiled.asm['ttgir'])}",
     )
 
@@ -88,15 +98,9 @@ def moves(ttgir: str) -> int:
 
 
 def compile_few_rows(kind: str) -> None:
-    weight, scale = WEIGHTS[kind]
-    sums = {"squares": "*fp64", "next_squares": "*fp64", "norm": B, "scaled": B, "eps": "fp32"}
-    rows = B if kind == "dense" else "*fp16"
-    sums["scaled"] = rows
-    types = {"x": rows, "weight": weight, "scale": scale, "out": B, **sums}
-    cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
-    heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
+    types = {"x": "*fp16", "scaled": "*fp16", **WEIGHTS[kind]}
 
-    def skinny(role: str, kernel, inputs: int, types, rows: int = 1, **constants) -> None:
+    def skinny(role: str, kernel, inputs: int, types, rows: int = 1) -> None:
         config = SKINNY_CONFIGS[role, kind]
         if kind in BITS:
             pairs, item = 2 if role in ("qkv", "gate_up") else 1, {"int4": 1, "int8": 2}[kind]
@@ -107,167 +111,140 @@ def compile_few_rows(kind: str) -> None:
                 220_000,
                 16 // pairs,
             )
-        groups = min(config.warps, config.block_k // 16)
-        blocks = {
-            "GROUPS": groups,
-            "BLOCK_M": rows,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "K": inputs,
-        }
-        common = {"KIND": kind, "MORE": rows == PACKED_ROWS, "ASM": True, "PRECISION": "tf32"}
-        name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
-        compile_kernel(name, kernel, types, every, config.warps, config.stages, fuse=False)
+        compile_kernel(
+            f"{role} {kind} {inputs} {rows}", kernel, types, config.warps, config.stages, fuse=False, KIND=kind,
+            MORE=rows == PACKED_ROWS, ASM=True, PRECISION="tf32", GROUPS=min(config.warps, config.block_k // 16),
+            BLOCK_M=rows, BLOCK_N=config.block_n, BLOCK_K=config.block_k, K=inputs, **HEADS,
+        )  # fmt: skip
 
     for role, inputs in (("o_proj", HIDDEN), ("down_proj", 11008)):
         skinny(role, linear.add_kernel, inputs, types)
     if kind == "dense":
-        skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
+        skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": F})
     for rows in (1, 8, 16, 32):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, {**types, "out": types["x"]}, rows)
-        skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
+        skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, "positions": "*i32"}, rows)
 
 
-def compile_many_rows(kind: str) -> None:
-    words, scale = WEIGHTS[kind]
-    types = {"x": B, "words": words, "scale": scale, "out": B}
-    common = {"K": HIDDEN, "KIND": kind, "ASM": True}
+def compile_many_rows(kind: str, kernel, types, configs) -> None:
     tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == kind)
-    for config in dict.fromkeys((*GEMM_CANDIDATES, *tuned)):
-        sizes = {
-            "FRAGMENTS": config.block_n // 8,
-            "K_GROUPS": config.k_groups,
-            "BLOCK_M": config.block_m,
-            "TAIL_M": config.tail_m,
-        }
-        every = {
-            **common,
-            **sizes,
-            "SPLIT_K": config.split_k,
-            "EVEN": 288 % (config.block_m + config.tail_m) == 0,
-            "WGMMA": True,
-            "ADD": False,
-            "PRECISION": "tf32",
-        }
-        name = f"gemm {kind} {' '.join(map(str, astuple(config)))}"
-        out = B if config.split_k == 1 else "*fp32"
+    for config in dict.fromkeys((*configs, *tuned)):
         compile_kernel(
-            name,
-            lowbit.gemm_kernel,
-            {**types, "out": out},
-            every,
-            config.warps,
-            config.stages,
-            config.max_registers,
-        )
-    if kind == "int4":
-        compile_fp8_rows(types)
-
-
-def compile_fp8_rows(types) -> None:
-    types = {**types, "x": "*fp8e4nv", "row_scale": "*fp32", "sums": "*fp32", "grid": "*i32"}
-    tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == "int4 fp8")
-    for config in dict.fromkeys((FP8_ROWS, *tuned)):
-        sizes = {"FRAGMENTS": config.block_n // 8, "BLOCK_M": config.block_m, "TAIL_M": config.tail_m}
-        every = {**sizes, "K": HIDDEN, "ADD": False, "ASM": True, "EVEN": True, "ROOM": 32}
-        every["SPLIT_K"] = config.split_k
-        name = f"gemm int4 fp8 {' '.join(map(str, astuple(config)))}"
-        out = {"out": B if config.split_k == 1 else "*fp32"}
-        compile_kernel(
-            name,
-            lowbit.gemm_fp8_kernel,
-            {**types, **out},
-            every,
-            config.warps,
-            config.stages,
-            config.max_registers,
-        )
+            f"gemm {kind} {' '.join(map(str, astuple(config)))}", kernel,
+            {**types, "out": B if config.split_k == 1 else F}, config.warps, config.stages, config.max_registers,
+            K=HIDDEN, KIND=kind, ASM=True, WGMMA=True, ADD=False, PRECISION="tf32", ROOM=32,
+            FRAGMENTS=config.block_n // 8, K_GROUPS=config.k_groups, BLOCK_M=config.block_m, TAIL_M=config.tail_m,
+            SPLIT_K=config.split_k, EVEN=288 % (config.block_m + config.tail_m) == 0,
+        )  # fmt: skip
 
 
 def compile_towers() -> None:
     """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
-    types = {"images": "*u8", "table": B, "out": B}
-    sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "WIDTH": 592, "BLOCK": 1024}
-    compile_kernel("patchify", towers.patchify_kernel, types, sizes, 4, 3)
-    names = (
-        "patches",
-        "positions",
-        "prefix",
-        "tokens",
-        "branch",
-        "scale",
-        "gain",
-        "bias",
-        "factor",
-        "offset",
-        "out",
-    )
-    types = {**dict.fromkeys(names, B), "eps": "fp32"}
+    compile_kernel("patchify", towers.patchify_kernel, {}, SIDE=16, PATCH=14, TOWERS=2, WIDTH=592, BLOCK=1024)
     for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
-        sizes, rows = {"N": width, "BLOCK": block}, {"ROWS": 256 + prefix, "PREFIX": prefix}
-        scaled = {"SCALED": prefix > 0}
-        for name, kernel, constants in (
-            ("embed", towers.embed_kernel, rows),
-            ("add norm", towers.add_norm_kernel, {**scaled, "FILM": prefix == 0}),
-            ("add", towers.add_kernel, {**rows, **scaled}),
-        ):
-            compile_kernel(f"{name} {width}", kernel, types, {**sizes, **constants}, block // 256, 3, fuse=False)
+        for name in ("embed", "add_norm", "add"):
+            compile_kernel(
+                f"{name} {width}", getattr(towers, f"{name}_kernel"), {"scale": B}, block // 256, fuse=False,
+                N=width, BLOCK=block, ROWS=256 + prefix, PREFIX=prefix, SCALED=prefix > 0, FILM=prefix == 0,
+            )  # fmt: skip
+
+
+def compile_between_products() -> None:
+    config = ATTENTION_CONFIG
+    compile_kernel(
+        "attend", attention.attend_kernel, CACHE, config.warps, config.stages, BLOCK_R=16, BLOCK_C=config.block_c,
+        SPLITS=config.splits, PRECISION="tf32", **HEADS,
+    )  # fmt: skip
+    both_ways = {"BLOCK_R": 64, "BLOCK_C": 64, "PRECISION": "tf32", **HEADS}
+    compile_kernel("attend both ways", attention.attend_both_ways_kernel, CACHE, **both_ways)
+    compile_kernel("choose", attention.choose_kernel, {"tokens": "*i64"}, 16, BLOCK=8192)
+    rows = {"N": HIDDEN, "BLOCK": HIDDEN}
+    for name, out, parts, grouped in (
+        ("norm", B, 0, False),
+        ("norm fp8", FP8, 1, False),
+        ("norm fp8 int4", FP8, 2, True),
+    ):
+        compile_kernel(
+            name, pointwise.rms_norm_kernel, {"out": out}, 8, PARTS=parts, FP8=out == FP8, GROUPED=grouped, **rows
+        )
+    compile_kernel("gather", pointwise.gather_kernel, {}, 8, **rows)
+    compile_kernel("rotate", pointwise.rotate_kernel, CACHE, BLOCK_H=32, SCALED=True, **HEADS)
+    for name, out, scaled, grouped in (
+        ("silu", B, False, False),
+        ("silu fp8", FP8, True, False),
+        ("silu fp8 int4", FP8, False, True),
+    ):
+        flags = {"SCALED": scaled, "FP8": out == FP8, "GROUPED": grouped, "BLOCK": 2048}
+        compile_kernel(name, pointwise.silu_multiply_kernel, {"out": out}, 8 if out == FP8 else 4, **flags)
+
+
+def compile_images() -> None:
+    names = ("to_ycc", "offsets", "forward", "before", "factors", "after", "steps", "scales", "from_chroma")
+    tables = {**dict.fromkeys(names, "*i32"), "out": "*u8"}
+    compile_kernel("jpeg code", jpeg.code_kernel, tables, 8, ROWS=16, COLUMNS=16)
+    compile_kernel("jpeg merge", jpeg.merge_kernel, tables, ROWS=16, COLUMNS=16, BLOCK=256)
+    compile_kernel("lanczos", resample.float_resize_kernel, {"out": "*u8"}, fuse=False, BLOCK=256)
+    compile_kernel("crop", resample.crop_kernel, {"out": "*u8"}, fuse=False, BLOCK=256)
+
+
+WIDTH, MLP, PI_HEADS = 1024, 4096, {"HEADS": 8, "KV_HEADS": 1, "HEAD": 256}
+PI = {
+    **CACHE,
+    **dict.fromkeys(("given", "times", "counters"), "*i32"),
+    **dict.fromkeys(("squares", "spare", "now", "fixed", "norm", "bias", "actions"), F),
+    **dict.fromkeys(("previous", "weights", "limits"), F),
+    "parts": B,
+    "factor": "fp32",
+}
+
+
+def compile_gemma(name: str, kernel, warps: int, stages: int = 3, **constants) -> None:
+    sizes = {"ADAPTIVE": True, "TILES": 32, "BLOCK_M": 64, "N": WIDTH, "PRECISION": "tf32", **PI_HEADS, **constants}
+    compile_kernel(f"gemma_{name}", kernel, PI, warps, stages, **sizes)
+
+
+def compile_gemma_few(name: str, tiles: Tiles, rows: int) -> None:
+    for role, kernel, outputs, inputs in (
+        ("qkv", flow.qkv_kernel, (8 + 2) * 256 // 2, WIDTH),
+        ("o_proj", flow.add_kernel, WIDTH, 8 * 256),
+        ("gate_up", flow.gate_up_kernel, MLP, WIDTH),
+        ("down_proj", flow.add_kernel, WIDTH, MLP),
+    ):
+        tile = getattr(tiles, role).fit(outputs, inputs)
+        compile_gemma(
+            f"{role}_{name}", kernel, tile.warps, tile.stages, K=inputs, N=MLP if role == "gate_up" else WIDTH,
+            BLOCK_M=rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
+        )  # fmt: skip
+    tile = tiles.attention
+    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    compile_gemma(f"attend_{name}", flow.attend_chunk_kernel, tile.warps, tile.stages, **blocks)
+
+
+def compile_pi() -> None:
+    compile_gemma_few("few", FEW_ROWS, 64)
+    compile_gemma_few("fewest", FEWEST_ROWS, 16)
+    compile_gemma("merge", flow.merge_kernel, 1, CHUNKS=14, PADDED=16)
+    tile = MANY_ATTENTION
+    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    compile_gemma("attend_many", gemma.attend_kernel, tile.warps, tile.stages, **blocks)
+    ends = {"A": 32, "H": 50, "BLOCK": WIDTH, "EMBED": True, "SCALED": True}
+    compile_gemma("start", flow.start_kernel, 8, **ends)
+    compile_gemma("advance", flow.advance_kernel, 8, **ends)
+    rows = {"N": 2048, "BLOCK": 2048, "QUANTIZE": False, "ADAPTIVE": False, "BRANCH": True}
+    compile_gemma("add_norm", gemma.add_norm_kernel, 8, **rows)
+    compile_gemma("gelu", gemma.gelu_multiply_kernel, 4, **rows)
 
 
 def main() -> None:
     for kind in WEIGHTS:
         compile_few_rows(kind)
-        if kind in BITS:
-            compile_many_rows(kind)
-    cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
-    sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
-    cache |= {"partial": "*fp32", "split_counters": "*i32"}
-    blocks = {
-        "BLOCK_R": 16,
-        "BLOCK_C": ATTENTION_CONFIG.block_c,
-        "PRECISION": "tf32",
-        "SPLITS": ATTENTION_CONFIG.splits,
-    }
-    every = {**sizes, **blocks}
-    compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION_CONFIG.warps, ATTENTION_CONFIG.stages)
-    both_ways = {**sizes, "BLOCK_R": 64, "BLOCK_C": 64, "PRECISION": "tf32"}
-    compile_kernel(
-        "attend both ways", attention.attend_both_ways_kernel, {**cache, "length": "*i32"}, both_ways, 4, 3
-    )
-    types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
-    compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
-    for name, out, constants in (
-        ("norm", B, {"PARTS": 0, "FP8": False, "GROUPED": False}),
-        ("norm fp8", "*fp8e4nv", {"PARTS": 1, "FP8": True, "GROUPED": False}),
-        ("norm fp8 int4", "*fp8e4nv", {"PARTS": 2, "FP8": True, "GROUPED": True}),
-    ):
-        types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "sums": "*fp32", "eps": "fp32"}
-        types |= {"row_scale": "*fp32", "column_scale": "*fp32"}
-        compile_kernel(name, pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN, **constants}, 8, 3)
-    types = {"table": B, "index": "*i64", "hidden": B, "norm": B, "scaled": B, "squares": "*fp64"}
-    types["next_squares"] = "*fp64"
-    compile_kernel("gather", pointwise.gather_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
-    types = {"qkv": B, "cosine": B, "sine": B, **cache, "row_scale": "*fp32", "column_scale": "*fp32"}
-    compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 32, "SCALED": True}, 4, 3)
+    for kind in BITS:
+        compile_many_rows(kind, lowbit.gemm_kernel, {"scale": WEIGHTS[kind]["scale"]}, GEMM_CANDIDATES)
+    compile_many_rows("int4 fp8", lowbit.gemm_fp8_kernel, {"x": FP8, "grid": "*i32"}, (FP8_ROWS,))
+    compile_between_products()
     compile_towers()
-    names = ("to_ycc", "offsets", "forward", "before", "factors", "after", "steps", "scales", "from_chroma")
-    types = dict.fromkeys(names, "*i32") | dict.fromkeys(("images", "luma", "chroma", "out"), "*u8")
-    compile_kernel("jpeg code", jpeg.code_kernel, types, {"ROWS": 16, "COLUMNS": 16}, 8, 3)
-    compile_kernel("jpeg merge", jpeg.merge_kernel, types, {"ROWS": 16, "COLUMNS": 16, "BLOCK": 256}, 4, 3)
-    images, at = {"images": "*u8", "out": "*u8"}, "*i64"
-    weights = {"rows": at, "columns": at, "row_weights": "*fp32", "column_weights": "*fp32"}
-    compile_kernel("lanczos", resample.float_resize_kernel, {**images, **weights}, {"BLOCK": 256}, 4, 3, fuse=False)
-    shares = dict.fromkeys(("above", "below", "left", "right"), at) | {"across": "*fp32", "down": "*fp32"}
-    types = {**images, **shares, "unit": "fp32"}
-    compile_kernel("crop", resample.crop_kernel, types, {"BLOCK": 256}, 4, 3, fuse=False)
-    types = {"both": B, "scales": "*fp32", "sums": "*fp32", "row_scale": "*fp32", "column_scale": "*fp32"}
-    for name, out, flags in (
-        ("silu", B, (False, False, False)),
-        ("silu fp8", "*fp8e4nv", (True, True, False)),
-        ("silu fp8 int4", "*fp8e4nv", (False, True, True)),
-    ):
-        every = {"BLOCK": 2048, **dict(zip(("SCALED", "FP8", "GROUPED"), flags, strict=True))}
-        compile_kernel(name, pointwise.silu_multiply_kernel, {**types, "out": out}, every, 8 if flags[1] else 4, 3)
+    compile_images()
+    compile_pi()
 
 
 if __name__ == "__main__":
