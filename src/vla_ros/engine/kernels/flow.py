@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from vla_ros.engine.kernels.gemma import locate_pairs, tanh_gelu
-from vla_ros.engine.kernels.linear import pair_ids
+from vla_ros.engine.kernels.linear import pair_ids, store_rotated
 
 
 @triton.jit
@@ -103,25 +103,12 @@ def qkv_kernel(
         2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    turns = (head < HEADS + KV_HEADS)[None, :]
     table = position[:, None] * half + feature[None, :]
-    cos = tl.where(turns, tl.load(cosine + table).to(tl.float32), 1.0)
-    sin = tl.where(turns, tl.load(sine + table).to(tl.float32), 0.0)
-    low = (first * cos - second * sin).to(query.dtype.element_ty)
-    high = (second * cos + first * sin).to(query.dtype.element_ty)
-    inside = (rows < M)[:, None]
-    to_query = query + rows[:, None] * (HEADS * HEAD) + head[None, :] * HEAD + feature[None, :]
-    is_query = inside & (head < HEADS)[None, :]
-    tl.store(to_query, low, mask=is_query)
-    tl.store(to_query + half, high, mask=is_query)
-    slot = ((rows // ROWS)[:, None] * KV_HEADS + (head - HEADS)[None, :] % KV_HEADS) * CAPACITY + position[:, None]
-    slot = slot * HEAD + feature[None, :]
-    is_key = inside & ((head >= HEADS) & (head < HEADS + KV_HEADS))[None, :]
-    is_value = inside & (head >= HEADS + KV_HEADS)[None, :]
-    tl.store(keys + slot, low, mask=is_key)
-    tl.store(keys + slot + half, high, mask=is_key)
-    tl.store(values + slot, low, mask=is_value)
-    tl.store(values + slot + half, high, mask=is_value)
+    store_rotated(
+        first, second, tl.load(cosine + table), tl.load(sine + table), rows[:, None], position[:, None],
+        head[None, :], feature[None, :], (rows < M)[:, None], query, keys, values, ROWS, CAPACITY, HEADS, KV_HEADS,
+        HEAD,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -237,22 +237,34 @@ def qkv_kernel(
     )  # fmt: skip
     both *= inverse_root(sums, eps, K)[:, None]
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    inside = (rows < M)[:, None]
-    turns = (head < HEADS + KV_HEADS)[None, :]
-    cos = tl.where(turns, cos.to(tl.float32), 1.0)
-    sin = tl.where(turns, sin.to(tl.float32), 0.0)
+    store_rotated(
+        first, second, cos, sin, rows[:, None], position[:, None], head[None, :], feature[None, :],
+        (rows < M)[:, None], query, keys, values, ROWS, CAPACITY, HEADS, KV_HEADS, HEAD,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_rotated(
+    first, second, cosine, sine, row, position, head, feature, inside, query, keys, values, ROWS, CAPACITY,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    """Store queries and keys, rotated, and values; arguments as for :func:`qkv_kernel`.
+
+    ``head`` counts the heads of queries, then of keys, then of values; ``first`` and ``second`` are the values of
+    ``feature`` in both halves of a head.
+    """
+    half: tl.constexpr = HEAD // 2
+    turns = head < HEADS + KV_HEADS
+    cos, sin = tl.where(turns, cosine.to(tl.float32), 1.0), tl.where(turns, sine.to(tl.float32), 0.0)
     low = (first * cos - second * sin).to(query.dtype.element_ty)
     high = (second * cos + first * sin).to(query.dtype.element_ty)
-
-    to_query = query + rows[:, None] * (HEADS * HEAD) + head[None, :] * HEAD + feature[None, :]
-    is_query = inside & (head < HEADS)[None, :]
+    to_query = query + (row * HEADS + head) * HEAD + feature
+    is_query = inside & (head < HEADS)
     tl.store(to_query, low, mask=is_query)
     tl.store(to_query + half, high, mask=is_query)
-    is_key = inside & ((head >= HEADS) & (head < HEADS + KV_HEADS))[None, :]
-    is_value = inside & (head >= HEADS + KV_HEADS)[None, :]
-    kv_head = (head - HEADS) % KV_HEADS
-    slot = (((rows // ROWS)[:, None] * KV_HEADS + kv_head[None, :]) * CAPACITY + position[:, None]) * HEAD
-    slot += feature[None, :]
+    slot = ((row // ROWS * KV_HEADS + (head - HEADS) % KV_HEADS) * CAPACITY + position) * HEAD + feature
+    is_key = inside & ((head >= HEADS) & turns)
+    is_value = inside & (head >= HEADS + KV_HEADS)
     tl.store(keys + slot, low, mask=is_key)
     tl.store(keys + slot + half, high, mask=is_key)
     tl.store(values + slot, low, mask=is_value)

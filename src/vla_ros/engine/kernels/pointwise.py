@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.linear import saturate
+from vla_ros.engine.kernels.linear import saturate, store_rotated
 
 
 @triton.jit
@@ -117,13 +117,11 @@ def rotate_kernel(
     """
     half: tl.constexpr = HEAD // 2
     row = tl.program_id(0)
-    batch = row // ROWS
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     feature = tl.arange(0, half)
     position = tl.load(positions + row)
-    turns = (head < HEADS + KV_HEADS)[:, None]
-    cos = tl.where(turns, tl.load(cosine + position * half + feature).to(tl.float32)[None, :], 1.0)
-    sin = tl.where(turns, tl.load(sine + position * half + feature).to(tl.float32)[None, :], 0.0)
+    cos = tl.load(cosine + position * half + feature)[None, :]
+    sin = tl.load(sine + position * half + feature)[None, :]
     source = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD) + head[:, None] * HEAD + feature[None, :]
     there = (head < HEADS + 2 * KV_HEADS)[:, None]
     first = tl.load(qkv + source, mask=there, other=0.0).to(tl.float32)
@@ -133,20 +131,10 @@ def rotate_kernel(
         columns = head[:, None] * HEAD + feature[None, :]
         first *= tl.load(column_scale + columns, mask=there, other=0.0) * factor
         second *= tl.load(column_scale + columns + half, mask=there, other=0.0) * factor
-    low = (first * cos - second * sin).to(query.dtype.element_ty)
-    high = (second * cos + first * sin).to(query.dtype.element_ty)
-    to_query = query + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD + feature[None, :]
-    is_query = (head < HEADS)[:, None]
-    tl.store(to_query, low, mask=is_query)
-    tl.store(to_query + half, high, mask=is_query)
-    kv_head = (head - HEADS) % KV_HEADS
-    slot = ((batch * KV_HEADS + kv_head)[:, None] * CAPACITY + position) * HEAD + feature[None, :]
-    is_key = ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
-    is_value = ((head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS))[:, None]
-    tl.store(keys + slot, low, mask=is_key)
-    tl.store(keys + slot + half, high, mask=is_key)
-    tl.store(values + slot, low, mask=is_value)
-    tl.store(values + slot + half, high, mask=is_value)
+    store_rotated(
+        first, second, cos, sin, row, position, head[:, None], feature[None, :], there, query, keys,
+        values, ROWS, CAPACITY, HEADS, KV_HEADS, HEAD,
+    )  # fmt: skip
 
 
 @triton.jit
