@@ -49,7 +49,7 @@ def test_the_table_says_what_feeds_what() -> None:
     joints = ", ".join(f"joint_{number}" for number in range(1, 8))
     assert found.rows == (
         ("obs/image", "image", "224x160", "/front"),
-        ("wrist", "image", "as it is", "/wrist, rotate_180 at -15, 0"),
+        ("wrist", "image", "any", "/wrist, rotate_180 at -15, 0"),
         ("images/low", "image", "", "no camera (optional)"),
         ("obs/state", "arm.tip_position[m]", "3", "/joint_states: tool in base_link at -0.5 s, 0"),
         ("obs/state", "feed.force[6]", "6", "/ft at -0.5 s, 0"),
@@ -58,7 +58,7 @@ def test_the_table_says_what_feeds_what() -> None:
         ("action", "arm.gripper[1..0]", "1", "/grip: finger_left, finger_right"),
         ("action", "unused[2]", "2", "ignored"),
     )
-    assert found.table().splitlines()[-1] == "action      unused[2]                2         ignored"
+    assert found.table().splitlines()[-1] == "action      unused[2]                2        ignored"
     assert found.spec.dimension == 10
     assert found.cameras == {"obs/image": 0, "wrist": 1}
     assert found.spec.images[0].size == (160, 224)
@@ -95,7 +95,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (
             EIGHT,
             {},
-            "found nothing for the policy's state 's' of 8 numbers",
+            "state 's' of 8 numbers is not set",
         ),
         (
             EIGHT,
@@ -118,7 +118,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
             "policy's actions are arm.joint_p",
         ),
         (OPEN, {"features__action": ["arm.jiont_delta"]}, "features.action: found 'jiont_delta'"),
-        (OPEN, {"features__action": ["left.joint_delta"]}, "returns left.joint_delta.*the robot has arm"),
+        (OPEN, {"features__action": ["left.joint_delta"]}, "needs left.joint_delta.*the robot has the arms arm"),
         (OPEN, {"features__action": ["arm.gripper"]}, "found nothing to move 'arm'"),
         (OPEN, {"features__action": ["arm.joint_delta", "arm.tip_delta"]}, "and arm.tip_delta to move 'arm'"),
         (OPEN, {"features__action": ["arm.joint_delta", "arm.gripper", "arm.gripper"]}, "arm.gripper twice"),
@@ -126,7 +126,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (
             action("arm.joint_delta + arm.gripper[1..0]"),
             {},
-            "found 0 and 1, and the policy answers",
+            "found 0 and 1, but the policy returns",
         ),
         (action("arm.tip_delta[rotation_vector]"), {}, "found euler_xyz, expected rotation_vector"),
         (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
@@ -155,7 +155,7 @@ def test_what_a_policy_does_not_take_is_left_out_and_open_forms_are_filled() -> 
 def test_two_arms_on_one_topic_have_joints_of_their_own() -> None:
     two = {"robot__arms": ["left", "right"], "left__command": "/l", "right__command": "/r"}
     spec = action("left.joint_position + left.gripper + right.joint_position + right.gripper")
-    with pytest.raises(ConfigError, match=r"right\.joint_names: found 'joint_1', which 'left' has, too"):
+    with pytest.raises(ConfigError, match=r"right\.joint_names: found 'joint_1' on .*, which belongs to 'left'"):
         bound(spec, **two, robot__gripper_joint_names=[])
     apart = {**two, "right__joint_states": "/right/joint_states", "robot__gripper_joint_names": []}
     found = bound(spec, **apart)

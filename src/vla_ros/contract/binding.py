@@ -9,7 +9,7 @@ from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.parts import MOTIONS, UNUSED, Part
 from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec
-from vla_ros.contract.state import Arm, StateReader, bind_state
+from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 
@@ -18,16 +18,16 @@ from vla_ros.kinematics.solver import Kinematics
 class Binding:
     """A policy on a robot."""
 
-    spec: PolicySpec  # the policy's, with all that its checkpoint leaves open
+    spec: PolicySpec  # the policy's, completed by the options where its checkpoint leaves features open
     # Image key to position in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
     states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order
     columns: tuple[tuple[Part, slice], ...]  # every part of the action with its columns
-    # What :meth:`table` prints: feature, part, numbers, source or target.
+    # Rows of :meth:`table`: feature, part, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
 
     def table(self) -> str:
-        """Return the binding as a table for people."""
+        """Return the binding as text: one line per part, in aligned columns."""
         rows = (("feature", "what", "size", "from or to"), *self.rows)
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -74,7 +74,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
         spec = replace(spec, dimension=sum(part.size(counts.get(part.arm, 0)) for part in spec.action))
     _check_action(spec, arms, config.control)
     columns = spec.columns(counts)
-    chunk = [("action", "chunk", str(spec.horizon), "actions in one answer")] if spec.horizon > 1 else []
+    chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)
     rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions)
     return Binding(spec, cameras, states, columns, rows)
@@ -84,13 +84,13 @@ def _check_joints(arms: Mapping[str, Arm]) -> None:
     """Check that no joint belongs to two arms on the same topic."""
     owners: dict[tuple[str, str], str] = {}
     for name, arm in arms.items():
+        topic = arm.config.joint_states
         for joint in (*arm.joints, *arm.fingers):
-            other = owners.setdefault((arm.config.joint_states, joint), name)
+            other = owners.setdefault((topic, joint), name)
             if other != name:
                 raise ConfigError(
-                    f"{name}.joint_names: found '{joint}', which '{other}' has, too, both on "
-                    f"{arm.config.joint_states}; name each arm's own, or give it a topic of its own "
-                    f"({name}.joint_states)"
+                    f"{name}.joint_names: found '{joint}' on {topic}, which belongs to '{other}'; name each arm's "
+                    f"own joints, or set {name}.joint_states to another topic"
                 )
 
 
@@ -122,9 +122,9 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
             f"features.action: not set, and the checkpoint does not say what its {spec.dimension} numbers "
             'are; name them, for example ["arm.joint_position", "arm.gripper"]'
         )
-    unknown = [part for part in spec.action if part.quantity != UNUSED and part.arm not in arms]
-    if unknown:
-        raise ConfigError(f"robot.arms: the policy returns {unknown[0]}, but the robot has {', '.join(arms)}")
+    for part in spec.action:
+        if part.quantity != UNUSED:
+            arm_of(part, arms, "the action")
     for name, arm in arms.items():
         own = [part for part in spec.action if part.arm == name]
         motions = [part for part in own if part.quantity in MOTIONS]
@@ -149,8 +149,8 @@ def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:
             raise ConfigError(
-                f"gripper.closed_value and gripper.open_value: found {said[0]:g} and {said[1]:g}, and the "
-                f"policy answers with {part}; set them to its ends, closed first"
+                f"gripper.closed_value and gripper.open_value: found {said[0]:g} and {said[1]:g}, but the policy "
+                f"returns {part}; set them to the two ends of this range, closed first"
             )
     if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
         raise ConfigError(f"control.rotation: found {control.rotation}, expected {part.form}: actions are {part}")
@@ -171,7 +171,7 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
 
 def _size(image: ImageFeature) -> str:
     size = image.processor.size if image.processor else image.size
-    return f"{size[1]}x{size[0]}" if size else "as it is"
+    return f"{size[1]}x{size[0]}" if size else "any"
 
 
 def _moments(moments: Sequence[Moment]) -> str:

@@ -23,10 +23,10 @@ class StateError(VlaRosError):
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the robot, as features refer to it."""
+    """An arm of the robot, to which features refer."""
 
     config: ArmConfig
-    kinematics: Kinematics | None  # None if it has no URDF
+    kinematics: Kinematics | None  # None without a URDF
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -43,10 +43,10 @@ class Arm:
 class Measured:
     """The latest measurements."""
 
-    joints: JointState | None = None  # of all arms; None if it is stale
-    # Newest message of each feed of ``robot.state_topics`` that has come.
+    joints: JointState | None = None  # joint state of all arms; None if it is stale
+    # Newest message of each feed of ``robot.state_topics``, if any has arrived.
     feeds: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
-    # Arm to joint state, without those that are stale; empty if ``joints`` has all.
+    # Arm to its joint state if it is not stale; empty if ``joints`` has all arms.
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, arm: str) -> JointState | None:
@@ -62,8 +62,8 @@ class PartReader:
     """A part of a state vector and its source."""
 
     part: Part
-    size: int  # how many numbers; 0 if the first message of a feed decides
-    source: str  # for people: topic, joints, frame
+    size: int  # number of values; 0 for a feed of any length
+    source: str  # topic, joints and frame, for the printed table
     read: Read
 
 
@@ -77,8 +77,7 @@ class StateReader:
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
         """Return the vector, float64 [N]; StateError names feature and part.
 
-        ``stamp`` is the stamp of the frame, in nanoseconds. A part may be up to ``max_age`` seconds older; 0
-        accepts any age.
+        ``stamp`` is the frame's stamp in nanoseconds. A part may be up to ``max_age`` seconds older (0: any age).
         """
         pieces = []
         for one in self.parts:
@@ -108,13 +107,13 @@ class StateReader:
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
     """Bind a state vector to the robot's topics and joints; ``feeds`` is name to topic (``robot.state_topics``).
 
-    Raises ConfigError if nothing provides a part, or the numbers are not those that the policy expects.
+    Raises ConfigError if a part has no source, or the parts have another size than the policy expects.
     """
     where = f"state '{feature.key}'"
     if not feature.parts:
         size = f" of {feature.size} numbers" if feature.size else ""
         raise ConfigError(
-            f"features.state: found nothing for the policy's {where}{size}; name its parts, for example "
+            f"features.state: the policy's {where}{size} is not set; name its parts, for example "
             f'"{feature.key} = arm.joint_position + arm.gripper"'
         )
     readers = tuple(_bind(part, arms, feeds, where) for part in feature.parts)
@@ -127,6 +126,13 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
     return StateReader(feature, readers)
 
 
+def arm_of(part: Part, arms: Mapping[str, Arm], what: str) -> Arm:
+    """Return the arm of a part; ConfigError names ``what`` needs it and the arms that there are."""
+    if part.arm not in arms:
+        raise ConfigError(f"robot.arms: {what} needs {part}, but the robot has the arms {', '.join(arms)}")
+    return arms[part.arm]
+
+
 def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], where: str) -> PartReader:
     if part.quantity == UNUSED:
         return PartReader(part, part.count, "zeros", lambda measured: (np.zeros(part.count), 0))
@@ -137,9 +143,7 @@ def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], where: 
                 f"robot.state_topics: {where} needs the feed '{part.form}', found {found}; add '{part.form}=/topic'"
             )
         return PartReader(part, part.count, feeds[part.form], lambda measured: _feed(measured, part.form))
-    arm = arms.get(part.arm)
-    if arm is None:
-        raise ConfigError(f"robot.arms: {where} needs {part}, but the robot has the arms {', '.join(arms)}")
+    arm = arm_of(part, arms, where)
     read, names = _READERS[part.quantity](part, arm, f"{where} needs {part}")
     source = f"{arm.config.joint_states}: {', '.join(names)}"
     if part.quantity.startswith("tip_") and arm.kinematics is not None:
@@ -183,7 +187,7 @@ def _joints(part: Part, arm: Arm, need: str) -> Bound:
         values, stamp = _select(measured, arm, names, what)
         return (values - origin) * factor + offset, stamp
 
-    return read if part.form not in ("rad", "rad/s", "Nm") else (lambda m: _select(m, arm, names, what)), names
+    return read, names
 
 
 def _scale(
