@@ -138,7 +138,7 @@ def test_a_preset_lies_under_files_and_assignments(preset: str, tmp_path: Path) 
         (
             "libero",
             {"gripper.open_value": 1.0, "gripper.closed_value": 0.0},
-            "found 0 and 1, and the policy answers",
+            "found 0 and 1, but the policy returns",
         ),
         ("libero", {"robot.gripper_joint_names": []}, "arm.fingers"),
         ("so101", {"robot.urdf": "demo", "robot.tip_frame": ""}, "the policy expects 6"),

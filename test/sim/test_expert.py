@@ -8,13 +8,13 @@ from typing import cast
 import numpy as np
 import pytest
 
-from tools.train.episode import make_controller, run_episode
+from tools.train.episode import make_controller, run_episode, state_of
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.policies import Policy, available
 from vla_ros.sim import arm
-from vla_ros.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide, state_of
+from vla_ros.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import Observation

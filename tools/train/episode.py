@@ -17,7 +17,6 @@ from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.kinematics.transforms import rotation_vector_matrix
 from vla_ros.sim import arm
 from vla_ros.sim.episode import Episode, EpisodeOptions, obey
-from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
@@ -35,6 +34,17 @@ def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotCont
     """Return the node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     return RobotController(config, spec, make_kinematics(config))
+
+
+def state_of(world: TableTop) -> dict[str, FloatArray]:
+    """Return the expert's state vectors, which the policy node makes from its topics."""
+    joints = world.joint_positions().reshape(len(world.mounts), -1)
+    split = len(arm.JOINT_NAMES)
+    return {
+        "joints": joints[:, :split].ravel(),
+        "fingers": joints[:, split:].ravel(),
+        "objects": world.object_state(0).positions,
+    }
 
 
 class DirectControl:

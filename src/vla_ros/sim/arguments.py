@@ -1,4 +1,4 @@
-"""Arguments of ``vla-ros demo``, and the options of the policy node and of the world that follow from them."""
+"""Arguments of ``vla-ros demo``, and the options of policy node, world and episodes that follow from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vla_ros.sim.episode import EpisodeOptions
     from vla_ros.sim.world import TableTop, WorldOptions
 
-# In lockstep nothing is late, because the simulation waits. Only a policy node that hangs times out.
+# In lockstep the simulation waits, so nothing is late; only a policy node that hangs times out.
 LOCKSTEP = (
     "control.lockstep:=true",
     "timeouts.camera:=600.0",
@@ -38,7 +38,7 @@ LOCKSTEP = (
 CONTROLS = (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
-_MOST_THREADS = 8  # more do not speed up a model as small as the demo's
+_MAX_THREADS = 8  # more do not speed up a model as small as the demo's
 _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
 
 
@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
     add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
     add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, pi, expert, hold)")
-    add(
-        "--checkpoint",
-        metavar="DIR",
-        help=f"another checkpoint: a folder, or one of {', '.join(SHIPPED)}",
-    )
+    add("--checkpoint", metavar="DIR", help=f"another checkpoint: a folder, or one of {', '.join(SHIPPED)}")
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="kind of the expert's actions (default eef_delta)")
     add("--server", metavar="URL", help="use a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
@@ -69,21 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in one process, on a clock that stops during an inference (default with --delay-ms)",
     )
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
-    add(
-        "--objects",
-        type=int,
-        choices=range(1, SLOTS + 1),
-        metavar="N",
-        help="objects on the table (default 3 or 4)",
-    )
+    counts = range(1, SLOTS + 1)
+    add("--objects", type=int, choices=counts, metavar="N", help="objects on the table (default 3 or 4)")
     add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
     add("--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="delay each chunk of the policy")
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate, not in lockstep (default control.rate_hz)")
-    add(
-        "--wrist-camera",
-        action="store_true",
-        help="also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)",
-    )
+    wrist = "also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)"
+    add("--wrist-camera", action="store_true", help=wrist)
     add("--max-steps", type=positive, metavar="N", help="control steps per episode (default 8 s)")
     add("--step-timeout", type=decimal, default=60.0, metavar="S", help="maximum wait for a command")
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="maximum wait for the policy node")
@@ -100,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mode_of(arguments: argparse.Namespace) -> str:
-    """``real_time``, ``simulated_time`` or ``lockstep``; a delay has no meaning where nothing is late."""
+    """Return ``real_time``, ``simulated_time`` or ``lockstep``; a delay has no effect in lockstep."""
     if arguments.real_time:
         return "real_time"
     return "simulated_time" if arguments.simulated_time or arguments.delay_ms else "lockstep"
@@ -128,14 +116,13 @@ class Plan:
 
 def plan(arguments: argparse.Namespace) -> Plan:
     """Turn the arguments into options of the policy node."""
-    two = arguments.arms == 2
-    named = arguments.checkpoint in SHIPPED
+    two, mode_name = arguments.arms == 2, mode_of(arguments)
     given = dict(map(parse_assignment, arguments.param))
     checkpoint = arguments.checkpoint or given.get("policy.checkpoint", "")
     policy = arguments.policy or given.get("policy.name") or (policy_of(checkpoint) if checkpoint else "")
     chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
     files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
-    mode = list(LOCKSTEP) if mode_of(arguments) == "lockstep" else []
+    mode = list(LOCKSTEP) if mode_name == "lockstep" else []
     model: list[str] = []
     if two and arguments.task != "pick":
         raise ConfigError(f"--task {arguments.task}: found for two arms, expected pick")
@@ -143,14 +130,15 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(f"--objects {arguments.objects}: found for two arms, which always have {SLOTS} objects")
     if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
         raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
-    if mode_of(arguments) == "simulated_time" and (arguments.record or arguments.attach):
-        raise ConfigError("--record and --attach need a graph, which there is none of in simulated time")
+    if mode_name == "simulated_time" and (arguments.record or arguments.attach):
+        raise ConfigError("--record and --attach need a graph, but in simulated time there is none")
     if arguments.delay_ms:
         mode.append(f"control.inject_delay_ms:={arguments.delay_ms}")
     if policy:
         model.append(f"policy.name:={policy}")
     if arguments.checkpoint:
-        folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
+        shipped = arguments.checkpoint in SHIPPED
+        folder = arguments.checkpoint if shipped else Path(arguments.checkpoint).expanduser().resolve()
         model.append(assignment("policy.checkpoint", str(folder)))
     if arguments.schedule:
         model.append(f"control.schedule:={arguments.schedule}")
@@ -172,17 +160,17 @@ def plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _threads() -> int:
-    """Return all cores but the simulation's.
+    """Return the number of cores except one for the simulation.
 
-    Threads of one matrix product wait for each other: with another process on one of their cores, two threads were
-    measured to be up to ten times as slow as one.
+    Threads of a matrix product wait for each other: two that share a core with another process were up to ten times
+    slower than one thread.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores - 1, _MOST_THREADS))
+    return max(1, min(cores - 1, _MAX_THREADS))
 
 
 def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
-    """Drop the demo's ``unnorm_key`` for another checkpoint, which has statistics of its own."""
+    """Reset the demo's ``unnorm_key`` if another checkpoint, with its own statistics, is chosen."""
     usual, now = load(files[:1]).policy, load(files, chosen).policy
     given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
     same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
@@ -190,7 +178,7 @@ def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]
 
 
 def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    """Return the options of the table-top from the arguments."""
+    """Return the options of the table-top."""
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(
@@ -206,7 +194,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
 
 
 def episode_options(arguments: argparse.Namespace, world: TableTop) -> EpisodeOptions:
-    """How the episodes are run in this world."""
+    """Return how the episodes are run in this world."""
     from vla_ros.sim.episode import EpisodeOptions
 
     rate_hz = world.options.rate_hz

@@ -1,4 +1,4 @@
-"""Kinematics of the simulated arm in plain numpy; ``assets/arm.urdf`` describes it."""
+"""Kinematics of the simulated arm (``assets/arm.urdf``) in plain numpy."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ TOOL_DOWN.setflags(write=False)
 class Mount(NamedTuple):
     """An arm on the table."""
 
-    name: str  # as ``robot.arms`` names it; ``arm`` where there is one
+    name: str  # its name in ``robot.arms``; ``arm`` if it is the only one
     prefix: str = ""  # prefix of its joint names
-    position: tuple[float, float, float] = (0.0, 0.0, 0.0)  # its base in the table's frame, metres; not turned
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)  # its base in the table's frame, metres; not rotated
 
     @property
     def joint_names(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ _DAMPING, _EYE = 0.01**2 * np.eye(6), np.eye(7)
 
 
 def forward(joints: FloatArray) -> FloatArray:
-    """Pose of ``tool`` in the base frame, float64 [4, 4] in metres, for joint positions [7] in radians."""
+    """Return the pose of ``tool`` in the base frame, float64 [4, 4], metres, at joint positions [7], radians."""
     return _chain(joints)[0]
 
 
@@ -112,7 +112,7 @@ def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60
 
 
 def solve(position: FloatArray, rotation: FloatArray, start: FloatArray, iterations: int) -> FloatArray:
-    """Joint positions, float64 [7], that bring ``tool`` towards ``position`` [3] and ``rotation`` [3, 3].
+    """Return the joint positions, float64 [7], that move ``tool`` towards ``position`` [3] and ``rotation`` [3, 3].
 
     Damped least squares (Nakamura and Hanafusa, 1986) with a pull to :data:`HOME` in the null space.
     """

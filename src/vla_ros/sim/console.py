@@ -15,14 +15,14 @@ from rich.table import Table
 from vla_ros.config import Config
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
-CONSOLE = Console()
+CONSOLE = Console(highlight=False)
 
 
 def header(config: Config, where: str) -> None:
     """Print the policy and where it runs."""
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
-    CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", highlight=False, soft_wrap=True)
+    CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", soft_wrap=True)
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:
@@ -42,8 +42,7 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
             mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
             note = f" ({last.touched})" if last.touched else ""
             bar.console.print(
-                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}",
-                highlight=False,
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}"
             )
             share = sum(result.success for result in results) / len(results)
             bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")
@@ -54,35 +53,26 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
 def summary(result: DemoResult) -> None:
     """Print the success rate, the latency by stage and the frame counters."""
     won = sum(episode.success for episode in result.episodes)
-    CONSOLE.print(
-        f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({result.mode.replace('_', ' ')}, "
-        f"{result.wall_s:.1f} s)",
-        highlight=False,
-    )
-    motion = result.motion
+    mode, motion, frames = result.mode.replace("_", " "), result.motion, result.frames
+    CONSOLE.print(f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({mode}, {result.wall_s:.1f} s)")
     if motion["stalled_share"] is not None:
-        text = f"stalled {motion['stalled_share']:.1%} of the time, longest gap {motion['longest_gap_ms']:.0f} ms"
-        CONSOLE.print(text, highlight=False)
+        gap = f"longest gap {motion['longest_gap_ms']:.0f} ms"
+        CONSOLE.print(f"stalled {motion['stalled_share']:.1%} of the time, {gap}")
     if motion["seam_ratio"] is not None:
-        text = f"acceleration (p99) at seams {motion['seam_ratio']:.2f} times that within chunks"
-        CONSOLE.print(text, highlight=False)
+        CONSOLE.print(f"acceleration (p99) at seams {motion['seam_ratio']:.2f} times that within chunks")
     if result.latency_ms:
         table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
-        table.add_column("p50 (ms)", justify="right")
-        table.add_column("p99 (ms)", justify="right")
+        for name in ("p50", "p99"):
+            table.add_column(f"{name} (ms)", justify="right")
         for stage, values in result.latency_ms.items():
             table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
         CONSOLE.print(table)
-    if result.frames:
-        dropped = ", ".join(f"{reason} {count}" for reason, count in result.frames.get("dropped", {}).items())
-        CONSOLE.print(
-            f"frames: {result.frames.get('received', 0)} received, {result.frames.get('used', 0)} used, "
-            f"dropped: {dropped or 'none'}",
-            highlight=False,
-        )
+    if frames:
+        dropped = ", ".join(f"{reason} {count}" for reason, count in frames["dropped"].items()) or "none"
+        CONSOLE.print(f"frames: {frames['received']} received, {frames['used']} used, dropped: {dropped}")
 
 
 def wrote(what: str, path: Path) -> None:
     """Print where an output was written."""
-    CONSOLE.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)
+    CONSOLE.print(f"{what}: {path}", markup=False, soft_wrap=True)

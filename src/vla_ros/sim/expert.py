@@ -1,9 +1,8 @@
 """A scripted expert for the demo, whose actions can train a model.
 
-It drives one arm, or two arms with one object each, with any of :data:`ACTIONS`.
-
-It is stateless: the action depends only on joints, object positions and instruction, so every state that a learner
-visits can be labelled for any object (DAgger; Ross et al., 2011).
+The expert drives one arm, or two arms with one object each, with any kind of :data:`ACTIONS`. It is stateless: an
+action depends only on joints, object positions and instruction, so every state that a learner visits can be
+labelled for any object (DAgger; Ross et al., 2011).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.config.options import option
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import write_rotation
@@ -27,9 +26,6 @@ from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import KINDS, SIDES, Task, parse
 from vla_ros.types import ActionChunk, FloatArray, Observation
-
-if TYPE_CHECKING:
-    from vla_ros.sim.world import TableTop
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "eef_delta": ("tip_delta", "gripper"),
@@ -73,13 +69,11 @@ _ITERATIONS = 2  # of inverse kinematics, for a step of a few centimetres
 def decide(
     task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], rate_hz: float = RATE_HZ
 ) -> FloatArray:
-    """Return the expert's action in a state.
+    """Return the expert's action in a state, in the convention of OpenVLA's Bridge checkpoints.
 
     ``pose`` is the pose of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` the measured opening of
-    one finger; ``objects`` maps names to centres [3]. Returns float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw
-    (radians,
-    fixed axes), both in the base frame, and the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge
-    checkpoints.
+    one finger; ``objects`` maps names to centres [3]. Returns float64 [7]: dx, dy, dz (metres) and droll, dpitch,
+    dyaw (radians, fixed axes) in the base frame, and the gripper (1 open, 0 closed).
     """
     place, share = objects[task.target], RATE_HZ / rate_hz
     gain = 1 - (1 - GAIN) ** share
@@ -98,13 +92,13 @@ def decide(
 
 
 def _funnel(error: float) -> float:
-    """Safe height above the goal at a horizontal ``error``, metres: 0 near the axis, then rising."""
+    """Return the safe height above the goal at a horizontal ``error``, metres: 0 near the axis, then rising."""
     near, far = _FUNNEL
     return HOVER * float(np.clip((error - near) / (far - near), 0.0, 1.0))
 
 
 def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
-    """Return the vector that approaches ``goal`` from above: never sideways while low and off the axis."""
+    """Return the way to ``goal`` from above: no sideways motion while the tool is low and off the axis."""
     way = goal - tool
     error = float(np.hypot(way[0], way[1]))
     height = tool[2] - goal[2]
@@ -136,7 +130,7 @@ def _push(tool: FloatArray, place: FloatArray, side: float, pace: float) -> tupl
 
 
 class Situation(NamedTuple):
-    """An arm and the object it is to move, in its base frame."""
+    """Joints and fingers of an arm, and the object to move, in the arm's base frame."""
 
     joints: FloatArray  # float64 [7], radians
     fingers: float  # opening of one finger, metres
@@ -168,9 +162,9 @@ def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArr
 def plan(
     task: Task | None, now: Situation, actions: str = "eef_delta", horizon: int = 1, rate_hz: float = RATE_HZ
 ) -> FloatArray:
-    """Return the next ``horizon`` actions of one arm in the form ``actions``, float64 [horizon, D].
+    """Return the next ``horizon`` actions of an arm, of a kind of :data:`ACTIONS`, float64 [horizon, D].
 
-    Without a task the arm keeps still. Steps after the first rely on the predicted situations.
+    Without a task the arm keeps still. Actions after the first are those of predicted situations.
     """
     rows: list[FloatArray] = []
     for left in reversed(range(horizon)):
@@ -198,14 +192,14 @@ def plan(
 class ExpertOptions(PolicyConfig):
     """Options of the scripted expert."""
 
-    actions: str = option("eef_delta", "What moves the arms", choices=tuple(ACTIONS))
-    horizon: int = option(1, "Steps in a chunk; control.rate_hz of them a second", low=1, high=100)
+    actions: str = option("eef_delta", "Kind of actions that move the arms", choices=tuple(ACTIONS))
+    horizon: int = option(1, "Steps in a chunk, at control.rate_hz", low=1, high=100)
 
 
 class ExpertPolicy(Policy):
-    """The expert as a policy of one or two arms that uses joints and object positions, but no images.
+    """The expert as a policy for one or two arms; it uses joints and object positions, but no images.
 
-    It keeps still if the instruction is unknown, is for another number of arms, or names an object that is absent.
+    Arms keep still if the instruction is unknown, is for another number of arms, or names an absent object.
     """
 
     Options = ExpertOptions
@@ -219,14 +213,16 @@ class ExpertPolicy(Policy):
         options = config.policy if isinstance(config.policy, ExpertOptions) else ExpertOptions()
         self._actions = options.actions
         self._rate_hz = config.control.rate_hz or RATE_HZ
-        action = parse_parts(
-            " + ".join(f"{name}.{part}" for name in names for part in ACTIONS[self._actions]), action=True
-        )
+
+        def of_arms(*quantities: str, **more: bool) -> tuple[Part, ...]:
+            return parse_parts(" + ".join(f"{name}.{each}" for name in names for each in quantities), **more)
+
+        action = of_arms(*ACTIONS[self._actions], action=True)
         self.spec = PolicySpec(
             tuple(map(ImageFeature, config.camera.keys)),
             (
-                StateFeature("joints", parse_parts(" + ".join(f"{name}.joint_position" for name in names))),
-                StateFeature("fingers", parse_parts(" + ".join(f"{name}.fingers" for name in names))),
+                StateFeature("joints", of_arms("joint_position")),
+                StateFeature("fingers", of_arms("fingers")),
                 StateFeature("objects", parse_parts(f"feed.{FEED}[{3 * len(KINDS)}]")),
             ),
             action,
@@ -245,18 +241,12 @@ class ExpertPolicy(Policy):
         targets: tuple[str | None, ...] = task.targets if task else ()
         if len(targets) != len(self._mounts) or not {*targets} <= objects.keys():
             targets = (None,) * len(self._mounts)
-        columns = [
-            plan(
-                replace(task, targets=(target,)) if task and target else None,
-                Situation(
-                    joints[index], float(fingers[index]), objects[target] - mount.position if target else None
-                ),
-                self._actions,
-                self.spec.horizon,
-                self._rate_hz,
-            )
-            for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True))
-        ]
+        columns = []
+        for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True)):
+            place = objects[target] - mount.position if target else None
+            own = replace(task, targets=(target,)) if task and target else None
+            now = Situation(joints[index], float(fingers[index]), place)
+            columns.append(plan(own, now, self._actions, self.spec.horizon, self._rate_hz))
         elapsed = (time.perf_counter() - begin) * 1e3
         return ActionChunk(np.concatenate(columns, axis=1), observation.stamp, stages_ms={"expert": elapsed})
 
@@ -270,17 +260,6 @@ def _moved(pose: FloatArray, motion: FloatArray) -> tuple[FloatArray, FloatArray
 
 
 def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
-    """Name to centre [3] in metres of the objects in the scene, from the feed's numbers."""
+    """Return the centres [3] of the scene's objects by name, metres, from the feed's numbers."""
     places = zip(KINDS, numbers.reshape(-1, 3), strict=True)
     return {name: place for name, place in places if place[2] > -0.5}
-
-
-def state_of(world: TableTop) -> dict[str, FloatArray]:
-    """Return the expert's state vectors in a world, as the policy node makes them from its topics."""
-    joints = world.joint_positions().reshape(len(world.mounts), -1)
-    split = len(arm.JOINT_NAMES)
-    return {
-        "joints": joints[:, :split].ravel(),
-        "fingers": joints[:, split:].ravel(),
-        "objects": world.object_state(0).positions,
-    }

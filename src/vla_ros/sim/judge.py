@@ -11,13 +11,13 @@ from vla_ros.types import FloatArray
 LIFT_HEIGHT = 0.08
 """Height by which the centre of a lifted object has risen, metres."""
 LIFT_STEPS = 3
-"""Consecutive steps for which it must stay lifted; a bounce does not count."""
+"""Consecutive steps for which an object must stay lifted; a bounce does not count."""
 PUSH_DISTANCE = 0.08
 """Distance that a pushed object has moved to the named side, metres."""
 
 
 class Judge:
-    """Decides one episode; the first decision is final.
+    """Judges one episode; the first decision is final.
 
     A pick succeeds when all targets have stayed :data:`LIFT_HEIGHT` above their start for :data:`LIFT_STEPS` steps
     at the same time, a push when the target has moved :data:`PUSH_DISTANCE` to the named side. The episode fails if

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import ArmConfig
-from vla_ros.control.command import Command, message_type
+from vla_ros.control.command import Command, message_type, to_message
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
@@ -169,15 +169,11 @@ class SimNode:
         self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
 
     def _joint_state(self, state: JointState, velocities: FloatArray | None = None) -> Any:
-        make = self._graph.message
-        seconds, nanoseconds = divmod(state.stamp, SECOND)
-        time_message = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-        return make("sensor_msgs/msg/JointState")(
-            header=make("std_msgs/msg/Header")(stamp=time_message, frame_id="base_link"),
-            name=list(state.names),
-            position=state.positions.tolist(),
-            velocity=[] if velocities is None else velocities.tolist(),
-        )
+        positions = Command(state.names, state.positions, state.stamp)
+        message = to_message(positions, "joint_state", self._graph.message)
+        if velocities is not None:
+            message.velocity = velocities.tolist()
+        return message
 
     def _send(self, topic: str, message: Any) -> None:
         self._publishers[topic].publish(message)

@@ -17,17 +17,14 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 
 _PORT_BASE, _DOMAIN_GAIN = 7400, 250  # DDSI-RTPS 2.5, 9.6.2.4: discovery ports of a domain
-_DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
+_OFFSETS = (0, 1, 10, 11, 12, 13)  # multicast discovery, and unicast ports of the first participants
+_DOMAINS = range(1, 101)  # their ports are below Linux's ephemeral ports
 
 
 def free_domain() -> int:
     """Return a ROS domain from 1 to 100 without participants on this host."""
-    candidates = list(_DOMAINS)
-    random.SystemRandom().shuffle(candidates)
-    for domain in candidates:
-        # Multicast discovery, and the unicast ports of the first participants.
-        ports = [_PORT_BASE + _DOMAIN_GAIN * domain + offset for offset in (0, 1, 10, 11, 12, 13)]
-        if all(_is_free(port) for port in ports):
+    for domain in random.SystemRandom().sample(_DOMAINS, len(_DOMAINS)):
+        if all(_is_free(_PORT_BASE + _DOMAIN_GAIN * domain + offset) for offset in _OFFSETS):
             return domain
     raise VlaRosError("no DDS domain from 1 to 100 is free on this host; set ROS_DOMAIN_ID")
 
@@ -42,7 +39,7 @@ def _is_free(port: int) -> bool:
 
 
 def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that isolates the demo: a free domain, on this host only, unless they are set."""
+    """Return the variables that isolate the demo: a free domain, on this host only; those that are set are kept."""
     chosen: dict[str, str] = {}
     if not environment.get("ROS_DOMAIN_ID"):
         chosen["ROS_DOMAIN_ID"] = str(free_domain())
@@ -54,30 +51,26 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 class PolicyProcess:
     """``vla-ros run`` in a separate process.
 
-    It writes latency and frame counters to the file ``stats`` when it ends, and its output to ``log`` (None: the
-    standard error of this process).
+    The process writes latency and frame counters to the file ``stats`` when it ends, and its output to ``log``.
     """
 
-    def __init__(
-        self, config: Sequence[Path], assignments: Sequence[str], stats: Path, log: Path | None = None
-    ) -> None:
+    def __init__(self, config: Sequence[Path], assignments: Sequence[str], stats: Path, log: Path) -> None:
         command = [sys.executable, "-m", "vla_ros.cli", "run", "--stats", str(stats)]
         for path in config:
             command += ["--config", str(path)]
         for assignment in assignments:
             command += ["-p", assignment]
-        self._stats = stats
-        self._log = log
-        self._output = log.open("wb") if log is not None else None
-        # A session of its own: Ctrl-C reaches this process only, which then shuts the other down in order.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output or sys.stderr,
-            stderr=subprocess.STDOUT if self._output else None,
-            env={**os.environ, **launched()},
-            start_new_session=True,
-        )
+        self._stats, self._log = stats, log
+        with log.open("wb") as output:
+            # In a session of its own: Ctrl-C reaches only this process, which then interrupts the policy node.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **launched()},
+                start_new_session=True,
+            )
 
     def alive(self) -> bool:
         """Return True while the process runs."""
@@ -91,21 +84,15 @@ class PolicyProcess:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-        status = self._process.wait()
-        if self._output is not None:
-            self._output.close()
-        return status
+        return self._process.wait()
 
     def stats(self) -> dict[str, Any]:
-        """Return the latency and frame counters that the node wrote when it ended; empty if there are none."""
+        """Return the latency and frame counters that the node wrote when it ended; empty if it was killed."""
         try:
-            found = json.loads(self._stats.read_text(encoding="utf-8"))
+            return dict(json.loads(self._stats.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def last_lines(self, count: int = 30) -> str:
-        """Last lines of its log."""
-        if self._log is None:
-            return ""
+        """Return the last lines of its log."""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])

@@ -53,24 +53,16 @@ def _serialize(message: Any, kind: str) -> bytes:
     if hasattr(message, "get_fields_and_field_types"):  # rclpy's own class
         from rclpy.serialization import serialize_message
 
-        # rmw_fastrtps pads messages with empty lists, and readers of bags refuse the padding.
+        # rmw_fastrtps pads messages with empty lists, which readers of bags refuse.
         message = types.deserialize(serialize_message(message), types.message(kind))
     return types.serialize(message)
 
 
 def _qos(latched: bool) -> Any:
-    """RELIABLE, KEEP_LAST, TRANSIENT_LOCAL where a player must latch it."""
+    """Return RELIABLE, KEEP_LAST, and TRANSIENT_LOCAL if a player must latch the topic."""
     from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
 
     forever = QosTime(2147483647, 4294967295)
-    return Qos(
-        history=QosHistory.KEEP_LAST,
-        depth=1 if latched else 10,
-        reliability=QosReliability.RELIABLE,
-        durability=QosDurability.TRANSIENT_LOCAL if latched else QosDurability.VOLATILE,
-        deadline=forever,
-        lifespan=forever,
-        liveliness=QosLiveliness.AUTOMATIC,
-        liveliness_lease_duration=forever,
-        avoid_ros_namespace_conventions=False,
-    )
+    durability = QosDurability.TRANSIENT_LOCAL if latched else QosDurability.VOLATILE
+    delivery = (QosHistory.KEEP_LAST, 1 if latched else 10, QosReliability.RELIABLE, durability)
+    return Qos(*delivery, forever, forever, QosLiveliness.AUTOMATIC, forever, False)

@@ -17,14 +17,13 @@ PACKAGES = "libegl1 libgl1-mesa-dri"
 
 
 def choose_backend() -> str:
-    """``egl`` or ``osmesa``: the value of ``MUJOCO_GL``, else the first whose library is installed."""
+    """Return ``egl`` or ``osmesa``: the value of ``MUJOCO_GL``, else the first whose library is installed."""
     wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
     if wanted in ("egl", "osmesa"):
         return wanted
-    if ctypes.util.find_library("EGL"):
-        return "egl"
-    if ctypes.util.find_library("OSMesa"):
-        return "osmesa"
+    for library in ("EGL", "OSMesa"):
+        if ctypes.util.find_library(library):
+            return library.lower()
     raise MissingDependencyError(
         "the simulation's camera: found neither libEGL nor libOSMesa, expected one for off-screen rendering. "
         f"On Debian and Ubuntu: sudo apt install {PACKAGES}"
@@ -33,7 +32,7 @@ def choose_backend() -> str:
 
 def _make_context(width: int, height: int) -> Any:
     with contextlib.suppress(ImportError):
-        import triton  # noqa: F401 - once Mesa has loaded its LLVM, importing Triton (as torch does) crashes
+        import triton  # noqa: F401 - importing it (as torch does) crashes once Mesa has loaded its LLVM
     backend = choose_backend()
     try:
         if backend == "egl":

@@ -1,4 +1,4 @@
-"""Draws scenes from a seed: object positions, the instruction, and the arm's start position.
+"""Draws scenes from a seed: object positions, the task, and the arms' start positions.
 
 A scene depends only on its seed and options (numpy's PCG64), not on the machine or on earlier scenes.
 """
@@ -22,10 +22,10 @@ TABLE_Y = (-0.20, 0.20)
 """Where an arm's objects are placed, metres in its base frame."""
 
 CLEARANCE = 0.10
-"""Least distance between the centres of two objects, metres: the open hand fits between."""
+"""Minimum distance between the centres of two objects, metres: the open hand fits between them."""
 
 PUSH_ROOM = 0.20
-"""Free way along the push in front of and behind the object, metres: for the hand and for the object."""
+"""Free space along the push in front of and behind the object, metres: for the object and for the hand."""
 
 START_LOW = (0.38, -0.12, 0.18)
 START_HIGH = (0.54, 0.12, 0.30)
@@ -48,7 +48,7 @@ class SceneObject:
 
     @property
     def name(self) -> str:
-        """``red_cube``; no two objects of a scene share it."""
+        """Unique name within the scene, such as ``red_cube``."""
         return f"{self.colour}_{self.shape}"
 
 
@@ -56,10 +56,10 @@ class SceneObject:
 class Scene:
     """A table, a task and where the arms start."""
 
-    seed: int  # the seed it was drawn from
-    objects: tuple[SceneObject, ...]  # a target per arm, then distractors; of two arms', the left one's first
-    task: Task  # the task to do
-    # Position of each arm's ``tool`` at the start, float64 [arms, 3], metres in its base frame.
+    seed: int
+    objects: tuple[SceneObject, ...]  # a target per arm, then the distractors, in the order of the arms
+    task: Task
+    # Start position of each arm's ``tool``, float64 [arms, 3], metres in its base frame.
     starts: FloatArray = field(compare=False)
 
     @property
@@ -101,7 +101,7 @@ def switched(scene: Scene) -> Scene:
 
 
 def shuffled_instruction(scene: Scene) -> str:
-    """Return the instruction for other objects of the scene, drawn from its seed where an arm has several."""
+    """Return the instruction for other objects of the scene, drawn from its seed if there are several."""
     if len(scene.starts) > 1:
         return switched(scene).instruction
     other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))
@@ -109,7 +109,7 @@ def shuffled_instruction(scene: Scene) -> str:
 
 
 def _draw_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-    """``count`` different (colour, shape), the target first."""
+    """Draw ``count`` different pairs of colour and shape, the target first."""
     everything = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     target = everything[int(rng.integers(len(everything)))]
     kinds = [target]
@@ -127,7 +127,7 @@ def _apart(places: FloatArray) -> bool:
 
 
 def _lane_is_free(places: FloatArray, side: float) -> bool:
-    """Return True if no distractor is in the way where the hand comes down or moves the object."""
+    """Return True if no distractor is in the way of the hand and the pushed object."""
     across = np.abs(places[1:, 0] - places[0, 0])
     along = side * (places[1:, 1] - places[0, 1])
     return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))
