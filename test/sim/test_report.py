@@ -65,7 +65,7 @@ def test_report_contains_the_outcome(result):
     assert "moved blue_ball instead of red_cube" in text
     assert "dim = 0.5" in text
     assert text.count('data-frames="6"') == 2
-    assert "dropped: stale" in text
+    assert "dropped stale" in text
     assert "p99 81 ms" in text
     assert "policy:" in text
     assert "<b>the</b>" not in text
