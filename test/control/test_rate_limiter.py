@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.config import build
 from vla_ros.control.rate_limiter import RateLimiter
 
 RATE = 10.0
@@ -106,7 +105,7 @@ def test_a_command_lasts_until_the_next_step():
 
 
 def test_a_velocity_command_always_lasts_a_whole_period():
-    limiter = RateLimiter.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}))
+    limiter = RateLimiter(RATE, velocities=True)
     limiter.answered(5.0, 5.02)
     assert limiter.frame_due == pytest.approx(5.09)
     assert limiter.step_time(5.09) == PERIOD
@@ -158,6 +157,6 @@ def test_without_a_rate_every_frame_is_answered_and_chunks_are_still_timed():
 def test_a_new_rate_applies_from_the_next_step():
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.01)
-    limiter.configure(20.0)
+    limiter.rate_hz = 20.0
     limiter.answered(0.09, 0.1)
     assert limiter.frame_due == pytest.approx(0.135, abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import ControlConfig
-from vla_ros.contract.parts import ROTATION_SIZES
+from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ChunkSchedule, Step
 from vla_ros.kinematics.rotations import read_rotation, write_rotation
@@ -21,6 +22,19 @@ from vla_ros.types import ActionChunk
 def chunk(values: list[float] | np.ndarray, stamp: int = 0, gripper: float = 0.0) -> ActionChunk:
     """One number a step, and a gripper."""
     return ActionChunk(np.array([[value, gripper] for value in values]), stamp)
+
+
+def make(
+    horizon: int = 4,
+    kind: str = "append",
+    *,
+    action: str = "arm.joint_delta",
+    unblended: tuple[int, ...] = (),
+    rotations: tuple[tuple[slice, str], ...] = (),
+    **options: Any,
+) -> ChunkSchedule:
+    spec = PolicySpec(action=parse_parts(action, action=True), horizon=horizon, continues_chunks=True)
+    return ChunkSchedule(ControlConfig(schedule=kind, **options), spec, unblended, rotations)
 
 
 def due(schedule: ChunkSchedule, overrun: bool = False) -> Step:
@@ -38,7 +52,7 @@ def run(schedule: ChunkSchedule, steps: int) -> list[float]:
 
 
 def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
-    schedule = ChunkSchedule(3)
+    schedule = make(3)
     schedule.load(chunk([1, 2, 3], stamp=7))
     for _ in range(5):  # however long the arm holds
         step = due(schedule)
@@ -50,7 +64,7 @@ def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
 
 
 def test_after_its_last_step_another_chunk_is_wanted() -> None:
-    schedule = ChunkSchedule(2)
+    schedule = make(2)
     assert schedule.wants_chunk
     assert schedule.next() is None
     schedule.load(chunk([1, 2]))
@@ -63,7 +77,7 @@ def test_after_its_last_step_another_chunk_is_wanted() -> None:
 
 
 def test_execute_steps_ends_a_chunk_early_unless_overrun() -> None:
-    schedule = ChunkSchedule(4, execute_steps=2)
+    schedule = make(4, execute_steps=2)
     schedule.load(chunk([1, 2, 3, 4]))
     run(schedule, 2)
     assert schedule.wants_chunk
@@ -73,7 +87,7 @@ def test_execute_steps_ends_a_chunk_early_unless_overrun() -> None:
 
 
 def test_steps_executed_during_the_inference_are_skipped() -> None:
-    schedule = ChunkSchedule(6, execute_steps=4)
+    schedule = make(6, execute_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5], stamp=1))
     run(schedule, 2)
     asked = schedule.position
@@ -84,7 +98,7 @@ def test_steps_executed_during_the_inference_are_skipped() -> None:
 
 
 def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
-    schedule = ChunkSchedule(2)
+    schedule = make(2)
     schedule.load(chunk([0, 1]))
     asked = schedule.position
     run(schedule, 2)
@@ -94,7 +108,7 @@ def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
 
 
 def test_reset_forgets_everything() -> None:
-    schedule = ChunkSchedule(4, kind="blend")
+    schedule = make(4, "blend")
     schedule.load(chunk([9, 9, 9, 9]))
     run(schedule, 4)
     schedule.reset()
@@ -104,7 +118,7 @@ def test_reset_forgets_everything() -> None:
 
 
 def test_changing_a_step_does_not_change_the_chunk() -> None:
-    schedule, given_chunk = ChunkSchedule(1), chunk([1.0])
+    schedule, given_chunk = make(1), chunk([1.0])
     schedule.load(given_chunk)
     step = due(schedule)
     step.action[:] = 99
@@ -114,12 +128,12 @@ def test_changing_a_step_does_not_change_the_chunk() -> None:
 @pytest.mark.parametrize("shape", [(0, 7), (7,), (1, 2, 3)])
 def test_a_chunk_without_steps_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        ChunkSchedule(1).load(ActionChunk(np.zeros(shape), 0))
+        make(1).load(ActionChunk(np.zeros(shape), 0))
 
 
 @pytest.mark.parametrize("overlap", [0, 2, 4, 8])
 def test_a_linear_seam_does_not_jump(overlap: int) -> None:
-    schedule = ChunkSchedule(8, execute_steps=8 - overlap, kind="blend", blend_steps=4)
+    schedule = make(8, "blend", execute_steps=8 - overlap, blend_steps=4)
     schedule.load(chunk([0.0] * 8))
     before = run(schedule, 8 - overlap)[-1:] or [0.0]
     if overlap == 8:
@@ -132,7 +146,7 @@ def test_a_linear_seam_does_not_jump(overlap: int) -> None:
 
 
 def test_a_blend_continues_from_the_last_action_where_the_old_chunk_ends() -> None:
-    schedule = ChunkSchedule(6, execute_steps=4, kind="blend", blend_steps=4)
+    schedule = make(6, "blend", execute_steps=4, blend_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5]))
     run(schedule, 4)
     schedule.load(chunk([10] * 6))
@@ -142,7 +156,7 @@ def test_a_blend_continues_from_the_last_action_where_the_old_chunk_ends() -> No
 
 def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
     decay = 0.3
-    schedule = ChunkSchedule(3, execute_steps=1, kind="ensemble", decay=decay)
+    schedule = make(3, "ensemble", execute_steps=1, ensemble_decay=decay)
     schedule.load(chunk([10, 11, 12]))
     assert run(schedule, 1) == [10]
     schedule.load(chunk([20, 21, 22]))
@@ -158,7 +172,7 @@ def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
 
 @pytest.mark.parametrize("kind", ["blend", "ensemble"])
 def test_a_binary_gripper_is_never_blended(kind: str) -> None:
-    schedule = ChunkSchedule(4, execute_steps=1, kind=kind, unblended=(1,))
+    schedule = make(4, kind, execute_steps=1, unblended=(1,))
     schedule.load(chunk([0] * 4, gripper=1.0))
     run(schedule, 1)
     schedule.load(chunk([1] * 4, gripper=0.0))
@@ -167,11 +181,11 @@ def test_a_binary_gripper_is_never_blended(kind: str) -> None:
     assert step.action[1] == 0.0
 
 
-def test_an_ensemble_infers_after_every_step_by_default() -> None:
-    spec = PolicySpec(horizon=8)
-    assert ChunkSchedule.from_config(ControlConfig(schedule="ensemble"), spec).execute_steps == 1
-    assert ChunkSchedule.from_config(ControlConfig(execute_steps=3), spec).execute_steps == 3
-    assert ChunkSchedule.from_config(ControlConfig(), spec).execute_steps == 0
+@pytest.mark.parametrize(("kind", "execute", "steps"), [("ensemble", 0, 1), ("ensemble", 3, 3), ("append", 0, 8)])
+def test_an_ensemble_infers_after_every_step_by_default(kind: str, execute: int, steps: int) -> None:
+    schedule = make(8, kind, execute_steps=execute)
+    schedule.load(chunk([0.0] * 8))
+    assert schedule.remaining == steps
 
 
 @given(
@@ -183,7 +197,7 @@ def test_an_ensemble_infers_after_every_step_by_default() -> None:
 def test_blended_actions_stay_between_the_predictions(
     kind: str, chunks: list[list[float]], execute: int, late: int
 ) -> None:
-    schedule = ChunkSchedule(4, execute, kind=kind, blend_steps=3)
+    schedule = make(4, kind, execute_steps=execute, blend_steps=3)
     for number, values in enumerate(chunks):
         asked = schedule.position
         for _ in range(late):
@@ -204,7 +218,7 @@ def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
     matrices = [rotation_vector_matrix(np.array([0.0, 0.0, math.pi + side])) for side in (-0.1, 0.1)]
     old, new = (write_rotation(matrix, form) for matrix in matrices)
     size = len(old)
-    schedule = ChunkSchedule(2, execute_steps=1, kind=kind, blend_steps=1, rotations=((slice(0, size), form),))
+    schedule = make(2, kind, execute_steps=1, blend_steps=1, rotations=((slice(0, size), form),))
     schedule.load(ActionChunk(np.tile(old, (2, 1)), 1))
     schedule.executed()
     schedule.load(ActionChunk(np.tile(new, (2, 1)), 2))
@@ -227,7 +241,7 @@ def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
 def test_a_plan_that_has_ended_is_continued_by_its_last_motion_or_from_rest(
     executed: int, start: int, rested: bool, positions: bool, found: list[float]
 ) -> None:
-    schedule = ChunkSchedule(8, kind="rtc", unblended=(1,), positions=positions)
+    schedule = make(8, "rtc", unblended=(1,), action=f"arm.joint_{'position' if positions else 'delta'}")
     schedule.load(chunk(np.arange(8.0)))
     run(schedule, executed)
     schedule.load(chunk(np.arange(10.0, 26.0), gripper=1.0), start, rested=rested)

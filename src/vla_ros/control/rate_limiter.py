@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
-
 _SHORTEST = 0.9  # of a period; between two inference steps while lost time is made up
 _LATE = 0.1  # of a period; how long to wait for a frame that is about to arrive
 _FASTER = 1.01  # of the rate; clocks that nominally agree differ by less
@@ -24,25 +22,21 @@ _GUESS = 1 / 30  # s; duration of a command where every frame is answered
 class RateLimiter:
     """Decides when the next step may begin. Times are seconds of one clock.
 
-    ``rate_hz`` 0 answers every frame; ``velocities`` says that commands are velocities, not positions.
+    ``rate_hz``, which may be changed from the next step on, is 0 to answer every frame. ``velocities`` says that
+    commands are velocities, not positions.
     """
 
     def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
+        self.rate_hz = rate_hz
         self._velocities = velocities
-        self.configure(rate_hz)
         self._begun = -math.inf  # when the last step began
         self._earned = -math.inf  # when the rate alone allows the next one, which may be a period early
         self._planned = -math.inf  # when the next step of a chunk is due
         self._lead = 0.0  # from taking a frame to sending its command
 
-    @classmethod
-    def from_config(cls, config: Config) -> RateLimiter:
-        """Return the rate limiter that the options describe."""
-        return cls(config.control.rate_hz, velocities=any(arm.output in VELOCITY_OUTPUTS for arm in config.arms))
-
-    def configure(self, rate_hz: float) -> None:
-        """Change the rate from the next step on."""
-        self._period = 1 / rate_hz if rate_hz > 0 else 0.0
+    @property
+    def _period(self) -> float:
+        return 1 / self.rate_hz if self.rate_hz else 0.0
 
     @property
     def period(self) -> float:

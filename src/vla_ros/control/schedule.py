@@ -58,63 +58,29 @@ class ChunkSchedule:
     """Yields the steps of chunks one by one.
 
     Args:
-        horizon: Actions of one chunk (``PolicySpec.horizon``).
-        execute_steps: Steps of a chunk to execute before :attr:`wants_chunk`; 0 all.
+        control: The options. Assigning others to the attribute changes ``execute_steps``; the plan is kept.
+        spec: The policy's actions.
+        unblended: Columns of the action that are never blended (binary grippers).
+        rotations: Columns that are a rotation, with its form.
+
+    Attributes:
         kind: ``sync``, ``append``, ``blend``, ``ensemble`` or ``rtc``.
-        blend_steps: Steps of a blend.
-        decay: ACT's m.
-        unblended: Entries of the action that are never blended (binary grippers).
-        rotations: Entries that are a rotation, with its form.
-        positions: Actions are positions, not motions.
     """
 
     def __init__(
         self,
-        horizon: int,
-        execute_steps: int = 0,
-        *,
-        kind: str = "append",
-        blend_steps: int = 4,
-        decay: float = 0.01,
-        unblended: tuple[int, ...] = (),
-        rotations: tuple[tuple[slice, str], ...] = (),
-        positions: bool = False,
-    ) -> None:
-        self.horizon = horizon
-        self.execute_steps = execute_steps
-        self.kind = kind
-        self._blend_steps = blend_steps
-        self._decay = decay
-        self._executed = 0
-        self._unblended = list(unblended)
-        self._rotations = rotations
-        self._positions = positions
-        self.reset()
-
-    @classmethod
-    def from_config(
-        cls,
-        config: ControlConfig,
+        control: ControlConfig,
         spec: PolicySpec,
         unblended: tuple[int, ...] = (),
         rotations: tuple[tuple[slice, str], ...] = (),
-    ) -> ChunkSchedule:
-        """Return the schedule that the options and the policy describe."""
-        kind = choose(config.schedule, spec)
-        return cls(
-            spec.horizon,
-            _steps(config, kind),
-            kind=kind,
-            blend_steps=config.blend_steps,
-            decay=config.ensemble_decay,
-            unblended=unblended,
-            rotations=rotations,
-            positions=spec.motion in ("joint_position", "tip_position"),
-        )
-
-    def configure(self, config: ControlConfig) -> None:
-        """Apply options that may change while running; the plan is kept."""
-        self.execute_steps = _steps(config, self.kind)
+    ) -> None:
+        self.control = control
+        self.kind = choose(control.schedule, spec)
+        self._executed = 0
+        self._unblended = list(unblended)
+        self._rotations = rotations
+        self._positions = spec.motion in ("joint_position", "tip_position")
+        self.reset()
 
     def reset(self) -> None:
         """Forget all chunks and the last action; :attr:`position` keeps counting."""
@@ -131,7 +97,7 @@ class ChunkSchedule:
 
     @property
     def left(self) -> int:
-        """Remaining steps of the newest chunk, regardless of ``execute_steps``."""
+        """Remaining steps of the newest chunk, regardless of ``control.execute_steps``."""
         if not self._placed:
             return 0
         newest = self._placed[-1]
@@ -140,12 +106,9 @@ class ChunkSchedule:
     @property
     def remaining(self) -> int:
         """Number of steps that :meth:`next` can return before it needs another chunk."""
-        if not self._placed:
-            return 0
-        left = self.left
-        if self.execute_steps:
-            left = min(left, self.execute_steps - self._since_load)
-        return max(0, left)
+        # As in ACT, an ensemble infers after each step, unless an option says otherwise.
+        steps = self.control.execute_steps or (1 if self.kind == "ensemble" else self.left + self._since_load)
+        return max(0, min(self.left, steps - self._since_load))
 
     @property
     def wants_chunk(self) -> bool:
@@ -224,7 +187,7 @@ class ChunkSchedule:
 
     def _linear(self, own: FloatArray) -> FloatArray:
         """Blend from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
-        share = (self._since_load + 1) / (self._blend_steps + 1)
+        share = (self._since_load + 1) / (self.control.blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
@@ -242,7 +205,7 @@ class ChunkSchedule:
         """Return the mean of all predictions [n, D] for the current step, oldest first, weighted by exp(-m i)."""
         placed = (each.at(self._executed) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
-        weights = np.exp(-self._decay * np.arange(len(predictions)))
+        weights = np.exp(-self.control.ensemble_decay * np.arange(len(predictions)))
         mean: FloatArray = np.average(predictions, axis=0, weights=weights)
         return mean
 
@@ -257,8 +220,3 @@ def choose(schedule: str, spec: PolicySpec) -> str:
     if schedule in ("auto", "rtc"):
         return "rtc" if spec.continues_chunks else "blend"
     return schedule
-
-
-def _steps(config: ControlConfig, kind: str) -> int:
-    """Return the steps between two inferences; by default, ``ensemble`` infers after every step, as ACT does."""
-    return 1 if kind == "ensemble" and config.execute_steps == 0 else config.execute_steps

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
+from vla_ros.config import VELOCITY_OUTPUTS
 from vla_ros.control.command import Command
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
@@ -66,7 +67,8 @@ class ControlLoop:
         self._frames = Frames(context, mailboxes)
         self._config = context.options.current
         self._stepper.configure(self._config)
-        self._limiter = RateLimiter.from_config(self._config)
+        velocities = any(arm.output in VELOCITY_OUTPUTS for arm in self._config.arms)
+        self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
         self._sender = Sender(context, stepper, prepare, supervise)
         self._sender.configure(self._config, self._limiter.period)
         self._held: set[Reason] = set()
@@ -185,7 +187,7 @@ class ControlLoop:
         config, inferring = self._context.options.current, self._runner.pending is not None
         if config is not self._config or (self._unconfigured and not inferring):
             self._config, self._unconfigured = config, inferring
-            self._limiter.configure(config.control.rate_hz)
+            self._limiter.rate_hz = config.control.rate_hz
             self._sender.configure(config, self._limiter.period)
             self._stepper.configure(config, inferring=inferring)
 

@@ -70,7 +70,7 @@ class Stepper:
         self.observer = Observer(self._config, self.binding)
         kinematics = {name: arm.kinematics for name, arm in self._arms.items() if arm.kinematics is not None}
         self.controller = RobotController(self._config, self.binding.spec, kinematics)
-        self.schedule = ChunkSchedule.from_config(
+        self.schedule = ChunkSchedule(
             self._config.control, self.binding.spec, self.controller.binary, self.controller.rotations
         )
 
@@ -89,7 +89,7 @@ class Stepper:
         self._config = config
         with self._lock:
             self.controller.configure(config)
-        self.schedule.configure(config.control)
+        self.schedule.control = config.control
         if inferring:
             return
         self.observer.configure(config)
