@@ -75,10 +75,10 @@ def test_max_speed_bounds_each_step_from_the_last_command_not_from_the_measureme
     gripper = make(mode="binary", open_position=0.04, closed_position=0.0, max_speed=0.1)
     assert gripper.command(0.0, measured=0.04, dt=0.1) == (pytest.approx(0.03), True)
     assert gripper.target is None, "made, not sent"
-    gripper.sent(0.03)
+    gripper.target = 0.03
     # Fingers are stuck on an object at 0.03: the command goes on closing, or there is no grip.
     assert gripper.command(0.0, measured=0.03, dt=0.1) == (pytest.approx(0.02), True)
-    gripper.sent(0.02)
+    gripper.target = 0.02
     assert gripper.command(0.0, measured=0.03, dt=0.1) == (pytest.approx(0.01), True)
     assert gripper.command(0.0, measured=0.03, dt=1.0) == (0.0, False)
 
@@ -110,5 +110,5 @@ def test_fingers_never_leave_their_range(values: list[float], mode: str, ends: t
         position, _ = gripper.command(value, measured=0.02, dt=0.1)
         assert 0.01 - 1e-12 <= position <= 0.05 + 1e-12
         assert abs(position - before) <= 0.02 + 1e-12
-        gripper.sent(position)
+        gripper.target = position
         before = position

@@ -23,7 +23,7 @@ from vla_ros.control.command import Command, lifetime
 from vla_ros.control.end_effector import limit_pose, twist_between
 from vla_ros.control.envelope import Envelope
 from vla_ros.control.gripper import Gripper
-from vla_ros.control.hold import Holder
+from vla_ros.control.hold import held_fingers, held_position
 from vla_ros.control.limits import JointLimits, Violation
 from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, make_motion
@@ -100,7 +100,6 @@ class ArmController:
         self._gripper_column = grippers[0][1].start if grippers else None
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
         self._measured = MeasuredArm(self.arm_names, kinematics)
-        self._holder = Holder(name, self.arm_names, self._measured, self._gripper)
         self.configure(config)
         self._check_fit()
         self.names = self.arm_names + self._finger_names
@@ -117,7 +116,7 @@ class ArmController:
             kinematics.position_high if kinematics else wide,
             kinematics.velocity_limits if kinematics else wide,
         )
-        self._gripper.configure(arm.gripper)
+        self._gripper.config = arm.gripper
         self._arm, self._control = arm, config.control
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
@@ -125,9 +124,8 @@ class ArmController:
             limits, arm.limits, kinematics, lifetime(config) if self._sends_joint_velocities else 0.0
         )
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
-        used = self._gripper.is_used and self._gripper_column is not None
+        used = arm.gripper.mode != "none" and self._gripper_column is not None
         self._finger_names = arm.robot.gripper_joint_names if used else ()
-        self._holder.configure(arm, self._finger_names, limits.velocity, self._frame)
 
     def _check_fit(self) -> None:
         arm, section = self._arm, "robot" if self.name == "arm" else self.name
@@ -152,7 +150,7 @@ class ArmController:
     @property
     def unused_gripper(self) -> str:
         """A warning if the policy commands a gripper without finger joints, otherwise ""."""
-        if self._gripper_column is None or not self._gripper.is_used or self._finger_names:
+        if self._gripper_column is None or self._arm.gripper.mode == "none" or self._finger_names:
             return ""
         section = "robot" if self.name == "arm" else self.name
         return (
@@ -165,7 +163,7 @@ class ArmController:
         self._gripper.reset()
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
-        self._holder.release()
+        self._held: FloatArray | None = None  # where the arm holds
         self._made: _Made | None = None  # the last command, until it was sent
         self._goal: _Made | None = None  # of the last action
         self._speed: FloatArray = self._last_velocity  # from one command to the next
@@ -284,9 +282,9 @@ class ArmController:
             last = None if self._sends_velocities else self._last
             self._speed = made.velocity if last is None else (made.positions - last) / made.dt
             self._last, self._last_velocity = made.positions, made.velocity
-            self._holder.release()
+            self._held = None
             if made.fingers:
-                self._gripper.sent(made.fingers[0])
+                self._gripper.target = made.fingers[0]
 
     def hold(self, joints: JointState | None) -> Command:
         """Hold the last measured position (never zeros); a velocity becomes zero.
@@ -308,7 +306,28 @@ class ArmController:
         before, self._last = self._last, None
         self._speed = self._last_velocity = np.zeros(len(self.arm_names))
         self._made = self._goal = None
-        return self._holder.command(joints, before)
+        names: tuple[str, ...] = ()
+        held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
+        if not self._sends_velocities:
+            names = self.arm_names
+            held = self._held = held_position(self._held, self._measured.positions(joints))
+            if before is not None:
+                duration = float(np.max(np.abs(held - before)[speed > 0] / speed[speed > 0], initial=0.0))
+        target = self._gripper.target
+        positions = [position_of(joints, name) if target is None else target for name in self._finger_names]
+        fingers = held_fingers(self._arm, dict(zip(self._finger_names, positions, strict=True)))
+        command = Command(
+            arm=self.name,
+            names=names + tuple(fingers),
+            positions=np.concatenate((held, list(fingers.values()))),
+            stamp=joints.stamp if joints else 0,
+            hold=True,
+            duration=duration,
+            frame_id=self._frame if self._sends_velocities else "",
+        )
+        if self._sends_joint_velocities:
+            return replace(command, velocities=dict.fromkeys(self.arm_names, 0.0))
+        return replace(command, twist=(np.zeros(3), np.zeros(3))) if self._sends_velocities else command
 
     @property
     def _frame(self) -> str:

@@ -17,37 +17,24 @@ from vla_ros.contract.parts import Part
 class Gripper:
     """Interprets gripper values; remembers whether it is open (binary mode) and the last finger position sent.
 
-    ``part`` says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
-    (``[m]``); without a form the options do.
+    Args:
+        config: The options; others may be assigned to the attribute.
+        part: Says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
+            (``[m]``); without a form the options do.
+
+    Attributes:
+        target: Finger position that was last sent, or None.
     """
 
     def __init__(self, config: GripperConfig, part: Part | None = None) -> None:
+        self.config = config
         self._part = part
-        self.configure(config)
         self.reset()
-
-    def configure(self, config: GripperConfig) -> None:
-        """Apply new options and keep the state."""
-        self._config = config
-        self._closed, self._open_value = config.closed_value, config.open_value
-        if self._part is not None and self._part.form:
-            ends = self._part.range or (config.closed_position, config.open_position)  # [m]
-            self._closed, self._open_value = ends
-
-    @property
-    def is_used(self) -> bool:
-        """False in mode none: no finger is commanded."""
-        return self._config.mode != "none"
-
-    @property
-    def target(self) -> float | None:
-        """Finger position that was last sent, or None before the first one."""
-        return self._target
 
     def reset(self) -> None:
         """Forget the binary state and the last position sent."""
         self._open: bool | None = None
-        self._target: float | None = None
+        self.target: float | None = None
 
     def opening(self, value: float) -> float:
         """Return the opening in [0, 1] for the action's gripper number; 1 is open.
@@ -58,9 +45,10 @@ class Gripper:
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
-        config = self._config
-        share = (value - self._closed) / (self._open_value - self._closed)
-        share = min(max(share, 0.0), 1.0)
+        config, closed, opened = self.config, self.config.closed_value, self.config.open_value
+        if self._part is not None and self._part.form:
+            closed, opened = self._part.range or (config.closed_position, config.open_position)  # [m]
+        share = min(max((value - closed) / (opened - closed), 0.0), 1.0)
         if config.mode != "binary":
             return share
         band = config.hysteresis if self._open is not None else 0.0
@@ -72,7 +60,7 @@ class Gripper:
 
     def position(self, opening: float) -> float:
         """Return the finger joint position in metres or radians for an opening in [0, 1]."""
-        config = self._config
+        config = self.config
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
@@ -80,15 +68,11 @@ class Gripper:
 
         The step is relative to the last *sent* position, not the measured one: fingers that grip something never
         reach their target, and the difference is what presses them together. The first step starts at ``measured``,
-        if known. :meth:`sent` records the position as sent.
+        if known. Assign the position to :attr:`target` once it was sent.
         """
         wanted = self.position(self.opening(value))
-        before = self._target if self._target is not None else measured
-        if self._config.max_speed <= 0 or before is None:
+        before = self.target if self.target is not None else measured
+        if self.config.max_speed <= 0 or before is None:
             return wanted, False
-        reach = self._config.max_speed * dt
+        reach = self.config.max_speed * dt
         return min(max(wanted, before - reach), before + reach), abs(wanted - before) > reach * (1 + 1e-9)
-
-    def sent(self, position: float) -> None:
-        """Record that the fingers were commanded to ``position``."""
-        self._target = position
