@@ -1,11 +1,10 @@
-"""Turns one action into one arm's command: motion, kinematics, limits, gripper. No command leaves it unchecked.
+"""Turns an action into the command of one arm: motion, kinematics, limits, gripper.
 
-Two rules apply to every number:
-
-- A delta is relative to the *measured* position (``control.delta_from: measured``): that of the frame's joint state
-if the caller has it, otherwise the newest. An arm that lags behind its commands then accumulates no error.
-``commanded`` is relative to the last command, for arms that sag or stick.
-- Limits are always relative to the newest measured position; for a velocity, to where the arm is.
+- Deltas are relative to the *measured* position at the frame's stamp if it is known, otherwise to the newest one,
+so
+  that an arm that lags accumulates no error. With ``control.delta_from: commanded`` they are relative to the last
+  command, for arms that sag or stick.
+- Limits are always relative to the newest measured position.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from vla_ros.kinematics.transforms import Pose, rotation_vector
 from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, and no product of it overflows
-_REACHED = 0.005  # m
-_STANDS = 1e-6  # rad/s or m/s
+_REACHED = 0.005  # m from the target
+_STANDS = 1e-6  # rad/s or m/s; slower joints are at rest
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A command that may be sent: positions [N] and velocity [N] of the arm, the fingers', stamp and duration."""
+    """A command within all limits: the arm's positions [N] and velocities [N], and finger positions."""
 
     positions: FloatArray
     velocity: FloatArray
@@ -51,25 +50,24 @@ class _Made:
 
 
 class ArmController:
-    """Makes the commands for one arm and refuses those that must not be sent. Used from one thread.
+    """Makes the commands for one arm, and refuses those that must not be sent. Used from one thread.
 
     Args:
-        config: The whole tree; the arm's sections and ``control`` are read.
+        config: All options.
         columns: The arm's parts of an action, with their columns.
-        kinematics: The arm's; None without a URDF (then only ``limits.max_joint_step`` limits its joints, and
-            only the step limits a twist).
+        kinematics: None without a URDF; then only step limits apply.
         name: Which of ``config.arms``.
 
     Attributes:
         arm_names: Joints in command order; empty for a twist without kinematics.
-        names: Joints of a command: the arm's and then the fingers.
+        names: Joints of a command: the arm's, then the fingers.
         joint_speeds: Velocity limits by joint; empty without kinematics.
-        counters: How often each limit changed a target, by the reason's value. Besides: ``gripper_speed``,
-            ``not_reached`` (kinematics stayed more than 5 mm away from the target) and ``tip_shortened`` (joint
-            limits bent the tip's path, and the step was shortened for it). These three never stop the arm.
+        counters: How often each limit changed a target, by the reason's value. Three counters never stop the arm:
+            ``gripper_speed``, ``not_reached`` (inverse kinematics stayed more than 5 mm from the target) and
+            ``tip_shortened`` (joint limits bent the path of the tip, so the step was shortened).
 
     Raises:
-        ConfigError: The options, the URDF and the policy do not fit together.
+        ConfigError: Options, URDF and policy do not fit together.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class ArmController:
         self.reset()
 
     def configure(self, config: Config) -> None:
-        """Apply options that may change while running; the last command is kept."""
+        """Apply changed options; the last command is kept."""
         arm = next(each for each in config.arms if each.name == self.name)
         kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
         limits = JointLimits.from_config(
@@ -142,7 +140,7 @@ class ArmController:
 
     @property
     def binary(self) -> tuple[int, ...]:
-        """The gripper's column in binary mode; otherwise empty."""
+        """The gripper's column of an action if it only opens and closes; otherwise empty."""
         if self._gripper_column is None or self._arm.gripper.mode != "binary":
             return ()
         return (self._gripper_column,)
@@ -159,14 +157,14 @@ class ArmController:
         )
 
     def reset(self) -> None:
-        """Forget previous commands (new episode, hold by the driver); counters are kept."""
+        """Forget previous commands; counters are kept."""
         self._gripper.reset()
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
         self._held: FloatArray | None = None  # where the arm holds
-        self._made: _Made | None = None  # the last command, until it was sent
-        self._goal: _Made | None = None  # of the last action
-        self._speed: FloatArray = self._last_velocity  # from one command to the next
+        self._made: _Made | None = None  # a command that was not sent yet
+        self._goal: _Made | None = None  # command of the last action
+        self._speed: FloatArray = self._last_velocity  # velocity from the last command but one to the last
 
     def check_joints(self, joints: JointState) -> None:
         """Refuse joint states that no command may be based on (``joint_state_invalid``). Thread-safe."""
@@ -183,14 +181,14 @@ class ArmController:
         """Return the command for one action. Call :meth:`executed` once it has been sent.
 
         Args:
-            action: Float64 [D], un-normalised, finite; all arms' numbers.
+            action: Float64 [D], un-normalised, finite; the numbers of all arms.
             joints: Newest joint state; None only for a twist without kinematics.
-            stamp: Stamp of the frame from which the action came, nanoseconds.
+            stamp: Stamp of the frame behind the action, nanoseconds.
             dt: Seconds until the next command; positive and finite.
-            reference: Joint state at the frame's stamp, from which deltas count; None takes ``joints``.
+            reference: Joint state at the frame's stamp, to which deltas are relative; None takes ``joints``.
 
         Raises:
-            Refused: With the reason; nothing of the command may be sent.
+            Refused: No command may be sent.
         """
         numbers = np.minimum(np.maximum(action[self._motion_columns], -_FAR), _FAR)
         if self._kinematics is None and isinstance(self._motion, TipMotion):
@@ -210,7 +208,7 @@ class ArmController:
             target, measured, origin, origin, self._last_velocity, dt
         )
         if wrong is not None and isinstance(self._motion, TipMotion):
-            self.counters["tip_shortened"] += 1  # the target was right: what bent its path is not the policy
+            self.counters["tip_shortened"] += 1  # the policy's target was within the limits
         elif wrong is not None:
             violations.append(wrong)
         self._apply(violations)
@@ -220,17 +218,17 @@ class ArmController:
 
     @property
     def is_moving(self) -> bool:
-        """True if the arm needs further commands to come to rest from the last one."""
+        """True if the arm needs further commands to come to rest."""
         if self._goal is None or not (self._sends_velocities or math.isfinite(self._envelope.joints.acceleration)):
             return False
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
     def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
-        """Return the command between two actions: straight towards the last target, or decelerating to rest.
+        """Return a command between two actions, or None without an earlier action; raises as :meth:`command`.
 
-        ``left`` is how many seconds from now the last action's positions are due; 0 comes to rest within the
-        acceleration limit. ``passed`` is the time since the last command; coming to rest takes no longer where
-        commands are late. Returns None if there is no earlier action; raises as :meth:`command`.
+        The arm moves straight to the positions of the last action, which are due in ``left`` seconds, or with 0
+        decelerates to rest. ``passed`` is the time since the last command: late commands do not prolong the
+        deceleration.
         """
         goal = self._goal
         if goal is None:
@@ -244,8 +242,8 @@ class ArmController:
         else:
             before = _slower(before, limits.acceleration, passed - dt)
             target = origin + dt * _slower(before, limits.acceleration, dt)
-        # As of the action, velocity and the tip's step count from the measured position, too. The action was
-        # checked: what inertia and interpolation would exceed is shortened, and stops nothing.
+        # Velocity and step of the tip are relative to the measured position, as for an action. The action itself
+        # was within the limits, so a command that inertia or interpolation carries beyond them only is shortened.
         envelope = self._envelope.around(measured, limits.velocity * goal.dt)
         positions, _, _ = envelope.limit(target, measured, origin, measured, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
@@ -273,10 +271,7 @@ class ArmController:
         return command
 
     def executed(self) -> None:
-        """Record that the last command was sent; the next one starts from it.
-
-        A command that was made but not sent (the arm holds) does not affect later ones.
-        """
+        """Record that the last command was sent; later commands start there."""
         made, self._made = self._made, None
         if made is not None:
             last = None if self._sends_velocities else self._last
@@ -287,21 +282,15 @@ class ArmController:
                 self._gripper.target = made.fingers[0]
 
     def hold(self, joints: JointState | None) -> Command:
-        """Hold the last measured position (never zeros); a velocity becomes zero.
+        """Return a command that holds the measured position (never zeros), or zero velocity.
 
-        The position is the one measured when the hold began, so an arm that sags does not creep down after its own
-        measurements. It is updated once a joint is more than 0.02 rad or m away from it (somebody moved the arm).
-        Fingers keep their last command, so that nothing is dropped; before the first command, their measured
-        position. The next command starts from rest.
-
-        If the measurement is old, the arm may have moved since, but by no more than one step, because every step
-        begins at the newest measurement (``control.delta_from: commanded``: by no more than
-        ``limits.max_joint_step``). The way back takes as long as the velocity limits require (``Command.duration``,
-        which trajectories carry).
+        The arm holds the position at which the hold began, so that it does not sag further and further, until a
+        joint is more than 0.02 rad or m away (somebody moved the arm). Fingers keep their last command, so that
+        nothing is dropped. Moving back to the measured position, if the measurement is old, takes as long as the
+        velocity limits require (``Command.duration``). The next command starts from rest.
 
         Raises:
-            Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
-                can be sent. A velocity becomes zero whatever is measured.
+            Refused: ``joint_state_stale`` or ``joint_state_invalid``; never with a velocity output.
         """
         before, self._last = self._last, None
         self._speed = self._last_velocity = np.zeros(len(self.arm_names))
@@ -331,14 +320,14 @@ class ArmController:
 
     @property
     def _frame(self) -> str:
-        """Frame of a twist: the arm's base, or the one configured for a servo with its own kinematics."""
+        """Frame of a twist: the arm's base, or the configured one if the servo has the kinematics."""
         if self._kinematics is not None:
             return self._kinematics.base_frame
         robot = self._arm.robot
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
     def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Return the target joint positions [N] of the motion's numbers, relative to ``start`` [N]."""
+        """Return the target joint positions [N] of an arm at ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt)
         assert self._kinematics is not None
@@ -352,7 +341,7 @@ class ArmController:
         return solved
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
-        """Return a twist for a servo that computes the kinematics itself; only the step limits apply."""
+        """Return a twist for a servo that has the kinematics; only the step limits apply."""
         assert isinstance(self._motion, TipMotion)
         step, violations = limit_pose(
             self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
@@ -370,7 +359,7 @@ class ArmController:
         )
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
-        """Return the positions of the finger joints, which are all equal."""
+        """Return the positions of the finger joints, all equal."""
         if not self._finger_names or self._gripper_column is None:
             return []
         measured = position_of(joints, self._finger_names[0])
@@ -380,7 +369,7 @@ class ArmController:
         return [position] * len(self._finger_names)
 
     def _apply(self, violations: Iterable[Violation]) -> None:
-        """Count violations; refuse with ``limits.on_violation: stop``."""
+        """Count violations; with ``limits.on_violation: stop``, refuse the command."""
         for violation in violations:
             self.counters[violation.reason.value] += 1
             if self._arm.limits.on_violation == "stop":
@@ -388,6 +377,6 @@ class ArmController:
 
 
 def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
-    """Return the speed [N] after so many seconds of deceleration from ``speed``."""
+    """Return ``speed`` [N] after some seconds of deceleration."""
     change = acceleration * seconds if seconds > 0 else 0.0
     return speed - np.clip(speed, -change, change)

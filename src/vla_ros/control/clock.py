@@ -1,7 +1,6 @@
-"""The clock that everything uses to read the time or wait; it is injected.
+"""The injected clock with which all parts read the time and wait.
 
-Timeouts are measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock
-advances only while code waits or works on it, so replay and tests run the live control loop without real waiting.
+A simulated clock advances only when code waits, so replay and tests run the live control loop without waiting.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ T = TypeVar("T")
 class Now:
     """The current time on both clocks, in nanoseconds."""
 
-    steady: int  # steady clock, which never jumps and has an arbitrary zero
-    ros: int  # ROS clock, which stamps refer to: system time, or simulated time (0 before it began)
+    steady: int  # steady clock, for timeouts: never jumps, starts anywhere
+    ros: int  # ROS clock, which stamps refer to: system time, or simulated time (0 before it begins)
 
 
 class Clock:
@@ -46,7 +45,7 @@ class Clock:
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``ready()`` is True, for at most ``timeout`` seconds; False after the timeout.
+        """Wait up to ``timeout`` seconds until ``ready()`` is True; return False after the timeout.
 
         The caller holds ``changed``, which is notified when ``ready()`` may have changed.
         """
@@ -65,10 +64,10 @@ class Clock:
 class SimulatedClock(Clock):
     """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
 
-    In a :meth:`job`, :meth:`sleep` makes the job longer instead. ``ros`` is where the ROS clock starts, in
-    nanoseconds; the steady clock starts at 0. ``events`` are (nanoseconds of the ROS clock, action), ascending, and
-    each action is called when the clock reaches it. Each real second of :meth:`work` takes ``speed`` seconds; 0
-    makes it take no time.
+    Args:
+        ros: Start of the ROS clock, nanoseconds; the steady clock starts at 0.
+        events: Ascending times of the ROS clock in nanoseconds, each with an action that is called then.
+        speed: Simulated seconds for a real second of :meth:`work`; 0: work takes no time.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SimulatedClock(Clock):
         self._speed = speed
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._job_seconds: float | None = None  # that the job under way has slept
+        self._job_seconds: float | None = None  # seconds that the current job has slept
 
     def now(self) -> Now:
         """Return the current simulated time."""
@@ -101,7 +100,7 @@ class SimulatedClock(Clock):
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
-        """Run ``do``; return its result and the simulated seconds it takes in the background."""
+        """Run ``do``; return its result and simulated duration, to which :meth:`sleep` only adds."""
         began, self._job_seconds = time.perf_counter(), 0.0
         try:
             value = do()
@@ -110,15 +109,15 @@ class SimulatedClock(Clock):
             self._job_seconds = None
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; events in between happen at their times."""
+        """Let time pass, and call the actions of events in between."""
         if self._job_seconds is not None:
             self._job_seconds += seconds
             return
-        # Rounded up: whoever waits for a rest of less than a nanosecond must get beyond it.
+        # Rounded up, so that waiting for less than a nanosecond ends.
         self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Advance until ``ready()`` is True, by at most ``timeout`` seconds."""
+        """Advance by at most ``timeout`` seconds until ``ready()`` is True."""
         self._advance(self._now + math.ceil(timeout * 1e9), ready)
         return ready()
 

@@ -13,7 +13,7 @@ from vla_ros.control.reasons import Refused
 from vla_ros.types import FloatArray
 
 _LEAST_DURATION = 0.1
-"""Seconds that a trajectory has left when it is sent: one that has ended when it arrives is refused."""
+"""Seconds that a trajectory lasts at least: drivers refuse a trajectory that has ended when it arrives."""
 
 _TYPES = {
     "joint_state": "sensor_msgs/msg/JointState",
@@ -25,27 +25,25 @@ _TYPES = {
     "joint_group_command": "interbotix_xs_msgs/msg/JointGroupCommand",
     "joint_single_command": "interbotix_xs_msgs/msg/JointSingleCommand",
 }
-_GROUP = "arm"  # of all joints but the gripper's, in interbotix's files of every arm
-_PERIODS = 2  # for which a velocity lasts where timeouts.twist is 0
+_GROUP = "arm"  # name of the arm's joint group in interbotix's files
+_PERIODS = 2  # control periods after which a velocity expires if timeouts.twist is 0
 
 
 @dataclass(frozen=True)
 class Command:
     """A command for the driver of one arm."""
 
-    # Joints, the arm's first and then the fingers, N of them; the fingers alone where a twist has no kinematics,
-    # and where a velocity becomes zero.
+    # N joints, the arm's and then the fingers; only the fingers for a twist without kinematics and for zero
+    # velocity.
     names: tuple[str, ...]
     positions: FloatArray  # float64 [N], radians or metres
-    stamp: int  # nanoseconds; stamp of the frame from which it came (of the joint state for a hold)
-    arm: str = "arm"  # which of ``Config.arms``
-    hold: bool = False  # True to keep the last measured position
-    # Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
-    duration: float = 0.0
-    frame_id: str = ""  # frame in which the twist is given
+    stamp: int  # nanoseconds; stamp of the frame behind the command; for a hold, of the joint state
+    arm: str = "arm"  # name of the arm in ``Config.arms``
+    hold: bool = False  # True if the arm keeps its measured position
+    duration: float = 0.0  # seconds until the positions are reached; for a hold, at least
+    frame_id: str = ""  # frame of the twist
     twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None
-    # Joint to rad/s or m/s in command order, for a driver that takes velocities; else None.
-    velocities: Mapping[str, float] | None = None
+    velocities: Mapping[str, float] | None = None  # rad/s or m/s by joint, for a velocity output; else None
     refused: Refused | None = None  # why this arm holds while others move (``control.arms_hold_alone``), or None
 
     @property
@@ -67,7 +65,7 @@ def lifetime(config: Config) -> float:
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
-    """Split off the part for ``fingers``, whose driver has its own topic; a missing part is None."""
+    """Return the arm's command and that of ``fingers``, whose driver has its own topic, or None without fingers."""
     is_finger = [name in fingers for name in command.names]
     if not any(is_finger):
         return command, None
@@ -88,16 +86,18 @@ def message_type(output: str) -> str:
 def to_message(command: Command, output: str, make: Callable[[str], Any], now: int | None = None) -> Any:
     """Return the command as a ROS message; its header has the command's stamp.
 
-    A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller rejects one
-    that ended in the past. Because the frame's stamp is in the past, the point's ``time_from_start`` is the frame's
-    age plus the command's duration. A hold gets at least 0.1 s, so that it has not expired on arrival. That
-    controller interprets a stamp of 0 as "now".
+    A ``JointTrajectory`` starts at its header's stamp, which is the frame's, so ``time_from_start`` of its point is
+    the frame's age plus the command's duration. A hold lasts at least 0.1 s, because ros2_control's
+    joint_trajectory_controller rejects a trajectory that has ended.
 
-    A hold by velocity is stamped with ``now``: zero velocity is always safe, and MoveIt Servo ignores messages
-    older than its ``incoming_command_timeout``.
+    Zero velocity is stamped with ``now``, because MoveIt Servo ignores messages older than its
+    ``incoming_command_timeout``.
 
-    ``make`` returns the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the
-    stamp.
+    Args:
+        command: The command.
+        output: ``control.output`` or ``gripper.output``.
+        make: Returns the class of ``pkg/msg/Type``.
+        now: Nanoseconds of the ROS clock; None takes the command's stamp.
 
     Raises:
         ValueError: The output is a velocity, but the command has none.
@@ -159,7 +159,7 @@ def _vector(make: Callable[[str], Any], values: Sequence[float] | FloatArray) ->
 
 
 def _fill(cls: Any, **fields: Any) -> Any:
-    """Return a message; arrays are lists for rclpy, whose setters refuse numpy arrays."""
+    """Return a message; arrays become lists for rclpy, whose setters refuse numpy arrays."""
     if hasattr(cls, "get_fields_and_field_types"):
         fields = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in fields.items()}
     return cls(**fields)

@@ -20,14 +20,14 @@ CONTESTS = frozenset(
 """Every reason that :mod:`vla_ros.node.graph_watch` may report."""
 
 ANY = "*"
-"""In ``topics.command_shared_with``: whoever it is."""
+"""In ``topics.command_shared_with``: any node."""
 
 _GID_BYTES = 16  # of a DDS GUID; rmw pads it to 24 before Iron
-_UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's words for an endpoint of no known node
+_UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's names for an unknown node
 
 
 def gid_of(gid: Iterable[int]) -> bytes:
-    """Return an endpoint's id without padding; accepts the format of either backend."""
+    """Return an endpoint's id without padding, from rclpy or the embedded participant."""
     return bytes(gid)[:_GID_BYTES]
 
 
@@ -39,10 +39,10 @@ def node_of(endpoint: Any) -> str:
 
 
 def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
-    """Return the other publishers of a topic: id to its node's full name, "" if that is not known.
+    """Return the other publishers of a topic, by id, with the full name of the node ("" if unknown).
 
-    ``endpoints`` are of ``get_publishers_info_by_topic``; ``allowed`` names nodes that may publish, :data:`ANY`
-    all.
+    ``endpoints`` are from ``get_publishers_info_by_topic``; ``allowed`` are names of nodes that may publish, or
+    :data:`ANY`.
     """
     if ANY in allowed:
         return {}
@@ -51,19 +51,19 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
 
 
 def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
-    """List the nodes of :func:`others`, and ``more``, as text for people."""
+    """Return the names of the nodes of :func:`others`, and ``more``, as text."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names.union(more)))
 
 
 def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> tuple[str, bool]:
-    """Describe two sources in a sentence, and say whether discovery knew the nodes of both.
+    """Return a sentence that names two sources, and True if discovery knew both nodes.
 
-    ``endpoints`` are ``get_publishers_info_by_topic`` of the topic.
+    ``endpoints`` are from ``get_publishers_info_by_topic``.
     """
     known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
     two = {source.publisher for source in (contest.first, contest.second)}
-    # An id that is no gid names nobody: then everybody on the topic is named.
+    # If an id is unknown to discovery, all publishers of the topic are named.
     who = {gid: known[gid] for gid in two} if two <= known.keys() else known
     is_named = all(who.values()) and len(who) >= len(two)
     names = named(who) or "nobody known"

@@ -1,4 +1,4 @@
-"""Limits the steps of the tip and checks where a command would really move it."""
+"""Limits steps of the tip, and checks where joint positions would move it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vla_ros.kinematics.transforms import (
 )
 from vla_ros.types import FloatArray
 
-_SLACK = 1.01  # what kinematics leaves over may exceed a step limit by this factor
+_SLACK = 1.01  # factor by which the error of inverse kinematics may exceed a step limit
 _HALVINGS = 6
 
 
 def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
-    """Return the pose between ``start`` and ``wanted`` that respects step limits and workspace box."""
+    """Return a pose between ``start`` and ``wanted`` within step limits and workspace box, and the violations."""
     violations = []
     position, rotation = wanted.position, wanted.rotation
     step, shortened = limit_length(position - start.position, limits.max_translation_step)
@@ -56,12 +56,12 @@ def shorten_for_tip(
     *,
     start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
-    """Return the joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
+    """Return joint positions [N] from ``origin`` towards ``positions`` at which the tip is within its limits.
 
-    Also returns what was wrong with the wanted ones. Kinematics and joint limits bend the tip's path, and a policy
-    in joint space ignores the tip, so this checks where the tip would really be. ``stands`` is how many step
-    durations a velocity may last; the tip stays in the box until then. The tip's step starts at joint positions
-    ``start`` [N]; None means ``origin``.
+    Also returns the violation of ``positions``, or None. Inverse kinematics and joint limits bend the path of the
+    tip, and a policy in joint space ignores the tip. ``stands`` is the number of step durations after which a
+    velocity expires; until then the tip stays in the box. The step of the tip starts at joint positions ``start``
+    [N]; None means ``origin``.
     """
     begin = kinematics.forward(origin if start is None else start)
     share, first = 1.0, None
@@ -88,8 +88,8 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return by which factor a step from ``start`` to ``end`` exceeds its limits (up to 1 is allowed), and how."""
-    if end is start:  # kinematics remembers poses: nothing moves
+    """Return the ratio of a step from ``start`` to ``end`` to its limit, and the violation if it is above 1."""
+    if end is start:  # kinematics caches poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)
     if wrong is not None:
@@ -108,7 +108,7 @@ def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violat
 
 
 def twist_between(start: Pose, end: Pose, dt: float) -> tuple[FloatArray, FloatArray]:
-    """Return the velocity from pose to pose in ``dt`` seconds: linear [3] m/s, angular [3] rad/s, base axes."""
+    """Return the velocity from pose to pose in ``dt`` seconds: linear [3] m/s and angular [3] rad/s, base axes."""
     return (end.position - start.position) / dt, rotation_vector(end.rotation @ start.rotation.T) / dt
 
 

@@ -1,4 +1,4 @@
-"""Limits of one arm's commands: joints, the tip's step, and the workspace box."""
+"""Applies all limits of an arm to a command: joints, step of the tip, workspace box."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Envelope:
     """The limits of one arm."""
 
     joints: JointLimits
-    tip: LimitsConfig  # its step, and the box
-    kinematics: Kinematics | None  # None leaves the tip unlimited
-    lifetime: float  # seconds for which a joint velocity may last; 0 for positions
+    tip: LimitsConfig  # largest step of the tip, and the workspace box
+    kinematics: Kinematics | None  # None: the tip is not limited
+    lifetime: float  # seconds after which a joint velocity expires; 0 for positions
 
     def limit(
         self,
@@ -31,20 +31,17 @@ class Envelope:
         before: FloatArray,
         dt: float,
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
-        """Return positions [N] that may be sent, on the way from ``origin`` to ``target``.
+        """Return positions [N] that may be sent, and the violations of ``target``: of the joints, of the tip.
 
-        Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
+        A joint velocity stays within position limits and box until it expires.
 
         Args:
             target: Wanted positions [N].
-            measured: Newest measured positions [N], from which the distance counts.
-            origin: Where the command starts, [N].
-            tip_from: From which the tip's step counts, [N].
-            before: Velocity of the command before, [N].
+            measured: Newest measured positions [N]; the largest joint step starts there.
+            origin: Positions at which the command starts, [N].
+            tip_from: Positions at which the step of the tip starts, [N].
+            before: Velocity of the previous command, [N].
             dt: Seconds until the next command.
-
-        Returns:
-            The positions, and what was wrong with the wanted ones: with the joints, and with the tip.
         """
         limits, stands = self.joints, max(1.0, self.lifetime / dt)
         if stands > 1.0:
@@ -57,6 +54,6 @@ class Envelope:
         return positions, violations, wrong
 
     def around(self, measured: FloatArray, reach: FloatArray) -> Envelope:
-        """Return the same, and no joint further than ``reach`` [N] from where it is ``measured`` [N]."""
+        """Return the same limits, with each joint also within ``reach`` [N] of its ``measured`` position [N]."""
         low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
         return replace(self, joints=replace(self.joints, low=low, high=high))

@@ -1,9 +1,8 @@
 """Converts the gripper number of an action to a finger position.
 
-Conventions differ between datasets: OpenVLA's Bridge checkpoints say 1 for open and 0 for closed, LIBERO's
-environment wants -1 for open and 1 for closed and takes the sign (threshold 0.5 on that range), some are
-continuous. Here each convention is described by two numbers: the value that means open and the value that means
-closed.
+Datasets have different conventions: 1 is open and 0 closed for OpenVLA's Bridge checkpoints, -1 is open and 1
+closed in LIBERO's environment, and some are continuous. Two options, the values for open and closed, describe each
+convention.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ class Gripper:
 
     Args:
         config: The options; others may be assigned to the attribute.
-        part: Says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
-            (``[m]``); without a form the options do.
+        part: The action's part, whose form may override the options: ``[CLOSED..OPEN]``, or ``[m]`` for finger
+            positions.
 
     Attributes:
         target: Finger position that was last sent, or None.
@@ -37,11 +36,10 @@ class Gripper:
         self.target: float | None = None
 
     def opening(self, value: float) -> float:
-        """Return the opening in [0, 1] for the action's gripper number; 1 is open.
+        """Return the opening in [0, 1] for a gripper number, which is clipped to the range from closed to open.
 
-        NaN and infinity raise ValueError. Numbers outside the range from closed to open are clipped. In binary mode
-        the result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold - hysteresis``,
-        unchanged in between (the first time, the threshold alone decides).
+        In binary mode the result is 1 above ``threshold + hysteresis``, 0 at or below ``threshold - hysteresis``,
+        and unchanged in between (at first, the threshold alone decides). NaN and infinity raise ValueError.
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
@@ -64,11 +62,11 @@ class Gripper:
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
-        """Return the finger position to send now, and True if ``max_speed`` shortened the step.
+        """Return the finger position to send, and True if ``max_speed`` shortened the step.
 
-        The step is relative to the last *sent* position, not the measured one: fingers that grip something never
-        reach their target, and the difference is what presses them together. The first step starts at ``measured``,
-        if known. Assign the position to :attr:`target` once it was sent.
+        The step starts at the last *sent* position (the first step at ``measured``, if known): fingers that grip an
+        object never reach their target, and press because of the difference. Assign the position to :attr:`target`
+        once it was sent.
         """
         wanted = self.position(self.opening(value))
         before = self.target if self.target is not None else measured

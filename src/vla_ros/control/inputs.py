@@ -24,7 +24,7 @@ class Snapshot:
     # Feed name to its newest message.
     state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
     instruction: str = ""  # newest instruction, "" before the first
-    epoch: int = 0  # grows with every new task: what was inferred in an earlier epoch is void
+    epoch: int = 0  # number of the task; inferences of an earlier task are void
     # Arm to its newest joint state.
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -57,31 +57,30 @@ class Inputs:
             self._changed.notify_all()
 
     def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
-        """Return each arm's newest joint state, if it arrived within ``timeout`` seconds.
+        """Return each arm's newest joint state if it arrived within ``timeout`` seconds.
 
-        A command built on an older one must not be sent, even if a fresh one arrives and ends the hold before the
-        command goes out: the arm may have moved meanwhile.
+        No command may be based on an older one, even if a fresh one arrives before the command is sent.
         """
         with self._changed:
             since = self._clock.steady() - timeout
             return {arm: joints for arm, joints in self._snapshot.arms.items() if self._joints_seen[arm] >= since}
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
-        """Each arm's joint state measured nearest to ``stamp``, where one is within ``tolerance`` seconds."""
+        """Return each arm's joint state nearest to ``stamp`` that is within ``tolerance`` seconds of it."""
         with self._changed:
             histories = {arm: list(history) for arm, history in self._history.items()}
         best = {arm: min(known, key=lambda joints: abs(joints.stamp - stamp)) for arm, known in histories.items()}
         return {arm: joints for arm, joints in best.items() if abs(joints.stamp - stamp) <= tolerance * 1e9}
 
     def set_state(self, key: str, state: JointState) -> None:
-        """Store a message of a further feed."""
+        """Store the newest message of a feed (``robot.state_topics``)."""
         with self._changed:
             feeds = MappingProxyType({**self._snapshot.state, key: state})
             self._snapshot = replace(self._snapshot, state=feeds)
             self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
-        """Store an instruction; True if it differs from the previous one, which begins a new epoch."""
+        """Store an instruction; if it differs from the previous one, begin a new epoch and return True."""
         with self._changed:
             old = self._snapshot
             if instruction == old.instruction:
@@ -91,12 +90,12 @@ class Inputs:
             return True
 
     def new_epoch(self) -> None:
-        """Begin a new task with the same instruction: what is inferred now is void (a reset)."""
+        """Begin a new task with the same instruction (a reset); the current inference becomes void."""
         with self._changed:
             self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
-        """Forget joint state and feeds (after the clock jumped); the instruction stays."""
+        """Forget joint states and feeds (the clock jumped), but not the instruction."""
         with self._changed:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()
@@ -104,7 +103,7 @@ class Inputs:
     def wait_for_stamp(
         self, stamp: int, keys: tuple[str, ...], timeout: float, arms: tuple[str, ...] = ("arm",)
     ) -> bool:
-        """Wait up to ``timeout`` s until ``arms`` and feeds ``keys`` are as new as ``stamp`` (lockstep)."""
+        """Wait up to ``timeout`` seconds for joint states and feeds no older than ``stamp`` (lockstep)."""
 
         def ready() -> bool:
             now = self._snapshot

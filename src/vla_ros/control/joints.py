@@ -1,7 +1,7 @@
-"""Merges the joint states of one driver, or of several that each publish some joints.
+"""Merges joint states of several drivers, each of which publishes only some joints.
 
-On many robots the arm's and the gripper's drivers publish on the same ``/joint_states``, each its own joints, as
-``joint_state_publisher``'s ``source_list`` merges them elsewhere. None of their messages is complete.
+On many robots the drivers of the arm and the gripper both publish on ``/joint_states``, so that no message is
+complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vla_ros.control.sources import Contest, Continuity, Source, Sources
 from vla_ros.types import FloatArray, JointState
 
 _SECOND = 1_000_000_000
-_SETTLE = 0.1  # s; a joint that jumps further than it can move is believed where it stays for so long
+_SETTLE = 0.1  # s; after an impossible jump, a joint is used again if it stays at the new position for this long
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class _Joint:
 class Whole:
     """A joint state merged from the newest measurement of every joint."""
 
-    # All joints measured within the timeout; its stamp is that of the oldest among the needed joints. Velocities
-    # and efforts are empty if no joint has one.
+    # All joints measured within the timeout, with the stamp of the oldest needed joint. Velocities and efforts are
+    # empty if no joint has one.
     joints: JointState
-    stamp: int  # the same, or 0 if one of those has no stamp, so that its age is unknown
+    stamp: int  # the same stamp, or 0 if a needed joint has none, so that its age is unknown
 
 
 class JointStates:
     """Merges the joint states of several publishers. Thread-safe.
 
     Args:
-        needed: Joints that every command needs (the arm's). Empty returns every message unchanged.
-        speeds: Velocity limits of joints, where they are known.
-        own: The only joints of interest, where several arms are on one topic; empty for all.
+        needed: Joints that every command needs (the arm's). If empty, every message is returned unchanged.
+        speeds: Known velocity limits by joint.
+        own: Joints to keep if several arms share the topic; empty for all.
     """
 
     def __init__(
@@ -67,33 +67,32 @@ class JointStates:
         self._known: dict[str, _Joint] = {}
 
     def forget(self) -> None:
-        """Forget everything (the clock jumped: stamps may come again)."""
+        """Forget all measurements, because the clock jumped and stamps may repeat."""
         with self._lock:
             self._known.clear()
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two publishers that alternate on one needed joint, at a time of the steady clock."""
+        """Return two sources that alternate on a needed joint at this time of the steady clock, or None."""
         return self._sources.contest(steady)
 
     def add(
         self, message: JointState, stamp: int, steady: int, timeout: float, publisher: bytes = b""
     ) -> Whole | None:
-        """Add a message.
+        """Add a message and return the merged joint state.
 
-        If two publishers measure a needed joint, the first one counts until it goes silent.
+        If two publishers measure a needed joint, the first one is used until it goes silent. Needed joints that no
+        message has measured are missing from the result, so that its reader can name them.
 
         Args:
-            message: Its joints; its stamp is the time of arrival if the publisher sets none.
-            stamp: What its header says, nanoseconds; 0 for none.
-            steady: When it came, nanoseconds of a steady clock.
-            timeout: Seconds for which a joint's measurement counts.
+            message: The message; its stamp is the time of arrival if the publisher sets none.
+            stamp: Stamp of its header, nanoseconds; 0 for none.
+            steady: Time of arrival, nanoseconds of a steady clock.
+            timeout: Seconds for which a joint's measurement is valid.
             publisher: Id of its publisher; b"" if unknown.
 
         Returns:
-            The newest of everything, or None if the message told nothing about a needed joint while all of
-            those are known. Where needed joints are missing, the answer lacks them, so that whoever asks for them
-            says which. A message that names a needed joint twice, or has more or fewer positions than names, comes
-            back unchanged, to be refused.
+            None if all needed joints are known and the message measures none of them. A message that names a needed
+            joint twice, or has more or fewer positions than names, is returned unchanged, to be refused.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
@@ -133,7 +132,7 @@ class JointStates:
 
 
 def together(states: Iterable[JointState]) -> JointState | None:
-    """One joint state with the joints of all and the oldest stamp; None if there are none."""
+    """Return one joint state with the joints of all ``states`` and their oldest stamp; None without states."""
     each = tuple(states)
     if len(each) < 2:
         return each[0] if each else None
@@ -147,7 +146,7 @@ def together(states: Iterable[JointState]) -> JointState | None:
 
 
 def _padded(values: FloatArray, state: JointState) -> list[float]:
-    """Return the velocities or efforts of all joints; NaN where the publisher gives none."""
+    """Return the velocities or efforts of all joints; NaN if the message has none."""
     return values.tolist() if len(values) == len(state.names) else [math.nan] * len(state.names)
 
 

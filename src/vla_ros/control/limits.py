@@ -1,7 +1,7 @@
-"""Limits on commands, as functions over numbers; each reports the limits it had to apply.
+"""Limits on commands, as functions over numbers that also return the limits they applied.
 
-Whatever the target, the result is finite and no farther from the measured position: clamping never makes a step
-larger. With a handful of joints plain floats are ten times as fast as numpy calls.
+Whatever the target, the result is finite, and clamping never makes a step larger. For a few joints, plain floats
+are ten times as fast as numpy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
 
-_SLACK = 1 + 1e-9  # rounding is no violation
-_SAME = 1e-9  # rad or m
+_SLACK = 1 + 1e-9  # for rounding
+_SAME = 1e-9  # rad or m; smaller differences are rounding
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A target changed by a limit; ``detail`` says what was found and what is allowed, with units."""
+    """A limit that changed a target; ``detail`` says what was found and what is allowed, with units."""
 
     reason: Reason
     detail: str
@@ -44,7 +44,7 @@ class JointLimits:
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
     ) -> JointLimits:
-        """Return the URDF's limits, tightened by the options; raises ConfigError if a joint has no range left."""
+        """Return the URDF's limits, narrowed by the options; raises ConfigError if a joint has no range left."""
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):
             if not below <= above:
@@ -58,7 +58,7 @@ class JointLimits:
 
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
-    """Shorten ``vector`` to ``limit`` without overflow; also returns True if it was longer."""
+    """Return ``vector``, shortened to the length ``limit`` if necessary, and True if it was shortened."""
     values = vector.tolist()
     if math.hypot(*values) <= limit * _SLACK:
         return vector, False
@@ -72,10 +72,10 @@ def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
 def limit_box(
     target: FloatArray, current: FloatArray, low: tuple[float, ...], high: tuple[float, ...]
 ) -> tuple[FloatArray, bool]:
-    """Move ``target`` [3] into the box; also returns True if it was outside.
+    """Return ``target`` [3], moved into the box if necessary, and True if it was moved.
 
-    A tip that is already outside (an arm switched on there) may return or stay, but never move further out: the box
-    is extended to ``current``.
+    The box is extended to ``current``: a tip that is already outside (the arm was switched on there) may stay or
+    return, but not move further out.
     """
     wanted, here = target.tolist(), current.tolist()
     inside = [_clip(w, min(a, c), max(b, c)) for w, c, a, b in zip(wanted, here, low, high, strict=True)]
@@ -90,17 +90,17 @@ def limit_joints(
     dt: float,
     limits: JointLimits,
 ) -> tuple[FloatArray, list[Violation]]:
-    """Return the joint positions [N] that may be sent, on the way to ``target``.
+    """Return joint positions [N] towards ``target`` that may be sent, and the violations of ``target``.
 
     The result is within ``velocity * dt`` of ``origin``, within ``step`` of ``measured``, and within the position
-    limits; if ``measured`` is outside those (an elastic end stop, an encoder offset), it moves back as far as the
-    other two allow. For velocity and distance the whole step is shortened, so that the arm stays on its path.
-    Acceleration is limited joint by joint and yields to the others.
+    limits; if ``measured`` is outside those (an elastic end stop, an encoder offset), the joint moves back as far
+    as velocity and step allow. The limits of velocity and step shorten the motion of all joints alike, so that the
+    arm stays on its path. Acceleration is limited joint by joint, if the other limits allow it.
 
     Args:
         target: Wanted positions, finite, [N].
         measured: Newest measured positions, [N].
-        origin: Where the step starts: ``measured``, or the last command, at most ``step`` away from ``measured``.
+        origin: Start of the step: ``measured``, or the last command; moved to within ``step`` of ``measured``.
         last_velocity: Velocity of the last command, [N]; zeros after a hold.
         dt: Seconds until the next command.
         limits: The limits.
@@ -161,7 +161,7 @@ def _note(
     wanted: Sequence[float],
     allowed: Sequence[float],
 ) -> None:
-    """Add a violation if ``allowed`` differs from ``wanted``, for the joint that differs most."""
+    """Add a violation for the joint whose ``allowed`` differs most from ``wanted``, if any does."""
     difference = [abs(w - a) for w, a in zip(wanted, allowed, strict=True)]
     largest = max(difference, default=0.0)
     if largest > _SAME:

@@ -10,7 +10,7 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
-_BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
+_BELIEVABLE = 0.1  # rad or m outside its limits; a measurement further outside is an error
 
 
 class MeasuredArm:
@@ -46,9 +46,9 @@ class MeasuredArm:
         return positions
 
     def check(self, positions: FloatArray) -> None:
-        """Refuse to move an arm that is measured outside the limits of its URDF (``joint_state_invalid``).
+        """Refuse positions [N] far outside the URDF's limits (``joint_state_invalid``).
 
-        URDF and robot do not match then, or an encoder is wrong.
+        The URDF is another robot's, or an encoder is wrong.
         """
         if self._kinematics is None:
             return

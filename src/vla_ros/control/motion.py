@@ -1,4 +1,4 @@
-"""Reads the numbers of an action as joint positions or a pose of the tip."""
+"""Converts the numbers of an action to joint positions or a pose of the tip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray
 
 _UNITS = {"rad": 1.0, "rad/s": 1.0, "deg": math.pi / 180, "deg/s": math.pi / 180}
-_UNBOUNDED = 1e5  # rad; a range this wide is that of a joint without limits
+_UNBOUNDED = 1e5  # rad; a joint with a wider range has no limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,10 @@ class JointMotion:
 
     quantity: str  # ``joint_position``, ``joint_delta`` or ``joint_velocity``
     scale: FloatArray  # float64 [N], radians or metres (per second) per unit
-    offset: FloatArray  # float64 [N], the position that 0 stands for
+    offset: FloatArray  # float64 [N], position of the number 0
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Return the target joint positions [N] of ``numbers`` [N], ``dt`` seconds after ``start`` [N]."""
+        """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start`` [N]."""
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -41,11 +41,11 @@ class JointMotion:
 class TipMotion:
     """A pose of the tip, or a step of it."""
 
-    quantity: str  # ``tip_position`` (followed by the rotation) or ``tip_delta``
-    form: str  # of the rotation
+    quantity: str  # ``tip_position`` or ``tip_delta``; the rotation follows
+    form: str  # form of the rotation
 
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
-        """Return the target pose of ``numbers`` [3 + rotation], counted from ``start``.
+        """Return the pose that ``numbers`` [3 + rotation] mean, relative to ``start`` for a delta.
 
         Refused (``action_invalid``) if the rotation has no direction.
         """
@@ -73,7 +73,7 @@ Motion = JointMotion | TipMotion
 def make_motion(
     parts: Sequence[Part], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
 ) -> Motion:
-    """Return the motion that the parts of an action describe, as ``contract.binding.bind`` has checked them."""
+    """Return the motion that the parts of an action (checked by ``contract.binding.bind``) describe."""
     found = {part.quantity: part for part in parts}
     [quantity] = found.keys() & MOTIONS
     part = found[quantity]

@@ -27,26 +27,26 @@ class StepResult:
     action: FloatArray  # float64 [D], un-normalised, before limits and kinematics
     commands: tuple[Command, ...] = ()  # one for each arm; empty if refused
     refused: Refused | None = None  # why there is no command, or None
-    chunk: ActionChunk | None = None  # the policy's answer if it was asked for this step, else None
-    observation: Observation | None = None  # what the policy was asked then
-    # Milliseconds by stage: ``preprocess`` (including what the policy prepared while it ran, which ``inference``
-    # does not count), the policy's own stages, ``inference``, ``control``.
+    chunk: ActionChunk | None = None  # the policy's result if this step is the first of an inference, else None
+    observation: Observation | None = None  # input of that inference
+    # Milliseconds by stage: ``preprocess`` (including images that the policy prepared, which ``inference``
+    # excludes), the policy's own stages, ``inference``, ``control``.
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True)
 class FrameOutcome:
-    """The outcome of one frame. Every received frame has exactly one."""
+    """The outcome of a frame. Every received frame has exactly one outcome."""
 
-    stamp: int  # stamp of its header, nanoseconds; 0 where it could not be read
+    stamp: int  # stamp of the header, nanoseconds; 0 if unreadable
     camera: str  # topic
-    received: int  # nanoseconds of the ROS clock when it arrived
-    # ``command``: a motion was sent. ``shown``: answered, and the arm might not move. ``replaced``: a newer frame
-    # came before this one was used. ``before_arming``: it waited when somebody armed. Else the value of ``reason``.
+    received: int  # time of arrival, nanoseconds of the ROS clock
+    # ``command``: a motion was sent. ``shown``: the action was published, and no motion was allowed. ``replaced``:
+    # a newer frame arrived before this frame was used. ``before_arming``: the frame was waiting when a person
+    # armed. Otherwise the value of ``reason``.
     outcome: str
-    reason: Reason | None = None  # why it was dropped or refused, or None
-    detail: str = ""  # what was found then
-    # Nanoseconds of the ROS clock when its command was sent or its action shown; None otherwise.
-    ended: int | None = None
-    # As :attr:`StepResult.stages_ms`; empty if the policy gave no answer.
+    reason: Reason | None = None  # why the frame was dropped or refused, or None
+    detail: str = ""  # what was found
+    ended: int | None = None  # when the command was sent or the action shown, nanoseconds of the ROS clock
+    # As :attr:`StepResult.stages_ms`; empty without an inference.
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)

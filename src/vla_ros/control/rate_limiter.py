@@ -1,38 +1,37 @@
-"""Limits steps to ``control.rate_hz`` without making frames wait longer than they must.
+"""Limits steps to ``control.rate_hz`` without delaying frames more than necessary.
 
-With a fixed tick, a camera that runs at the control rate stays out of phase: after one slow inference every frame
-waits for the same fraction of a period, and the arm acts on old images. Here a late step may be made up: the next
-ones follow after nine tenths of a period until frames are answered as they arrive. This is a token bucket of one
-period (the generic cell rate algorithm of ITU-T I.371), so the long-run rate is the configured one, plus 1 % for a
-camera whose clock runs slightly fast.
+With a fixed tick, a camera that runs at the control rate stays out of phase: after one slow inference, every frame
+waits for the same fraction of a period. Here later steps follow after nine tenths of a period until the delay is
+made up. This is a token bucket of one period (the generic cell rate algorithm of ITU-T I.371), so the long-run rate
+is the configured rate, plus 1 % for a camera whose clock runs slightly fast.
 
-The remaining steps of a chunk are scheduled separately: each is due a period after the last one was due.
+The remaining steps of a chunk are scheduled separately: each is due a period after the previous one was due.
 """
 
 from __future__ import annotations
 
 import math
 
-_SHORTEST = 0.9  # of a period; between two inference steps while lost time is made up
-_LATE = 0.1  # of a period; how long to wait for a frame that is about to arrive
-_FASTER = 1.01  # of the rate; clocks that nominally agree differ by less
-_GUESS = 1 / 30  # s; duration of a command where every frame is answered
+_SHORTEST = 0.9  # shortest time between two steps, in periods
+_LATE = 0.1  # longest wait for a frame that is about to arrive, in periods
+_FASTER = 1.01  # highest long-run rate, in multiples of the configured rate
+_GUESS = 1 / 30  # s; duration of a command if every frame is answered
 
 
 class RateLimiter:
-    """Decides when the next step may begin. Times are seconds of one clock.
+    """Decides when the next step may begin. Times are seconds of the steady clock.
 
-    ``rate_hz``, which may be changed from the next step on, is 0 to answer every frame. ``velocities`` says that
-    commands are velocities, not positions.
+    Assign ``rate_hz`` to change the rate from the next step on; 0 answers every frame. ``velocities``: commands are
+    velocities, not positions.
     """
 
     def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
         self.rate_hz = rate_hz
         self._velocities = velocities
         self._begun = -math.inf  # when the last step began
-        self._earned = -math.inf  # when the rate alone allows the next one, which may be a period early
+        self._earned = -math.inf  # when the long-run rate allows the next step, which may be a period early
         self._planned = -math.inf  # when the next step of a chunk is due
-        self._lead = 0.0  # from taking a frame to sending its command
+        self._lead = 0.0  # seconds from taking a frame to sending its command
 
     @property
     def _period(self) -> float:
@@ -40,7 +39,7 @@ class RateLimiter:
 
     @property
     def period(self) -> float:
-        """Duration of a command in seconds: one period, or 1/30 s where every frame is answered."""
+        """Duration of a step in seconds; 1/30 s if every frame is answered."""
         return self._period or _GUESS
 
     @property
@@ -49,9 +48,9 @@ class RateLimiter:
         return max(self._begun + _SHORTEST * self._period, self._earned - self._period)
 
     def patience(self, now: float, arrived: float, following: float) -> float:
-        """Return the seconds to wait for a newer frame than the one that waits since ``arrived``, or 0.
+        """Return how many seconds a frame that ``arrived`` earlier should wait for a newer one, or 0.
 
-        The next frame is expected at ``following``.
+        The newer frame is expected at ``following``.
         """
         due = self.frame_due
         if due == -math.inf or arrived >= due:  # no step yet, or the frame did not wait
@@ -61,24 +60,24 @@ class RateLimiter:
 
     @property
     def planned_due(self) -> float:
-        """The earliest time to send the next step of a chunk: a period after the last one was due."""
+        """The earliest time to send the next step of a chunk: a period after the previous step was due."""
         return self._planned
 
     def planned_time(self, now: float) -> float:
-        """Duration of the command for a step of a chunk that is sent at ``now``: until the next one is due.
+        """Return the duration of a chunk's step that is sent at ``now``: until the next step is due.
 
-        For velocity commands always a whole period, as in :meth:`step_time`.
+        Always a whole period for velocities, as in :meth:`step_time`.
         """
         if self._velocities:
             return self.period
         return min(max(self._planned + self.period - now, _SHORTEST * self.period), self.period)
 
     def step_time(self, now: float) -> float:
-        """Return the duration of the command for a frame taken at ``now``, in seconds.
+        """Return the duration in seconds of the step for a frame taken at ``now``.
 
-        Shorter than a period where the step follows the last one sooner, so that velocity limits bound the
-        distance of each step while time is made up. For velocity commands it is always a whole period: divided by
-        less, the largest allowed step would become a higher velocity.
+        Shorter than a period if the last step began less than a period ago, so that velocity limits bound the
+        distance of each step. Always a whole period for velocities: divided by less, the largest allowed step would
+        become a higher velocity.
         """
         if self._velocities:
             return self.period
@@ -91,12 +90,10 @@ class RateLimiter:
         self._step(begun)
 
     def executed(self, sent: float, begun: float | None = None) -> None:
-        """Record that a planned step was sent. Backdates it by the chunk's frame-to-command latency.
+        """Record that a step of a chunk was sent, and backdate it by the chunk's frame-to-command latency.
 
-        ``begun``: when its frame was taken, if the step before lasted until now.
-
-        The next one is due a period after this one was, so that the time to make commands does not add up. Of a
-        step that was late by more than a tenth of a period, the rest is not made up at once.
+        The next step is due a period after this one was due, so that delays do not add up, but no sooner than nine
+        tenths of a period from now. ``begun``: when the frame was taken, if this is the first step of a chunk.
         """
         due = self._planned if sent - self._planned < self.period else sent
         self._planned = max(due + self.period, sent + _SHORTEST * self.period)

@@ -14,8 +14,8 @@ from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
 class Level(str, Enum):
     """The reaction to a reason.
 
-    ``DROP``: the message is not used and counted; nothing else happens. ``HOLD``: the arm keeps its last
-    measured position until the reason has ended. ``STOP``: the same, until a person resets.
+    ``DROP``: the message is counted and not used. ``HOLD``: the arm keeps its measured position until the reason
+    ends. ``STOP``: the arm keeps it until a person resets.
     """
 
     DROP = "drop"
@@ -24,13 +24,13 @@ class Level(str, Enum):
 
 
 class Reason(str, Enum):
-    """A named reason with its level and a sentence for people."""
+    """A named reason with its level and a description."""
 
     level: Level
     description: str
 
     def __new__(cls, value: str, level: Level, description: str) -> Reason:
-        """Return a text with two attributes."""
+        """Return a member with a level and a description."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.level = level
@@ -41,47 +41,43 @@ class Reason(str, Enum):
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
-        "during the inference the instruction changed, a person armed, or motion was interrupted",
+        "during the inference, the instruction changed, a person armed, or motion was interrupted",
     )
-    TWIST_EXPIRED = (
-        "twist_expired",
-        Level.DROP,
-        "no velocity followed the last one for timeouts.twist: zeros were sent",
-    )
+    TWIST_EXPIRED = "twist_expired", Level.DROP, "no velocity followed within timeouts.twist, so zeros were sent"
     GRIPPER_FAILED = "gripper_failed", Level.DROP, "a goal of the gripper's action was rejected or has failed"
-    PLAN_EMPTY = (
-        "plan_empty",
-        Level.DROP,
-        "the plan ended before the next chunk came: the arm rests",
-    )
-    FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
-    FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
+    PLAN_EMPTY = "plan_empty", Level.DROP, "the plan ended before the next chunk arrived: the arm rests"
+    FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the same stamp as the previous one"
+    FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the previous one"
 
     NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
-    INPUT_MISSING = "input_missing", Level.HOLD, "something that the policy needs is missing, stale or no number"
+    INPUT_MISSING = "input_missing", Level.HOLD, "an input of the policy is missing, stale or not a number"
     CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"
-    CAMERA_FROZEN = "camera_frozen", Level.HOLD, "the same pixels timeouts.frozen_frames times in a row"
-    CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources send frames on one topic in turn"
+    CAMERA_FROZEN = "camera_frozen", Level.HOLD, "timeouts.frozen_frames consecutive frames have the same pixels"
+    CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources alternate on a camera topic"
     CAMERA_SKEW = "camera_skew", Level.HOLD, "the cameras' images are further apart than timeouts.camera_skew"
     FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"
     FRAME_FROM_FUTURE = "frame_from_future", Level.HOLD, "a frame's stamp is ahead of the ROS clock"
     JOINT_STATE_STALE = "joint_state_stale", Level.HOLD, "no new joint state for timeouts.joint_state"
-    JOINT_STATE_INVALID = "joint_state_invalid", Level.HOLD, "a joint state lacks joints or is no number"
-    JOINT_STATE_CONTESTED = "joint_state_contested", Level.HOLD, "two sources tell of the same joint in turn"
-    INFERENCE_LATE = "inference_late", Level.HOLD, "an answer takes longer than timeouts.inference"
+    JOINT_STATE_INVALID = (
+        "joint_state_invalid",
+        Level.HOLD,
+        "a joint state lacks joints, names a joint twice, or is no number",
+    )
+    JOINT_STATE_CONTESTED = "joint_state_contested", Level.HOLD, "two sources alternate on a joint"
+    INFERENCE_LATE = "inference_late", Level.HOLD, "an inference takes longer than timeouts.inference"
     INFERENCE_ERROR = "inference_error", Level.HOLD, "the policy failed on a frame"
     SERVER_LOST = "server_lost", Level.HOLD, "the policy's server cannot be reached or does not answer"
-    ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's answer has a wrong shape or is no number"
+    ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's actions have a wrong shape or are not numbers"
     CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
-    DRIVER_MISSING = "driver_missing", Level.HOLD, "nobody has subscribed to the command topic yet"
-    NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and would answer for it"
-    HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has come yet"
+    DRIVER_MISSING = "driver_missing", Level.HOLD, "the command topic has no subscriber yet"
+    NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and serves ~/enable as well"
+    HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"
 
-    OPERATOR_STOP = "operator_stop", Level.STOP, "a person said stop"
+    OPERATOR_STOP = "operator_stop", Level.STOP, "a person stopped the arm"
     HEARTBEAT_LOST = "heartbeat_lost", Level.STOP, "no heartbeat for timeouts.heartbeat"
-    DRIVER_GONE = "driver_gone", Level.STOP, "nobody subscribes to the command topic any more"
+    DRIVER_GONE = "driver_gone", Level.STOP, "the command topic has lost its subscriber"
     COMMAND_CONTESTED = "command_contested", Level.STOP, "another node publishes commands for the same driver"
-    MIDDLEWARE_GONE = "middleware_gone", Level.STOP, "no new process can reach the node any more"
+    MIDDLEWARE_GONE = "middleware_gone", Level.STOP, "new processes can no longer reach the node"
     THREAD_DIED = "thread_died", Level.STOP, "a thread of the node ended with an error"
     DEVICE_ERROR = "device_error", Level.STOP, "the GPU reported an error"
     LIMIT_TRANSLATION = "limit_translation", Level.STOP, "a step beyond limits.max_translation_step"
@@ -94,14 +90,14 @@ class Reason(str, Enum):
 
 
 LIMITS = frozenset(reason for reason in Reason if reason.value.startswith("limit_"))
-"""Limits that stop the arm with ``limits.on_violation: stop``."""
+"""Reasons that stop the arm with ``limits.on_violation: stop``."""
 
 
 class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
-    """A command was not made; nothing of it may be sent.
+    """No command may be sent.
 
     Attributes:
-        reason: Why; its level says whether the arm holds or stops.
+        reason: Its level says whether the arm holds or stops.
         detail: What was found and what was expected.
     """
 
@@ -112,12 +108,11 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
 
 
 def reason_of(error: BaseException) -> Reason:
-    """``device_error`` for an error of the GPU itself, ``server_lost`` without a server, else ``inference_error``.
+    """Return ``device_error``, ``server_lost`` or ``inference_error`` for an exception of the policy.
 
-    A CUDA error is sticky: every later call of the process fails as well, so the arm stops and the node must be
-    started again. Running out of memory is not (the next frame may fit). PyTorch raises ``RuntimeError`` or
-    ``torch.AcceleratorError`` with "CUDA error" in its text, the engine :class:`DeviceLostError`; torch is not
-    imported for this.
+    After a CUDA error, every later call of the process fails as well, so the arm stops and the node must be
+    restarted. Running out of memory only holds. PyTorch's exceptions have "CUDA error" in their text; torch is not
+    imported.
     """
     if isinstance(error, ServerLostError):
         return Reason.SERVER_LOST

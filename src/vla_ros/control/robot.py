@@ -1,4 +1,4 @@
-"""Commands all arms together: all commands are made before any is sent, and one refusal stops all."""
+"""Commands all arms together: all commands are made before any is sent, and a refusal of one arm stops all."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vla_ros.types import ActionChunk, FloatArray, JointState
 Made = TypeVar("Made", bound=Command | None)
 
 ArmJoints = JointState | Mapping[str, JointState] | None
-"""Joint states by arm, without those that have no usable one; or one joint state with the joints of all."""
+"""Joint states by arm, without arms that have none; or one joint state with the joints of all arms."""
 
 
 def make_kinematics(config: Config) -> dict[str, Kinematics]:
-    """Return the kinematics by arm, for arms with a URDF."""
+    """Return the kinematics of the arms that have a URDF, by arm."""
     return {name: arm.kinematics for name, arm in make_arms(config).items() if arm.kinematics is not None}
 
 
@@ -34,16 +34,16 @@ class RobotController:
     """Makes the commands of all arms that are sent together. Used from one thread.
 
     Args:
-        config: The whole tree.
-        spec: What the policy's numbers mean, as :func:`vla_ros.contract.binding.bind` has checked it.
-        kinematics: By arm; an arm without a URDF has none.
+        config: All options.
+        spec: The policy's actions, checked by :func:`vla_ros.contract.binding.bind`.
+        kinematics: Kinematics by arm; an arm without a URDF has none.
 
     Attributes:
-        arms: One controller each, in the order of ``config.arms``.
+        arms: The arms' controllers, in the order of ``config.arms``.
         rotations: Columns of an action that are an absolute rotation, with its form.
 
     Raises:
-        ConfigError: The options, the URDFs and the policy do not fit together.
+        ConfigError: Options, URDFs and policy do not fit together.
     """
 
     def __init__(self, config: Config, spec: PolicySpec, kinematics: Mapping[str, Kinematics]) -> None:
@@ -59,11 +59,11 @@ class RobotController:
             ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
             for name in names
         )
-        self._known: dict[str, JointState | None] = {}  # that a command was last built on, by arm
+        self._known: dict[str, JointState | None] = {}  # joint state behind the last command, by arm
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """Take new options that may change while running; raises ConfigError if a joint has no room left."""
+        """Apply changed options; raises ConfigError if a joint has no range left."""
         self._hold_alone = config.control.arms_hold_alone
         for arm in self.arms:
             arm.configure(config)
@@ -89,7 +89,7 @@ class RobotController:
             arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
-        """Refuse a chunk with a wrong shape, NaN or infinity (``action_invalid``), before its first step."""
+        """Refuse a chunk with a wrong shape, NaN or infinity (``action_invalid``)."""
         shape, spec = chunk.actions.shape, self._spec
         if len(shape) != 2 or shape[1] != spec.dimension or not 1 <= shape[0] <= spec.horizon:
             raise Refused(
@@ -103,18 +103,13 @@ class RobotController:
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
     ) -> tuple[Command, ...]:
-        """Return the commands for one action, one for each arm. Call :meth:`executed` once they were sent.
+        """Return the command of each arm for one action; arguments as in :meth:`ArmController.command`.
 
-        Args:
-            action: Float64 [D], un-normalised.
-            joints: Newest joint states.
-            stamp: Stamp of the frame from which the action came, nanoseconds.
-            dt: Seconds until the next command.
-            reference: Joint states at the frame's stamp, from which deltas count; None takes ``joints``.
+        Call :meth:`executed` once they were sent.
 
         Raises:
-            Refused: With the reason and the arm; nothing may be sent. With ``control.arms_hold_alone`` an arm that
-                must hold does so beside those that move (:attr:`Command.refused`), while there is one that moves.
+            Refused: No command may be sent. With ``control.arms_hold_alone``, an arm that must hold does so
+                (:attr:`Command.refused`) as long as another arm moves.
         """
         if not (math.isfinite(dt) and dt > 0):
             raise Refused(Reason.CLOCK_JUMP, f"{dt} s until the next command, expected more than 0")
@@ -136,7 +131,7 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
-        """Return the arm's command, or a hold at its last good joint state while other arms move."""
+        """Return the arm's command, or a hold at its last good joint state."""
         if isinstance(made, Command):
             self._known[arm.name] = of_arm(joints, arm.name)
             return made
@@ -145,11 +140,11 @@ class RobotController:
 
     @property
     def is_moving(self) -> bool:
-        """True if an arm needs further commands to come to rest."""
+        """True if any arm needs further commands to come to rest."""
         return any(arm.is_moving for arm in self.arms)
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """Call :meth:`ArmController.onward` for all arms that move."""
+        """Return the commands of :meth:`ArmController.onward` of all arms that have one."""
         tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
         for each in tried:
             if isinstance(each, Refused):
@@ -157,21 +152,18 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def executed(self) -> None:
-        """Record that the last commands were sent; the next ones start from them."""
+        """Record that the last commands were sent; later commands start there."""
         for arm in self.arms:
             arm.executed()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Hold every arm (:meth:`ArmController.hold`): the commands, and why an arm has none.
-
-        An arm that cannot hold does not prevent the others.
-        """
+        """Return :meth:`ArmController.hold` of every arm, and the refusals of arms that cannot hold."""
         tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in self.arms]
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
     def _try(self, arm: ArmController, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
-        """Return the result of ``make`` or its refusal, with the arm's name if there are several."""
+        """Return the result of ``make``, or its refusal with the name of the arm if there are several."""
         try:
             return make(*arguments)
         except Refused as refused:
@@ -179,5 +171,5 @@ class RobotController:
 
 
 def of_arm(joints: ArmJoints, arm: str) -> JointState | None:
-    """Return the joint state to read an arm's joints from, or None."""
+    """Return the joint state that has the arm's joints, or None."""
     return joints.get(arm) if isinstance(joints, Mapping) else joints

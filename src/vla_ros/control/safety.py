@@ -38,24 +38,24 @@ class Status:
     """A consistent snapshot of the state."""
 
     state: State  # what the arm may do
-    stopped_by: Reason | None  # the first reason to stop, or None
-    detail: str  # what was found then; of ``command_contested`` with the names that came later
-    holds: Mapping[Reason, str]  # reasons that hold (or would hold, were it armed), with what was found
-    blocks: Mapping[Reason, str]  # reasons to stop that are so at present: while there are any it cannot be armed
+    stopped_by: Reason | None  # first reason to stop, or None
+    detail: str  # detail of that reason
+    holds: Mapping[Reason, str]  # reasons that hold an armed arm, with their details
+    blocks: Mapping[Reason, str]  # active reasons to stop, which prevent arming, with their details
 
 
 @dataclass(frozen=True)
 class Event:
     """A change of state or of a reason."""
 
-    # ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``; ``block`` and ``unblock`` where a reason to
-    # stop begins or ends to keep a disarmed or stopped arm from being armed.
+    # ``arm``, ``disarm``, ``hold``, ``clear``, ``stop``, ``reset``; ``block`` and ``unblock`` if a reason to stop
+    # begins or ceases to prevent arming.
     kind: str
-    before: State  # state before it
-    after: State  # state after it
-    reason: Reason | None  # why, but for arm, disarm and reset
+    before: State  # state before the event
+    after: State  # state after the event
+    reason: Reason | None  # None for ``arm``, ``disarm`` and ``reset``
     detail: str  # what was found
-    stamp: int  # nanoseconds of the clock that was given
+    stamp: int  # nanoseconds of the injected clock
 
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Thread-safe; no method waits for anything but :meth:`motion`."""
+    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
@@ -95,12 +95,12 @@ class Safety:
 
     @property
     def armings(self) -> int:
-        """How often the node was armed. Work begun under another number began before a person allowed motion."""
+        """Number of armings. Work that began under a smaller number began before a person allowed motion."""
         return self._armings
 
     @property
     def interruptions(self) -> int:
-        """How often motion was ended by a hold, stop or disarm. A plan from before the last one is void."""
+        """Number of holds, stops and disarms that ended motion. Plans from before the last one are void."""
         return self._interruptions
 
     @property
@@ -112,20 +112,20 @@ class Safety:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """How often each reason began (hold, stop) or was counted (drop), by reason value."""
+        """Number of times that each reason was reported, by the reason's value."""
         with self._lock:
             return dict(self._counters)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` with every later :class:`Event`, in order, outside the lock; it may call back."""
+        """Call ``listener`` with every later :class:`Event`, in order and without a lock, so it may call back."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
     @contextmanager
     def motion(self) -> Iterator[bool]:
-        """Context in which a motion is sent: yields :attr:`may_move`, and no stop or hold can intervene.
+        """Context in which a motion is sent: yields :attr:`may_move`, and stops and holds wait until it ends.
 
-        Once :meth:`stop` has returned, no motion is sent any more. Keep the context short: a stop waits for it.
+        Once :meth:`stop` has returned, no motion is sent. Keep the context short.
 
             with safety.motion() as allowed:
                 if allowed:
@@ -135,7 +135,7 @@ class Safety:
             yield self.may_move
 
     def arm(self) -> bool:
-        """Allow motion; False if it is stopped or a watchdog's reason to stop is active (:meth:`explain`)."""
+        """Allow motion; return False if the arm is stopped or a reason to stop is active (:meth:`explain`)."""
         with self._lock:
             if self._stop is not None or self._blocked:
                 return False
@@ -166,7 +166,7 @@ class Safety:
         self._deliver()
 
     def stop(self, reason: Reason, detail: str = "") -> bool:
-        """Stop until a person resets, armed or not. True if this is the first reason; later ones are counted only.
+        """Stop until a person resets; return True if this is the first reason. Later reasons are only counted.
 
         Raises ValueError if the reason's level is not stop.
         """
@@ -179,8 +179,7 @@ class Safety:
     def report(self, reason: Reason, detail: str = "") -> None:
         """React according to the reason's level: count it (drop), hold or stop.
 
-        If a disarmed arm's action would have broken a limit, it is only counted: no motion has to be stopped, and
-        the dry run continues.
+        Limits that the actions of a disarmed arm would break are only counted: the dry run continues.
         """
         with self._lock:
             if reason.level is Level.HOLD:
@@ -192,15 +191,15 @@ class Safety:
         self._deliver()
 
     def count(self, reason: Reason) -> None:
-        """Count a reason that holds only one of several arms (``control.arms_hold_alone``)."""
+        """Count a reason without reacting: it holds only one of several arms (``control.arms_hold_alone``)."""
         with self._lock:
             self._counters[reason.value] += 1
 
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
-        """Apply a watchdog's findings: hold or stop for active reasons, clear ``watched`` holds that ended.
+        """Hold or stop for the ``active`` reasons of a watchdog, and clear those of its holds that have ended.
 
-        While disarmed there is no motion to stop, so a reason to stop only prevents arming. ``watched`` has every
-        reason that this watchdog looks after; others are left alone.
+        While disarmed, a reason to stop only prevents arming. ``watched`` are all reasons that the watchdog may
+        report; other holds remain.
         """
         with self._lock:
             for reason in [held for held in self._holds if held in watched and held not in active]:
@@ -214,7 +213,7 @@ class Safety:
                 if self._armed:
                     self._halt(reason, detail)
                     continue
-                # Discovery may tell of a publisher before it tells of its node. Other details only count time.
+                # Discovery may report a publisher before its node; the details of other reasons only count time.
                 named = reason is Reason.COMMAND_CONTESTED and before.get(reason, detail) != detail
                 if named and self._stop is reason:
                     self._stop_detail = detail
@@ -236,10 +235,7 @@ class Safety:
             return f"holding: {reasons}" if reasons else "armed"
 
     def reset(self) -> bool:
-        """End a stop on a person's request and leave the arm disarmed; False if it was not stopped.
-
-        Hold reasons remain until they end.
-        """
+        """End a stop on a person's request; the arm is disarmed then. Return False if it was not stopped."""
         with self._lock:
             if self._stop is None:
                 return False
@@ -268,7 +264,7 @@ class Safety:
         return True
 
     def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
-        """Update the state and queue the event. Call with the lock held."""
+        """Update the state and queue an event. The caller has the lock."""
         before = self._state
         if self._stop is not None:
             self._state = State.STOPPED
@@ -281,10 +277,9 @@ class Safety:
             self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
 
     def _deliver(self) -> None:
-        """Call the listeners in order, without the lock, on whichever thread comes first.
+        """Call the listeners in order, without the lock, on one thread at a time.
 
-        The queue is checked again after each round, so that an event added while another thread finishes is not
-        lost.
+        The outer loop handles events that were added while another thread was about to finish.
         """
         while self._events and self._delivering.acquire(blocking=False):
             try:

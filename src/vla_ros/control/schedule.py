@@ -1,19 +1,19 @@
 """Decides which step of which chunk comes next, and blends successive chunks.
 
-Steps are consumed when they are executed, not by wall clock: an arm that holds for a second does not skip a second
-of the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
-skipped (:attr:`ChunkSchedule.position`).
+Steps are consumed when they are executed, not by wall clock: an arm that holds does not skip steps. A chunk's first
+action belongs to the time of its observation; steps that were executed during the inference are skipped
+(:attr:`ChunkSchedule.position`).
 
 The schedules (``control.schedule``) differ in when the policy infers, and in the seam between two chunks:
 
-- ``sync`` infers when no step is left, and the arm waits. The others infer while the plan is executed.
-- ``append`` takes the newest chunk as it is.
+- ``sync`` infers when no step is left, and the arm waits. All others infer while the plan is executed.
+- ``append`` uses the newest chunk unchanged.
 - ``blend`` interpolates from the old chunk's remaining steps (or from its last action) to the new chunk's over
   ``blend_steps``.
-- ``ensemble`` is ACT's temporal ensembling: the mean of every chunk's prediction for this step, weighted
+- ``ensemble`` is ACT's temporal ensembling: the mean of all chunks' predictions for this step, weighted
   exp(-m i) with i = 0 for the oldest (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost
   Hardware", 2023).
-- ``rtc`` takes the newest chunk as it is, because the policy was given the rest of the old one and completes it
+- ``rtc`` uses the newest chunk unchanged, because the policy was given the rest of the old chunk and continues it
   (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025). If the old chunk has
   ended by then, positions are interpolated over ``blend_steps``: from where the last motion leads in one more step
   or, if the arm has come to rest, from its last action.
@@ -43,13 +43,13 @@ class Step:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A chunk and the step of the episode to which its first action belongs."""
+    """A chunk and the position (:attr:`ChunkSchedule.position`) to which its first action belongs."""
 
     chunk: ActionChunk
     start: int
 
     def at(self, step: int) -> FloatArray | None:
-        """Return the chunk's action for a step of the episode, or None outside the chunk."""
+        """Return the chunk's action for the step at this position, or None outside the chunk."""
         index = step - self.start
         return self.chunk.actions[index] if 0 <= index < len(self.chunk.actions) else None
 
@@ -92,7 +92,7 @@ class ChunkSchedule:
 
     @property
     def position(self) -> int:
-        """Steps executed so far; the first action of a chunk belongs to its value when the policy was asked."""
+        """Steps executed so far; a chunk's first action belongs to the position at its observation."""
         return self._executed
 
     @property
@@ -105,22 +105,18 @@ class ChunkSchedule:
 
     @property
     def remaining(self) -> int:
-        """Number of steps that :meth:`next` can return before it needs another chunk."""
+        """Steps to execute before the next inference."""
         # As in ACT, an ensemble infers after each step, unless an option says otherwise.
         steps = self.control.execute_steps or (1 if self.kind == "ensemble" else self.left + self._since_load)
         return max(0, min(self.left, steps - self._since_load))
 
     @property
     def wants_chunk(self) -> bool:
-        """True when a new chunk is needed: nothing remains to be executed."""
+        """True if no step remains before the next inference."""
         return self.remaining == 0
 
     def rest(self, position: int) -> FloatArray:
-        """Return the newest chunk's actions from ``position`` on, float64 [left, D], as the policy predicted them.
-
-        They do not include limits that changed the commands sent: a policy continues its own numbers, and its next
-        chunk passes the same limits.
-        """
+        """Return the newest chunk's actions from ``position`` on, float64 [left, D], before limits."""
         if not self._placed:
             return np.zeros((0, 0))
         newest = self._placed[-1]
@@ -143,9 +139,9 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
-        """Return the step to execute now, the same one until :meth:`executed` is called; None if there is none.
+        """Return the step to execute next, the same until :meth:`executed` is called, or None.
 
-        ``overrun`` goes on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
+        ``overrun`` continues to the chunk's end after ``control.execute_steps``, until the next chunk arrives.
         """
         if not self._placed or (self.remaining == 0 and not overrun):
             return None
@@ -164,13 +160,13 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """Record that the step returned by :meth:`next` was sent to the arm."""
+        """Record that the step that :meth:`next` returned was sent."""
         step = self.next(overrun=True)
         if step is None:
             raise RuntimeError("executed() without a step: load a chunk first")
         self._before_last, self._last = self._last, step.action
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
-        if old is not None:  # where the old chunk ends, the blend goes on from its last action
+        if old is not None:  # after the old chunk's end, the blend continues from its last action
             self._before_load = old
         self._executed += 1
         self._since_load += 1
@@ -186,7 +182,7 @@ class ChunkSchedule:
         return last if rested else 2 * last - self._like(before, last)
 
     def _linear(self, own: FloatArray) -> FloatArray:
-        """Blend from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
+        """Return the blend of the old chunk and ``own``, whose share is 1/(n+1), 2/(n+1), ..."""
         share = (self._since_load + 1) / (self.control.blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own
@@ -195,14 +191,14 @@ class ChunkSchedule:
         return (1 - share) * self._like(before, own) + share * own
 
     def _like(self, other: FloatArray, own: FloatArray) -> FloatArray:
-        """Return ``other`` with its rotations expressed like those of ``own``, so that they can be averaged."""
+        """Return ``other`` with rotations represented like those of ``own``, so that they can be averaged."""
         found = other.copy()
         for columns, form in self._rotations:
             found[columns] = nearest(other[columns], form, own[columns])
         return found
 
     def _ensemble(self, own: FloatArray) -> FloatArray:
-        """Return the mean of all predictions [n, D] for the current step, oldest first, weighted by exp(-m i)."""
+        """Return the weighted mean of all predictions [n, D] for the current step."""
         placed = (each.at(self._executed) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
         weights = np.exp(-self.control.ensemble_decay * np.arange(len(predictions)))
@@ -211,9 +207,9 @@ class ChunkSchedule:
 
 
 def choose(schedule: str, spec: PolicySpec) -> str:
-    """Return the kind of schedule that ``control.schedule`` means for this policy.
+    """Return the kind of schedule that ``control.schedule`` means for a policy.
 
-    Policies with single steps are ``sync``. ``auto`` means ``rtc`` if the policy supports it, otherwise ``blend``.
+    Single steps use ``sync``; ``auto`` and ``rtc`` mean ``rtc`` if the policy supports it, otherwise ``blend``.
     """
     if spec.horizon == 1:
         return "sync"

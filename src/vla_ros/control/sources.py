@@ -1,7 +1,7 @@
-"""Follows one of several sources of the same data, and detects two that alternate. Pure logic.
+"""Follows one of several sources of the same data, and detects two sources that alternate. Pure logic.
 
-A restarted driver publishes after its predecessor; two running drivers alternate. Sources are distinguished by
-their publisher's id and by the kind of their data, because a relay has one id for everything it forwards.
+A restarted driver publishes after its predecessor has ended; two running drivers alternate. Sources differ in their
+publisher's id or in the kind of their data, because a relay forwards everything under one id.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _SECOND = 1_000_000_000
-_MEMORY = 2 * _SECOND  # ns; a source that was silent for longer begins anew, and a contest ends
-_ENOUGH = 5  # turns of two kinds of one publisher that are no accident (bits that flip on the way)
+_MEMORY = 2 * _SECOND  # ns; sources and alternations are forgotten after that
+_ENOUGH = 5  # alternations of two kinds of one publisher that damaged messages do not explain
 _NOISE = 0.02  # rad or m, of a measurement
 _FASTER = 1.25  # than its velocity limit a joint may be
 _JITTER = 0.02  # s, between stamp and measurement
@@ -26,7 +26,7 @@ class Source:
     """A source of data."""
 
     publisher: bytes  # its id; b"" if the middleware does not provide one
-    kind: Hashable = None  # distinguishes two sources behind one publisher
+    kind: Hashable = None  # of its data, to distinguish two sources behind one publisher
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,18 @@ class _Subject:
     followed: Source | None = None
     heard: dict[Source, int] = field(default_factory=dict)
     last: Source | None = None
-    since: int = 0  # when the last one began to be the only one heard
-    turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)  # of two: how many, and the last
+    since: int = 0  # when the last source became the only one heard
+    # Two sources to the number of their alternations and the time of the last one.
+    turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)
     returned: int = -_MEMORY
     contest: Contest | None = None
 
 
 class Sources:
-    """Follows one source per subject until it is silent. Thread-safe.
+    """Follows one source per subject until that source is silent. Thread-safe.
 
-    Another kind of the same publisher is followed once it alone has been heard for ``settle`` seconds: a single
-    wrong message is never followed.
+    After a change of kind, a publisher is followed again once only the new kind has arrived for ``settle`` seconds,
+    so that a single damaged message is never used.
     """
 
     def __init__(self, settle: float = 0.0) -> None:
@@ -64,9 +65,10 @@ class Sources:
         self._subjects: dict[str, _Subject] = {}
 
     def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
-        """Return True if ``source`` is the one to follow for ``subject`` (a joint, a camera).
+        """Record a message; return True if its source is the one to follow for ``subject`` (a joint, a camera).
 
-        Another publisher is followed after ``patience`` seconds of silence. ``steady`` is in nanoseconds.
+        Another publisher is followed once the first has been silent for ``patience`` seconds. ``steady`` is the
+        time of arrival, nanoseconds of a steady clock.
         """
         with self._lock:
             known = self._subjects.setdefault(subject, _Subject())
@@ -83,7 +85,7 @@ class Sources:
             return True
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources of the same subject that currently alternate."""
+        """Return two sources of one subject that alternate at this time of the steady clock, or None."""
         with self._lock:
             for known in self._subjects.values():
                 if known.contest is not None and steady - known.returned <= _MEMORY:
@@ -92,7 +94,7 @@ class Sources:
 
 
 def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
-    """Count a source that publishes again after another one did."""
+    """Record a message, and count the alternation if its source was heard before the last one."""
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
     if last is not None and last != source and source in known.heard:
@@ -108,9 +110,10 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
 
 
 class Continuity:
-    """Separates two trajectories of one joint that no velocity limit explains, if publishers are indistinguishable.
+    """Separates two trajectories of one joint in the joint states of one publisher.
 
-    ``speeds`` are the joints' velocity limits, rad/s or m/s; joints without one count as continuous.
+    A joint cannot jump from one to the other within its velocity limit. ``speeds`` are these limits, rad/s or m/s;
+    a joint without a limit has one trajectory.
     """
 
     def __init__(self, speeds: Mapping[str, float]) -> None:
@@ -120,7 +123,7 @@ class Continuity:
     def track(self, joint: str, position: float, at: int, stamp: int = 0) -> int:
         """Return which trajectory of a joint this position continues, 0 or 1.
 
-        NaN and infinity belong to the trajectory updated last.
+        NaN and infinity continue the trajectory that was updated last.
 
         Args:
             joint: The joint's name.

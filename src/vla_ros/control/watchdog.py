@@ -1,8 +1,6 @@
 """Detects stale, frozen, late or invalid inputs. Pure logic: callers report events and supply the time.
 
-Silence is measured on a steady clock, so that no clock change can hide or imitate it; ages are measured on the ROS
-clock, which stamps refer to. Report from any thread; call :meth:`Watchdog.active` about ten times a second and pass
-the result to :meth:`vla_ros.control.safety.Safety.follow`.
+Silence is measured on a steady clock, which never jumps; ages are measured on the ROS clock, which stamps refer to.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ WATCHED = frozenset(
 """Every reason that a :class:`Watchdog` may report."""
 
 _SECOND = 1_000_000_000
-_OTHER_CLOCK = 3600.0  # s; no network and no queue is that slow
-_FASTEST_SIMULATION = 50  # times real time; a simulated clock that is faster has jumped
+_OTHER_CLOCK = 3600.0  # s; a frame that is older was stamped with another clock
+_FASTEST_SIMULATION = 50  # times real time; a simulated clock that runs faster has jumped
 
 
 @dataclass
@@ -49,8 +47,8 @@ class _Camera:
     seen: int | None = None  # steady time of the last good frame
     stamp: int | None = None
     digest: int | None = None
-    same: int = 0  # frames in a row with this digest
-    refused: tuple[Reason, str] | None = None  # the newest frame's age, where it was wrong
+    same: int = 0  # consecutive frames with this digest
+    refused: tuple[Reason, str] | None = None  # why the newest frame was refused for its age
     since_jump: bool = True
 
 
@@ -67,11 +65,11 @@ class _Joints:
 
 
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
-    """Return a checksum that differs for different images, computed from bytes spread evenly over the message.
+    """Return a checksum of bytes spread evenly over an image or its message; 30 us for 4096 samples.
 
-    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us). The
-    stride is a multiple of neither 2 nor 3, so that all colour channels are sampled. ``skip`` leaves out bytes at
-    the beginning: 12 for a serialised message with a header, whose stamp differs though the image does not.
+    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new. The stride is
+    a multiple of neither 2 nor 3, so that all colour channels are sampled. ``skip`` leaves out the first bytes: 12
+    for a serialised message with a header, whose stamp changes even if the image does not.
     """
     flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
     flat = flat[skip:]
@@ -81,10 +79,11 @@ def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 409
 
 
 class Watchdog:
-    """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
+    """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock. Thread-safe.
 
+    Pass the result of :meth:`active` to :meth:`vla_ros.control.safety.Safety.follow`, at least ten times a second.
     ``arms`` are those that need joint states (a twist without kinematics does not). A ``simulated`` ROS clock may
-    stand still and run fast.
+    stand still or run fast.
     """
 
     def __init__(
@@ -115,11 +114,16 @@ class Watchdog:
         return self._options.current.timeouts
 
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
-        """Check a frame with the stamp of its header; 0 if the driver sets none.
+        """Check a frame; return why it must be dropped, or None.
 
-        ``digest`` is the :func:`digest` of its pixels, if frozen images are to be detected. Returns None if it may
-        be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``, ``frame_old`` or
-        ``frame_from_future``. A camera whose stamps restart is accepted after ``timeouts.camera``.
+        Reasons are ``frame_repeated``, ``frame_out_of_order``, ``frame_old`` and ``frame_from_future``. A camera
+        whose stamps restart is accepted after ``timeouts.camera``.
+
+        Args:
+            camera: Its topic.
+            stamp: Stamp of its header; 0 if the driver sets none.
+            now: Time of arrival.
+            digest: :func:`digest` of its pixels if frozen images are to be detected, else None.
         """
         with self._lock:
             self._check_clock(now)
@@ -145,10 +149,7 @@ class Watchdog:
             return None
 
     def images(self, now: Now, *, readable: bool) -> None:
-        """Record whether the frames of a step could be decoded.
-
-        A camera that never delivers readable frames counts as stale.
-        """
+        """Record whether the frames of a step could be decoded; a camera without readable frames is stale."""
         with self._lock:
             if readable:
                 self._unreadable_since = None
@@ -156,11 +157,10 @@ class Watchdog:
                 self._unreadable_since = now.steady
 
     def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
-        """Record a joint state that came at ``now``; True if it may be used.
+        """Record a joint state that arrived at ``now``; return True if it may be used.
 
-        It may if nothing is ``wrong`` with it (missing joints, NaN), it is newer than the one before, and its
-        header's stamp is no further from the present than ``timeouts.joint_state_age`` (a stamp of 0 has no known
-        age).
+        It must be newer than the previous one, no older than ``timeouts.joint_state_age`` (a ``stamp`` of 0 has no
+        known age), and free of errors: ``wrong`` describes them (missing joints, NaN).
         """
         with self._lock:
             self._check_clock(now)
@@ -185,17 +185,14 @@ class Watchdog:
             self._inferring_since = now.steady
 
     def inference_ended(self, now: Now) -> bool:
-        """Record that an inference succeeded or failed.
-
-        False if it took longer than ``timeouts.inference``: the answer must be dropped.
-        """
+        """Record the end of an inference; False if it took too long and its result must be dropped."""
         with self._lock:
             self._late = self._overdue(now)
             self._inferring_since = None
             return not self._late
 
     def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
-        """Record how many drivers subscribe to the command topic; with several topics, pass the smallest number."""
+        """Record the number of drivers on the command topic; with several topics, the smallest number."""
         with self._lock:
             self._driver_topic = topic
             if subscribers > 0:
@@ -207,7 +204,7 @@ class Watchdog:
             self._heartbeat_seen = now.steady
 
     def active(self, now: Now) -> Mapping[Reason, str]:
-        """Return all active reasons, with what was found."""
+        """Return all active reasons, each with its detail."""
         with self._lock:
             self._check_clock(now)
             found: dict[Reason, str] = {}
@@ -237,7 +234,7 @@ class Watchdog:
         return found
 
     def _of_joints(self, now: Now) -> dict[Reason, str]:
-        """Reasons that hold all arms: those of any arm or, with ``control.arms_hold_alone``, those of every arm."""
+        """Return reasons that hold all arms; with ``control.arms_hold_alone``, none if any arm has no reason."""
         needed = {name: joints for name, joints in self._arms.items() if joints.needed}
         found, good = dict[Reason, str](), 0
         for name, joints in needed.items():
@@ -264,16 +261,16 @@ class Watchdog:
         return found
 
     def _overdue(self, now: Now) -> str:
-        """How late the pending inference is, or ""."""
+        """Return how late the pending inference is, or ""."""
         if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
         waited = (now.steady - self._inferring_since) / _SECOND
         return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:
-        """Detect a jump of the ROS clock; afterwards only inputs received since the jump count."""
+        """Detect a jump of the ROS clock, which holds until every input has arrived again."""
         last = self._last
-        if last is not None and now.steady < last.steady:  # another thread read the clock earlier
+        if last is not None and now.steady < last.steady:  # read by another thread before the last call
             return
         self._last = now
         if last is not None and last.ros and now.ros:
@@ -293,13 +290,13 @@ class Watchdog:
         seen_anew = all(camera.since_jump for camera in self._cameras.values()) and all(
             joints.since_jump for joints in self._arms.values() if joints.needed
         )
-        # Told once at least, though everything may be seen anew before anybody asks.
+        # The jump is reported at least once, even if all inputs arrive before active() is called.
         if self._jump and self._jump_told and seen_anew:
             self._jump = ""
 
 
 def _silent(seen: int | None, timeout: float, now: Now) -> bool:
-    """Return True if nothing arrived for ``timeout`` seconds (or ever)."""
+    """Return True if nothing has arrived for ``timeout`` seconds, or ever."""
     return seen is None or now.steady - seen > timeout * _SECOND
 
 
