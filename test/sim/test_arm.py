@@ -106,10 +106,3 @@ def test_inverse_reaches_the_whole_table_within_limits_and_points_down():
 def test_inverse_refuses_a_position_out_of_reach():
     with pytest.raises(ValueError, match="out of the arm's reach"):
         arm.inverse(np.array([1.5, 0.0, 0.1]))
-
-
-def test_rotation_vector_inverts_rodrigues():
-    for vector in np.random.default_rng(2).normal(size=(20, 3)):
-        vector *= 2.5 / max(2.5, np.linalg.norm(vector))
-        np.testing.assert_allclose(arm.rotation_vector(pinocchio.exp3(vector)), vector, atol=1e-9)
-    np.testing.assert_allclose(arm.rotation_vector(np.eye(3)), 0.0)

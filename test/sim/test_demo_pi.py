@@ -16,7 +16,7 @@ from vla_ros.node.stepper import Stepper
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
-from vla_ros.sim.arguments import Plan, add_arguments, episode_options, plan, world_options
+from vla_ros.sim.arguments import Plan, episode_options, parse, plan, world_options
 from vla_ros.sim.episode import EpisodeOptions
 from vla_ros.sim.episodes import Lockstep
 from vla_ros.sim.node import SimNode
@@ -29,9 +29,7 @@ SEED = 8000
 
 
 def planned(*words: str) -> tuple[argparse.Namespace, Plan]:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    arguments = parser.parse_args(words)
+    arguments = parse(*words)
     return arguments, plan(arguments)
 
 

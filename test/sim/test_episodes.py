@@ -1,6 +1,5 @@
 """Episodes in lockstep and real time over DDS with the policy node, and every control of the demo."""
 
-import argparse
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.sim import process
-from vla_ros.sim.arguments import LOCKSTEP, add_arguments, plan, world_options
+from vla_ros.sim.arguments import LOCKSTEP, parse, plan, world_options
 from vla_ros.sim.episode import EpisodeOptions
 from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
@@ -28,7 +27,7 @@ from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
 
-ARMS = load([config_file("demo")]).arms
+DEMO = load([config_file("demo")])
 
 
 @pytest.fixture
@@ -70,25 +69,17 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
         node.cleanup()
 
 
-def lockstep(graph: Graph, world, **options) -> Lockstep:
-    node = SimNode(graph, ARMS)
-    node.wait_for_policy(10.0, lambda: True)
-    return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
-
-
 def of_demo(*words: str) -> tuple[Config, TableTop]:
     """Options and world of `vla-ros demo`."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    arguments = parser.parse_args(["--policy", "expert", *words])
+    arguments = parse("--policy", "expert", *words)
     config = plan(arguments).config
     return config, TableTop(world_options(arguments, config))
 
 
-def lockstep_of(graph: Graph, config: Config, world: TableTop, **options) -> Lockstep:
+def runner(graph: Graph, world: TableTop, config: Config = DEMO, kind=Lockstep, **options) -> Lockstep | RealTime:
     node = SimNode(graph, config.arms)
     node.wait_for_policy(10.0, lambda: True)
-    return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
+    return kind(world, node, EpisodeOptions(**options), lambda: True)
 
 
 @pytest.mark.parametrize("arms", [1, 2])
@@ -97,13 +88,15 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
     config, world = of_demo("--arms", str(arms), "--actions", actions)
     with world:
         policy(config=config)
-        result = lockstep_of(graph, config, world).run(3)
+        result = runner(graph, world, config).run(3)
         expert = ExpertPolicy(config)
         controller = make_controller(expert.spec, config)
         expected = run_episode(world, partial(expert.infer, Session()), controller, 3, render_every=0)
     assert result.success
     assert not controller.counters, "the expert stays within all limits"
     assert result.tips.shape == (result.steps + 1, arms, 3)
+    assert result.fingers.shape == (result.steps + 1, arms)
+    assert 2 <= len(result.images) <= 12
     assert result.actions.shape[1] == expert.spec.dimension
     assert result.steps == expected.steps
     np.testing.assert_allclose(result.actions, expected.actions, atol=1e-6)
@@ -114,15 +107,15 @@ def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
     config, world = of_demo("--actions", "joint_velocity")
     with world:
         watched = policy(config=config)
-        runner = lockstep_of(graph, config, world)
-        fast, infer, slow_steps = runner.run(3), watched.infer, iter([0.5] * 4)  # more than two periods of 0.1 s
+        made = runner(graph, world, config)
+        fast, infer, slow_steps = made.run(3), watched.infer, iter([0.5] * 4)  # more than two periods of 0.1 s
 
         def slow(session: Session, observation: Observation):
             time.sleep(next(slow_steps, 0.0))
             return infer(session, observation)
 
         watched.infer = slow
-        again = runner.run(3)
+        again = made.run(3)
     assert (again.steps, again.reason) == (fast.steps, "success")
     np.testing.assert_allclose(again.actions, fast.actions, atol=1e-9)
 
@@ -139,7 +132,7 @@ def test_the_arm_obeys_the_messages_of_other_drivers(graph, policy, actions, out
     config, world = of_demo("--actions", actions, *(word for output in outputs for word in ("-p", output)))
     with world:
         policy(config=config)
-        assert lockstep_of(graph, config, world).run(3).success
+        assert runner(graph, world, config).run(3).success
 
 
 def test_messages_that_the_arm_does_not_take_are_refused_at_once(graph):
@@ -162,14 +155,14 @@ def test_one_arm_that_fails_fails_both(graph, policy):
             return replace(chunk, actions=np.concatenate([chunk.actions[:, :8], right[None]], axis=1))
 
         watched.infer = lame
-        result = lockstep_of(graph, config, world, max_steps=30).run(3)
+        result = runner(graph, world, config, max_steps=30).run(3)
         assert world.object_positions()[world.scene.task.targets[0]][2] > 0.1, "the left arm did its part"
     assert (result.success, result.reason) == (False, "timeout")
 
 
 def test_a_policy_that_follows_a_shuffled_instruction_fails_the_original_task(graph, world, policy):
     watched = policy()
-    result = lockstep(graph, world, shuffle=True).run(3)
+    result = runner(graph, world, shuffle=True).run(3)
     assert (result.success, result.reason) == (False, "wrong_object")
     assert result.touched in {thing.name for thing in world.scene.objects[1:]}
     assert set(watched.instructions) == {f"pick up the {result.touched.replace('_', ' ')}"}
@@ -178,7 +171,7 @@ def test_a_policy_that_follows_a_shuffled_instruction_fails_the_original_task(gr
 
 def test_a_switched_instruction_is_followed_and_judged(graph, world, policy):
     watched = policy()
-    result = lockstep(graph, world, switch_at=6).run(3)
+    result = runner(graph, world, switch_at=6).run(3)
     assert result.success
     assert result.target == world.scene.objects[1].name
     assert watched.instructions[0] == world.scene.objects[0].name.join(["pick up the ", ""]).replace("_", " ")
@@ -188,21 +181,10 @@ def test_a_switched_instruction_is_followed_and_judged(graph, world, policy):
 
 def test_blank_images_are_black_for_the_policy_but_not_in_the_report(graph, world, policy):
     watched = policy()
-    result = lockstep(graph, world, blank=True, max_steps=3).run(0)
+    result = runner(graph, world, blank=True, max_steps=3).run(0)
     assert max(watched.brightness) == 0.0
     assert (result.reason, result.steps) == ("timeout", 3)
     assert all(image.mean() > 50 for image in result.images)
-
-
-def test_an_episode_is_traced(graph, world, policy):
-    policy()
-    result = lockstep(graph, world).run(1)
-    assert result.success
-    assert result.actions.shape == (result.steps, 7)
-    assert result.tips.shape == (result.steps + 1, 1, 3)
-    assert result.fingers.shape == (result.steps + 1, 1)
-    assert 2 <= len(result.images) <= 12
-    assert result.tips[-1, 0, 2] > 0.08
 
 
 def test_an_episode_fails_if_inference_takes_too_long(graph, world, policy):
@@ -214,7 +196,7 @@ def test_an_episode_fails_if_inference_takes_too_long(graph, world, policy):
         return ActionChunk(np.zeros((1, 7)), observation.stamp)
 
     answering.infer = slow
-    result = lockstep(graph, world, step_timeout=0.2).run(0)
+    result = runner(graph, world, step_timeout=0.2).run(0)
     release.set()
     assert (result.success, result.reason, result.steps) == (False, "no_command", 0)
 
@@ -238,7 +220,7 @@ def test_a_node_that_holds_or_is_disarmed_ends_the_run_with_the_reason(
         answering.infer = infer
     began = time.monotonic()
     with pytest.raises(PolicyFailedError, match=reason):
-        lockstep(graph, world, step_timeout=120.0).run(0)
+        runner(graph, world, step_timeout=120.0).run(0)
     assert time.monotonic() - began < 40.0
 
 
@@ -252,21 +234,18 @@ def test_a_stopped_node_ends_the_run_at_once(graph, world, policy, kind, monkeyp
     plain = PolicyNode.activate
     monkeypatch.setattr(PolicyNode, "activate", lambda self: (nodes.append(self), plain(self))[1])
     policy("timeouts.frame_age:=0.0").infer = stopped
-    node = SimNode(graph, ARMS)
-    node.wait_for_policy(10.0, lambda: True)
     with pytest.raises(PolicyFailedError, match=r"stopped by operator_stop \(a test said so\)"):
-        kind(world, node, EpisodeOptions(step_timeout=120.0), lambda: True).run(0)
+        runner(graph, world, kind=kind, step_timeout=120.0).run(0)
 
 
 def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
     """A loaded machine may be late and push the object away, so there are three tries with many steps."""
     policy("control.lockstep:=false", "timeouts.frame_age:=5.0")
-    node = SimNode(graph, ARMS)
-    node.wait_for_policy(10.0, lambda: True)
+    real_time = runner(graph, world, kind=RealTime, max_steps=300)
     reasons = []
     for seed in (1, 1, 1):
         began = time.monotonic()
-        result = RealTime(world, node, EpisodeOptions(max_steps=300), lambda: True).run(seed)
+        result = real_time.run(seed)
         assert time.monotonic() - began > 0.9 * 0.1 * result.steps, "simulated time was faster than the clock"
         assert len(result.actions) > 5
         reasons.append(result.reason)
@@ -277,12 +256,12 @@ def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
 
 def test_missing_topics_are_named(graph):
     with pytest.raises(VlaRosError, match="/arm/joint_command"):
-        SimNode(graph, ARMS).wait_for_policy(0.2, lambda: True)
+        SimNode(graph, DEMO.arms).wait_for_policy(0.2, lambda: True)
     with pytest.raises(VlaRosError, match="ended before it was ready"):
-        SimNode(graph, ARMS).wait_for_policy(5.0, lambda: False)
+        SimNode(graph, DEMO.arms).wait_for_policy(5.0, lambda: False)
 
 
 def test_a_dead_policy_node_ends_the_episode(graph, world):
-    node = SimNode(graph, ARMS)
+    node = SimNode(graph, DEMO.arms)
     with pytest.raises(VlaRosError, match="ended during an episode"):
         Lockstep(world, node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)

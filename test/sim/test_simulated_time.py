@@ -14,7 +14,7 @@ from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Session
-from vla_ros.sim.arguments import add_arguments, episode_options, mode_of, plan, world_options
+from vla_ros.sim.arguments import episode_options, mode_of, parse, plan, world_options
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.results import EpisodeResult, steadiness
 from vla_ros.sim.simulated_time import SimulatedTime
@@ -26,9 +26,7 @@ CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "cont
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(["--policy", "expert", *words])
+    return parse("--policy", "expert", *words)
 
 
 def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = None) -> EpisodeResult:

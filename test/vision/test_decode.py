@@ -83,22 +83,6 @@ def test_encoding_padding_and_byte_order(serialize, encoding, padding, little_en
     assert frame.stamp == 7_000000009
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    height=st.integers(1, 9),
-    half_width=st.integers(1, 6),
-    padding=st.integers(0, 9),
-    encoding=st.sampled_from(sorted(CHANNELS)),
-    seed=st.integers(0, 2**31),
-)
-def test_any_size_and_padding_round_trips(height, half_width, padding, encoding, seed):
-    shape = (height, 2 * half_width, CHANNELS[encoding])
-    raw = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-    frame = decode_image(encode_image(raw, seed, "f", encoding, step=shape[1] * shape[2] + padding))
-    assert levels(frame.image, reference_rgb(raw, encoding)) <= (1 if shape[2] == 2 else 0)
-    assert frame.stamp == seed
-
-
 def test_rgb8_is_a_view_even_with_padding(sample):
     for step in (None, 64 * 3 + 7):
         buffer = np.frombuffer(encode_image(sample, 0, "cam", step=step), np.uint8)

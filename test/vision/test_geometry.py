@@ -25,12 +25,6 @@ def test_turns(sample, orientation):
     assert np.array_equal(TURNS[orientation](sample), EXPECTED[orientation](sample))
 
 
-def test_quarter_turn_is_clockwise():
-    image = np.zeros((2, 3, 3), np.uint8)
-    image[0, 0] = 255  # top left goes to top right
-    assert TURNS["rotate_90"](image)[0, 1].tolist() == [255, 255, 255]
-
-
 def test_turning_a_strided_view(sample):
     padded = np.pad(sample, ((0, 0), (0, 3), (0, 0)))[:, :-3]
     assert np.array_equal(TURNS["rotate_180"](padded), sample[::-1, ::-1])

@@ -64,13 +64,6 @@ def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names
         Preprocessor(CameraConfig(**names, crop_area=(0.5,)), spec)
 
 
-def test_one_orientation_serves_all_cameras(sample):
-    camera = CameraConfig(topics=("/a", "/b"), keys=("image", "wrist"), orientation=("flip_vertical",))
-    preprocessor = Preprocessor(camera, PolicySpec())
-    for index in range(2):
-        assert np.array_equal(process(preprocessor.raw(sample, index)), sample[::-1])
-
-
 def test_result_does_not_alias_the_message(sample):
     buffer = bytearray(encode_image(np.zeros((224, 224, 3), np.uint8), 0, "cam"))
     for name in ("openvla", "libero"):

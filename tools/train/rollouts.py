@@ -23,7 +23,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
-from vla_ros.sim.arguments import add_arguments, episode_options, plan, world_options
+from vla_ros.sim.arguments import episode_options, parse, plan, world_options
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -54,10 +54,8 @@ class Meaning:
 
 def parse_options(checkpoint: Path, options: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of ``vla-ros demo`` with the OpenVLA policy and this checkpoint."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    given = ("--policy", "openvla", "--checkpoint", str(checkpoint), "-p", f"policy.unnorm_key:={DATASET}")
-    return parser.parse_args([*given, *options])
+    statistics = f"policy.unnorm_key:={DATASET}"
+    return parse("--policy", "openvla", "--checkpoint", str(checkpoint), "-p", statistics, *options)
 
 
 class Simulation:

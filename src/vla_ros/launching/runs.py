@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     """Return the node with the demo's options (``names``), and the simulation that attaches to it."""
-    from vla_ros.sim.arguments import add_arguments, plan
+    from vla_ros.sim.arguments import parse, plan
 
     arguments = ["--attach"]
     for name in names:
@@ -54,10 +53,8 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
             arguments += [f"--{name.replace('_', '-')}", given]
     for assignment in overrides(context):
         arguments += ["-p", assignment]
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     try:
-        options = plan(parser.parse_args(arguments))
+        options = plan(parse(*arguments))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))

@@ -87,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
 
 
+def parse(*words: str) -> argparse.Namespace:
+    """Return the arguments of ``vla-ros demo`` followed by these words."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
 def mode_of(arguments: argparse.Namespace) -> str:
     """Return ``real_time``, ``simulated_time`` or ``lockstep``; a delay has no effect in lockstep."""
     if arguments.real_time:
