@@ -8,7 +8,7 @@ from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures, verdict
 from vla_ros.replay.play import Options
-from vla_ros.replay.samples import Samples, commanded
+from vla_ros.replay.samples import Samples
 
 SPEC = PolicySpec()
 
@@ -48,8 +48,7 @@ def judged(predicted, recorded, spec=SPEC, **changes):
         topics={"truth": "/action"},
         **{**fields, **changes},
     )
-    counted = commanded(samples, spec.grippers, config.gripper)
-    found = figures.summarize([samples], [counted], spec, config, Options())
+    found = figures.summarize([samples], spec, config, Options())
     rows = samples.compared
     return verdict.judge(found, predicted[rows], recorded[rows], spec)
 

@@ -21,20 +21,18 @@ from pathlib import Path
 
 GIB = 1024**3
 OK, NOTE, WRONG = "ok", "note", "wrong"
-WIDE = 400
-"""Width of the table in a file or pipe, where no line is to wrap."""
-FULL_HD = 1920 * 1080 * 3
-"""Bytes of a 1080p rgb8 frame, which a socket buffer should hold."""
+WIDE = 400  # characters; keeps lines whole in a file or pipe
+FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer should hold
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A row: subject, state, level (``ok``, ``note``, ``wrong``) and the fix."""
+    """A row of the table."""
 
-    name: str
+    name: str  # what was examined
     found: str
-    level: str = OK
-    fix: str = ""
+    level: str = OK  # ``ok``, ``note`` or ``wrong``
+    fix: str = ""  # what to do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
     for finding in findings:
-        # As plain text, because rich would take the [dds] of a pip command for a style.
+        # Plain text, because rich would take the [dds] of a pip command for a style.
         cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
@@ -66,18 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine() -> Iterator[Finding]:
     """Examine everything."""
-    yield _python()
+    yield Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
     yield from _graph()
-    yield from _libraries()
+    for name, package, level, fix in LIBRARIES:
+        found = _version(package)
+        yield Finding(name, found) if found else Finding(name, "not installed", level, fix)
     yield from _gpu()
     yield from _receive_buffer()
     yield _shared_memory()
     yield _egl()
     yield from _memory()
-
-
-def _python() -> Finding:
-    return Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
 
 
 def _version(package: str) -> str | None:
@@ -88,18 +84,14 @@ def _version(package: str) -> str | None:
 
 
 def _graph() -> Iterator[Finding]:
-    distro = os.environ.get("ROS_DISTRO", "")
+    distro, dds = os.environ.get("ROS_DISTRO", ""), _version("cyclonedds")
     rclpy = importlib.util.find_spec("rclpy") is not None
-    dds = _version("cyclonedds")
     if rclpy:
         yield _rclpy(distro or "unknown distribution")
     elif distro:
-        yield Finding(
-            "ROS 2",
-            f"{distro} is sourced but rclpy does not import in this Python",
-            WRONG,
-            f"use the distribution's Python: python3 -m venv --system-site-packages, not {sys.executable}",
-        )
+        found = f"{distro} is sourced but rclpy does not import in this Python"
+        fix = f"use the distribution's Python: python3 -m venv --system-site-packages, not {sys.executable}"
+        yield Finding("ROS 2", found, WRONG, fix)
     else:
         yield Finding("ROS 2", "not sourced; the embedded DDS participant is used", NOTE)
     if dds:
@@ -107,12 +99,8 @@ def _graph() -> Iterator[Finding]:
     elif rclpy:
         yield Finding("embedded DDS", "not installed; not needed beside rclpy")
     elif sys.version_info >= (3, 14) or platform.machine() != "x86_64":
-        yield Finding(
-            "embedded DDS",
-            "cyclonedds has no wheel for this Python or processor",
-            WRONG,
-            "use ROS 2 (rclpy), or Python 3.10 to 3.13 on x86-64",
-        )
+        found = "cyclonedds has no wheel for this Python or processor"
+        yield Finding("embedded DDS", found, WRONG, "use ROS 2 (rclpy), or Python 3.10 to 3.13 on x86-64")
     else:
         yield Finding("embedded DDS", "not installed", WRONG, "pip install 'vla_ros[dds]'")
     domain = os.environ.get("ROS_DOMAIN_ID", "0")
@@ -121,7 +109,7 @@ def _graph() -> Iterator[Finding]:
 
 
 def _rclpy(distro: str) -> Finding:
-    """Check that rclpy loads, and with which RMW, in another process: rclpy exits if its RMW is not installed."""
+    """Load rclpy in another process, because rclpy exits if its RMW is not installed."""
     question = "import rclpy; print(rclpy.get_rmw_implementation_identifier())"
     try:
         command = [sys.executable, "-c", question]
@@ -145,12 +133,6 @@ LIBRARIES = (
 )
 
 
-def _libraries() -> Iterator[Finding]:
-    for name, package, level, fix in LIBRARIES:
-        found = _version(package)
-        yield Finding(name, found) if found else Finding(name, "not installed", level, fix)
-
-
 def _gpu() -> Iterator[Finding]:
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -167,7 +149,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _engine() -> Finding:
-    """Check what the engine needs besides a GPU; without the engine OpenVLA is several times slower."""
+    """Check what the engine needs besides a GPU."""
     triton = _version("triton")
     if triton is None:
         fix = "pip install triton, or a torch for CUDA, which includes it"
@@ -179,19 +161,12 @@ def _engine() -> Finding:
 
 def _receive_buffer() -> Iterator[Finding]:
     path = Path("/proc/sys/net/core/rmem_max")
-    if not path.exists():
-        return
-    size = int(path.read_text())
-    found = f"net.core.rmem_max {size:,} B"
-    if size >= FULL_HD:
-        yield Finding("socket buffer", found)
-    else:
-        yield Finding(
-            "socket buffer",
-            f"{found}: raw images above about {max(1, size // 1024)} KiB may be lost over UDP",
-            NOTE,
-            "sudo sysctl -w net.core.rmem_max=33554432",
-        )
+    if path.exists():
+        size = int(path.read_text())
+        found = f"net.core.rmem_max {size:,} B"
+        lost = f"{found}: raw images above about {max(1, size // 1024)} KiB may be lost over UDP"
+        fix = "sudo sysctl -w net.core.rmem_max=33554432"
+        yield Finding("socket buffer", found) if size >= FULL_HD else Finding("socket buffer", lost, NOTE, fix)
 
 
 def _shared_memory() -> Finding:
@@ -199,10 +174,8 @@ def _shared_memory() -> Finding:
     if not path.exists():
         return Finding("shared memory", "/dev/shm does not exist", NOTE)
     free = shutil.disk_usage(path).free
-    found = f"/dev/shm has {free / GIB:.1f} GiB free"
-    if free < 256 * 1024**2:
-        return Finding("shared memory", found, NOTE, "docker run --shm-size=1g, or remount /dev/shm larger")
-    return Finding("shared memory", found)
+    fix = "docker run --shm-size=1g, or remount /dev/shm larger" if free < GIB / 4 else ""
+    return Finding("shared memory", f"/dev/shm has {free / GIB:.1f} GiB free", NOTE if fix else OK, fix)
 
 
 def _egl() -> Finding:
@@ -221,6 +194,5 @@ def _memory() -> Iterator[Finding]:
         return
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     free, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
-    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB available"
-    low = free < 4 * GIB
-    yield Finding("memory", found, NOTE if low else OK, "close other programs" if low else "")
+    fix = "close other programs" if free < 4 * GIB else ""
+    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB available", NOTE if fix else OK, fix)

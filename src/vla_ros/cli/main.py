@@ -39,19 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     use_environment("vla_ros.cli")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    overview = _overview()
     if not arguments or arguments[0] not in COMMANDS:
-        overview.parse_args(arguments or ["--help"])
+        _overview().parse_args(arguments or ["--help"])
         return 0
     try:
         return _command(arguments[0], arguments[1:])
-    except KeyboardInterrupt:
-        return _interrupted(arguments[0])
-    except VlaRosError as error:
+    except (KeyboardInterrupt, VlaRosError) as error:
         if isinstance(_first_cause(error), KeyboardInterrupt):
-            return _interrupted(arguments[0])
-        print(f"vla-ros {arguments[0]}: {error}", file=sys.stderr)
-        return 1
+            return _fail(arguments[0], "interrupted", 130)
+        return _fail(arguments[0], error)
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
@@ -59,17 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in _OF_FILES:
             raise
         where = error.filename2 or error.filename or "a file"
-        print(f"vla-ros {arguments[0]}: {where}: {error.strerror}; check path, rights and space", file=sys.stderr)
-        return 1
+        return _fail(arguments[0], f"{where}: {error.strerror}; check path, rights and space")
 
 
-def _interrupted(command: str) -> int:
-    print(f"vla-ros {command}: interrupted", file=sys.stderr)
-    return 130
+def _fail(command: str, why: object, status: int = 1) -> int:
+    print(f"vla-ros {command}: {why}", file=sys.stderr)
+    return status
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the error behind all others: interrupted, an extension module that is imported raises ImportError."""
+    """Return the error behind all others; an interrupted import of an extension module raises ImportError."""
     return error if error.__cause__ is None else _first_cause(error.__cause__)
 
 

@@ -23,18 +23,18 @@ _REFRESH = 0.25  # s
 
 
 class View:
-    """Latest diagnostics and status of ``node``, a fully qualified name such as ``/vla_policy``."""
+    """The latest diagnostics and status of ``node``, a fully qualified name such as ``/vla_policy``."""
 
     def __init__(self, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.node, self._clock = node, clock
         self.parts: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.status: Mapping[str, Any] = {}
         self.received_at: float | None = None
-        self._frames: tuple[float, int, int] | None = None
-        self._rates: tuple[float, float] | None = None
+        self._counted: tuple[float, list[int]] | None = None
+        self._rates: list[float] = []
 
     def on_diagnostics(self, message: Any) -> None:
-        """Process a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
+        """Store a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
         prefix = f"{self.node.lstrip('/')}: "
         own = [status for status in message.status if status.name.startswith(prefix)]
         for status in own:
@@ -45,7 +45,7 @@ class View:
             self._count(self.received_at)
 
     def on_status(self, message: Any) -> None:
-        """Process the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
+        """Store the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
         try:
             status = json.loads(message.data)
         except ValueError:
@@ -56,12 +56,14 @@ class View:
     def _count(self, now: float) -> None:
         """Update frames and commands per second."""
         values = self._values("camera")
-        received, commands = _number(values, "received"), _number(values, "commands")
-        if self._frames is not None and now - self._frames[0] > 0.5:
-            passed = now - self._frames[0]
-            self._rates = (received - self._frames[1]) / passed, (commands - self._frames[2]) / passed
-        if self._frames is None or now - self._frames[0] > 0.5:
+        received, commands = (int(values.get(key, "0")) for key in ("received", "commands"))
+        before = self._frames
+        if before is None or now - before[0] > 0.5:
             self._frames = now, received, commands
+            if before is not None:
+                self._rates = tuple(
+                    (b - a) / (now - before[0]) for a, b in zip(before[1:], (received, commands), strict=True)
+                )
 
     def render(self) -> RenderableType:
         """Render the current state."""
@@ -83,8 +85,8 @@ class View:
         for name, (level, text, _) in self.parts.items():
             if name != "state":
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
-        if self._rates is not None:
-            head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
+        if self._rates:
+            head.add_row("rates", Text("{:.1f} frames/s in, {:.1f} commands/s out".format(*self._rates)))
         tables = Table.grid(padding=(0, 4))
         tables.add_row(
             _table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()),
@@ -122,23 +124,13 @@ def _level(level: Any) -> int:
     return int(level[0]) if isinstance(level, bytes) else int(level)
 
 
-def _number(values: Mapping[str, str], key: str) -> int:
-    text = values.get(key, "0")
-    return int(text) if text.isdigit() else 0
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros top``."""
-    parser.add_argument(
-        "--node", default="/vla_policy", metavar="NAME", help="full name of the node (default: /vla_policy)"
-    )
-    parser.add_argument("--once", action="store_true", help="print the current state and exit")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="maximum wait of --once (default: 10)"
-    )
-    parser.add_argument(
-        "--backend", choices=("auto", "rclpy", "dds"), default="auto", help="see node.backend (default: auto)"
-    )
+    add = parser.add_argument
+    add("--node", default="/vla_policy", metavar="NAME", help="full name of the node (default: /vla_policy)")
+    add("--once", action="store_true", help="print the current state and exit")
+    add("--timeout", type=float, default=10.0, metavar="SECONDS", help="maximum wait of --once (default: 10)")
+    add("--backend", choices=("auto", "rclpy", "dds"), default="auto", help="see node.backend (default: auto)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -152,11 +144,9 @@ def run(arguments: argparse.Namespace) -> int:
     view, console = View(name), Console()
     with open_graph(arguments.backend, log_level="error") as graph:
         node = graph.create_node("vla_top")
-        diagnostics, text = (
-            graph.message("diagnostic_msgs/msg/DiagnosticArray"),
-            graph.message("std_msgs/msg/String"),
-        )
+        diagnostics = graph.message("diagnostic_msgs/msg/DiagnosticArray")
         node.create_subscription(diagnostics, "/diagnostics", view.on_diagnostics, graph.qos("diagnostics"))
+        text = graph.message("std_msgs/msg/String")
         node.create_subscription(text, f"{name}/status", view.on_status, graph.qos("instruction"))
         if arguments.once:
             deadline = time.monotonic() + arguments.timeout

@@ -1,13 +1,14 @@
 """Compare two replay results (JSON files of `vla-ros replay --json`): two checkpoints, or two settings.
 
-Prints each figure of both results, which one is better, and which options differ. Figures whose 95 % intervals do
-not overlap are marked, because the choice of episodes does not explain the difference.
+Prints each figure of both results, which is better, and the options that differ. A difference is marked if the 95 %
+intervals do not overlap, because then the choice of episodes does not explain it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,53 +39,52 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
 
 
 class Row(NamedTuple):
-    """One figure of both results; None if a file does not have it.
-
-    ``better`` is ``A``, ``B`` or "" without preference; ``clear`` is True if the intervals do not overlap.
-    """
+    """A figure of both results; None if a file does not have it."""
 
     name: str
     first: float | None
     second: float | None
-    better: str
-    clear: bool
+    better: str  # ``A``, ``B`` or "" for none
+    clear: bool  # True if the 95 % intervals do not overlap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros compare``."""
     parser.add_argument("first", type=Path, metavar="A.json", help="result of vla-ros replay --json")
-    parser.add_argument("second", type=Path, metavar="B.json", help="another one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison")
+    parser.add_argument("second", type=Path, metavar="B.json", help="another result")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison; - prints only it")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
+    from vla_ros.report import page
+
     first, second = read(arguments.first), read(arguments.second)
-    rows, options = list(compare(first, second)), differing_options(first, second)
     content = {
         "schema": "vla_ros/compare/1",
         "first": str(arguments.first),
         "second": str(arguments.second),
-        "figures": [row._asdict() for row in rows],
-        "options": options,
+        "figures": [row._asdict() for row in compare(first, second)],
+        "options": differing_options(first, second),
         "same_frames": same_frames(first, second),
     }
+    shown = []
     for letter, path, result in (("A", arguments.first, first), ("B", arguments.second, second)):
-        print(f"{letter}  {path}: {result['verdict']['level']}: {result['verdict']['headline']}")
-    print("\n".join(lines(rows)))
+        shown.append(f"{letter}  {path}: {result['verdict']['level']}: {result['verdict']['headline']}")
+    shown += lines(list(compare(first, second)))
     if not content["same_frames"]:
-        print("Not the same frames, mode or recorded actions: differences are not only the policy's.")
-    if options:
-        print("Options that differ:")
-        for name, (a, b) in options.items():
-            print(f"  {name}: {a!r} -> {b!r}")
+        shown.append("Frames, mode or recorded actions differ: differences are not only the policy's.")
+    if options := differing_options(first, second):
+        shown.append("Options that differ:")
+        shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in options.items()]
+    print("\n".join(shown), file=sys.stderr if arguments.json == Path("-") else sys.stdout)
     if arguments.json:
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        page.save(arguments.json, json.dumps(content, indent=2) + "\n")
     return 0
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a replay result; raises VlaRosError if the file is missing or something else."""
+    """Read a replay result; raises VlaRosError if the file is missing or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -15,7 +15,7 @@ from vla_ros.replay import metrics, skill
 from vla_ros.replay.compare import SCHEMA
 from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import step_seconds
-from vla_ros.replay.samples import Samples, gather
+from vla_ros.replay.samples import Samples, commanded, gather
 from vla_ros.replay.truth import RULES
 from vla_ros.types import FloatArray
 
@@ -23,7 +23,7 @@ END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw")
 
 
 def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
-    """Names of the numbers of an action; of several arms with the arm. ``joints`` are those commanded, in order."""
+    """Return the names of an action's numbers; several arms' begin with the arm. ``joints`` are those commanded."""
     left, several = iter(joints), len({part.arm for part in spec.action}) > 1
     found: list[str] = []
     for part, columns in spec.columns():
@@ -157,7 +157,7 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
     known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
-    # An answer at the end of its range is right if the recorded one is as large: within a quarter of the spread.
+    # A number at the end of its range is right within a quarter of the standard deviation of the recorded one.
     off = np.abs(predicted - recorded) > np.maximum(0.25 * np.nan_to_num(metrics.std(recorded)), 1e-9)
     wrong = np.where(
         np.isfinite(recorded + frames.normalized[rows]), metrics.at_edge(frames.normalized[rows]) & off, np.nan
@@ -224,20 +224,15 @@ def _bag(bag: Samples) -> dict[str, Any]:
     }
 
 
-def summarize(
-    bags: Sequence[Samples], counted: Sequence[Samples], spec: PolicySpec, config: Config, options: Options
-) -> dict[str, Any]:
-    """Return all figures except verdict, configuration and versions.
-
-    ``bags`` contain the policy's own actions, ``counted`` the same with gripper numbers as they reach the fingers
-    (:func:`samples.commanded`).
-    """
+def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options: Options) -> dict[str, Any]:
+    """Return all figures except verdict, configuration and versions."""
     compare = Comparer(spec, config)
+    counted = [commanded(bag, spec.grippers, config.gripper) for bag in bags]
     measured, frames = gather(bags), gather(counted)
     compared = frames.take(frames.compared)
-    commanded = next((bag.command_names for bag in bags if bag.command_names), ())
+    joints = next((bag.command_names for bag in bags if bag.command_names), ())
     fingers = {finger for arm in config.arms for finger in arm.robot.gripper_joint_names}
-    names = dimension_names(spec, (joint for joint in commanded if joint not in fingers))
+    names = dimension_names(spec, (joint for joint in joints if joint not in fingers))
     offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in bags])
     return {
         "schema": SCHEMA,

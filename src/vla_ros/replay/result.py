@@ -12,11 +12,10 @@ from typing import Any
 from vla_ros.config import Config, flatten
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures as figures_of
-from vla_ros.replay import samples as samples_of
 from vla_ros.replay.evaluate import Outcome
 from vla_ros.replay.play import Options
 from vla_ros.replay.records import BagError
-from vla_ros.replay.samples import Samples, gather
+from vla_ros.replay.samples import Samples, commanded, gather
 from vla_ros.replay.verdict import Verdict, judge
 from vla_ros.report import page
 from vla_ros.report.markup import significant
@@ -27,9 +26,9 @@ from vla_ros.report.versions import versions
 class Result:
     """Figures, and everything else that the report shows."""
 
-    figures: dict[str, Any]  # content of the JSON file; NaN for figures that do not exist
+    figures: dict[str, Any]  # content of the JSON file, with NaN for missing figures
     verdict: Verdict
-    samples: tuple[Samples, ...]  # one per bag, as the policy answered
+    samples: tuple[Samples, ...]  # one per bag, with the policy's numbers
     counted: tuple[Samples, ...]  # the same with gripper numbers as they reach the fingers: the figures count these
     frames: Samples  # ``counted`` of all bags joined
     spec: PolicySpec  # meaning of the policy's numbers
@@ -44,12 +43,12 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)
     if spec is None or not samples:
         raise BagError("\n".join(problems) or "no bag was played")
-    counted = tuple(samples_of.commanded(bag, spec.grippers, config.gripper) for bag in samples)
-    figures = figures_of.summarize(samples, counted, spec, config, options)
+    figures = figures_of.summarize(samples, spec, config, options)
+    counted = tuple(commanded(bag, spec.grippers, config.gripper) for bag in samples)
     frames = gather(counted)
     verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared], spec)
-    notes = sorted({outcome.note for outcome in outcomes if outcome.note})
     level = "warn" if problems and verdict.level == "good" else verdict.level
+    notes = sorted({outcome.note for outcome in outcomes if outcome.note})
     extra = (*(f"not played: {problem}" for problem in problems), *notes)
     verdict = Verdict(level, verdict.headline, (*verdict.reasons, *extra))
     figures |= {
@@ -75,32 +74,37 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_ROWS = {
+    "direction_cosine": "direction cosine",
+    "gripper_f1": "gripper F1",
+    "motion_mae": "motion MAE",
+    "mae": "MAE",
+}
+
+
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:
     """Return the result in a few lines for a terminal."""
-    frames, latency = figures["frames"], figures["latency_ms"].get("total", {})
+    frames, latency, intervals = figures["frames"], figures["latency_ms"].get("total"), figures["intervals"]
     base, turns = figures["baselines"], figures["turns"]
-    intervals = "   95 % interval" if len(figures["episodes"]) > 1 else "   (one episode: no interval)"
-
-    def row(name: str, own: str, values: Sequence[float], ends: Sequence[float] | None = None) -> str:
-        shown = "".join(f"{significant(value):>{width}}" for value, width in zip(values, (10, 11, 10), strict=True))
-        interval = f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""
-        return f"{name:18}{own:>10}{shown}{interval}"
-
+    rows = [
+        (name, figures[key], [values[key] for values in base.values()], intervals.get(key))
+        for key, name in _ROWS.items()
+    ]
+    rows.append(("skill against", None, [figures["skill"][name] for name in base], None))
+    if turns and turns["count"]:
+        rows.append(("cosine at turns", turns["direction_cosine"], list(turns["baselines"].values()), None))
+    columns = ["policy", *(name.replace("_", " ") for name in base)]
+    several = len(figures["episodes"]) > 1
     lines = [
         f"{figures['verdict']['level'].upper()}: {figures['verdict']['headline']}",
         *(f"  - {reason}" for reason in figures["verdict"]["reasons"]),
         f"frames: {frames['received']} received, {frames['used']} used, {frames['compared']} compared, "
         f"{frames['skipped']} skipped, {sum(frames['dropped'].values())} dropped",
-        f"{'':18}{'policy':>10}{'zero':>10}{'hold last':>11}{'mean':>10}{intervals}",
+        f"{'':18}{''.join(f'{name:>12}' for name in columns)}   {'95 % interval' if several else '(one episode)'}",
     ]
-    table = (("direction_cosine", "direction cosine"), ("gripper_f1", "gripper F1"), ("motion_mae", "motion MAE"))
-    for key, name in (*table, ("mae", "MAE")):
-        guesses = [values[key] for values in base.values()]
-        lines.append(row(name, significant(figures[key]), guesses, figures["intervals"].get(key)))
-    lines.append(row("skill against", "", [figures["skill"][name] for name in base]))
-    if turns and turns["count"]:
-        cosine = significant(turns["direction_cosine"])
-        lines.append(row("cosine at turns", cosine, list(turns["baselines"].values())))
+    for name, own, values, ends in rows:
+        shown = "".join(f"{significant(value):>12}" for value in (own, *values))
+        lines.append(f"{name:18}{shown}" + (f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""))
     if latency:
         p50, p90, p99 = (significant(latency[key]) for key in ("p50", "p90", "p99"))
         rate = significant(figures["throughput"]["frames_per_second"])

@@ -1,4 +1,4 @@
-"""Results of the played frames as arrays; stored on disk so that an interrupted run can be resumed."""
+"""Results of the played frames as arrays, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_ros.types import FloatArray, IntArray
 
 @dataclass
 class Samples:
-    """Results of one bag or of several joined, for F answered frames and actions of D numbers."""
+    """Results of one or several bags: F answered frames, actions of D numbers."""
 
     bag: str  # path of the bag
     times: IntArray  # int64 [F], receive times of the recorder in nanoseconds
@@ -29,9 +29,8 @@ class Samples:
     predicted: FloatArray  # float64 [F, D]
     recorded: FloatArray  # float64 [F, D], NaN where unknown
     normalized: FloatArray  # float64 [F, D], NaN if the policy does not return them
-    # Float64 [F, G], how far open each measured gripper was (0 closed, 1 open), NaN if not measured.
-    openings: FloatArray
-    commands: FloatArray  # float64 [F, N] for the joints ``command_names``, NaN where there was none
+    openings: FloatArray  # float64 [F, G], of each measured gripper (0 closed, 1 open), NaN if not measured
+    commands: FloatArray  # float64 [F, N] for the joints ``command_names``, NaN without a command
     command_names: tuple[str, ...]
     stages_ms: dict[str, FloatArray]  # stage to float64 [F], NaN where it did not run
     age_ms: FloatArray  # float64 [F], recorded time from a frame's arrival to its command; NaN in open loop
@@ -46,8 +45,9 @@ class Samples:
     notes: Counter[str] = field(default_factory=Counter)  # ignored messages of other topics
     losses: list[Loss] = field(default_factory=list)  # unreadable parts of the bag
     topics: dict[str, str] = field(default_factory=dict)  # role to topic
-    # As :meth:`ExecutionStats.summary`, of the last part that was played; empty in open loop.
-    execution: dict[str, float] = field(default_factory=dict)
+    execution: dict[str, float] = field(
+        default_factory=dict
+    )  # as :meth:`ExecutionStats.summary`; empty in open loop
     images: int = 0  # images that were prepared on the host
     wall_s: float = 0.0  # duration in seconds
     complete: bool = True  # False if it was interrupted
@@ -74,22 +74,18 @@ _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wa
 
 
 def commanded(samples: Samples, grippers: Sequence[int], gripper: GripperConfig) -> Samples:
-    """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode.
-
-    If the threshold is above 0.7, a policy that closes with 0.7 has no error.
-    """
+    """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode."""
     if gripper.mode != "binary":
         return samples
-    changed = {}
-    for name in ("predicted", "recorded"):
-        actions = changed[name] = getattr(samples, name).copy()
+    changed = {name: getattr(samples, name).copy() for name in ("predicted", "recorded")}
+    for actions in changed.values():
         closed = metrics.is_closed(actions[:, list(grippers)], gripper)
         actions[:, list(grippers)] = gripper.open_value + closed * (gripper.closed_value - gripper.open_value)
     return dataclasses.replace(samples, **changed)
 
 
 def save(samples: Samples, path: Path) -> None:
-    """Write a ``.npz`` file without pickle; after a crash the older file is still whole."""
+    """Write a ``.npz`` file without pickle, atomically."""
     values = dict(vars(samples))
     arrays = {name: values.pop(name) for name in _ARRAYS}
     arrays |= {f"stage/{name}": stage for name, stage in values.pop("stages_ms").items()}
@@ -118,10 +114,7 @@ def load(path: Path) -> Samples:
 
 
 def resumed(first: Samples, rest: Samples) -> Samples:
-    """Join two parts of one bag: ``rest`` continues where ``first`` ended.
-
-    Both were paired with recorded actions separately, so only the frame at the boundary can lack one.
-    """
+    """Join two parts of one bag: ``rest`` continues where ``first`` ended."""
     if not len(first.times):
         return rest
     continued = bool(rest.instructions) and rest.instructions[0] == first.instructions[-1]

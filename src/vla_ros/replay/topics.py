@@ -1,4 +1,4 @@
-"""Finds the topic for each role by type and name; if several fit, asks a person or refuses the bag."""
+"""Finds the topics of a bag by type and name; if several fit, asks a person or refuses the bag."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TWIST = "geometry_msgs/msg/TwistStamped"
 COMMAND_TYPES = (JOINTS, TRAJECTORY, TWIST, ARRAY)
 
 NODE = "vla_policy"
-"""Name of the live node, for which ``~`` stands in topic names."""
+"""Name of the live node, which ``~`` stands for in topic names."""
 
 ROLES = ("camera", "joint_states", "instruction", "truth")
 
 Ask = Callable[[str, Sequence[str]], str]
-"""Asks a person: takes the question and the candidates, returns the answer."""
+"""Asks a person: takes a question and candidates, returns one of them."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Selection:
     transport: str  # ``raw`` or ``compressed``; the same for all cameras
     joint_states: tuple[str, ...]  # topics of measured joint states; several where arms have their own
     instruction: str | None  # topic of the instruction, or None
-    # Topics of recorded actions or commands, several where arms have their own; none: joints are differenced.
-    truth: tuple[str, ...]
-    truth_type: str  # its type; JointState with ``truth`` empty means differencing; "" means nothing is recorded
+    truth: tuple[str, ...]  # topics of recorded actions or commands; several where arms have their own
+    truth_type: str  # their type; JointState without topics: differenced joint states; "": nothing is recorded
     state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
 
     @property
@@ -93,18 +92,19 @@ def select(
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} are raw and compressed; name topics of one kind with --topics")
     feeds = [(feed.key, expand(feed.topic)) for feed in config.robot.feeds]
-    state = tuple((key, topic) for key, topic in feeds if topic in by_name)
     truth, truth_type = find.truth()
     taken = {*truth, *(topic for _, topic in feeds)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
-    joints = find.joint_states(states)
+    usual = tuple(dict.fromkeys(expand(arm.joint_states) for arm in config.arms))
+    joints = find.topics("joint_states", (JOINTS,), usual, states)
     if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
     texts = [
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
     ]
-    instruction = find.optional("instruction", TEXT, config.topics.instruction, texts)
-    return Selection(cameras, transports.pop(), joints, instruction, truth, truth_type, state)
+    instructions = find.topics("instruction", (TEXT,), (expand(config.topics.instruction),), texts)
+    state = tuple((key, topic) for key, topic in feeds if topic in by_name)
+    return Selection(cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state)
 
 
 @dataclass(frozen=True)
@@ -119,79 +119,60 @@ class _Finder:
     def of_type(self, *types: str) -> list[str]:
         return [name for name, kind in self.by_name.items() if kind in types]
 
-    def named(self, name: str, role: str, types: Collection[str]) -> str:
-        """Return a topic of ``--topics``, checked."""
-        if name not in self.by_name:
-            known = ", ".join(sorted(self.by_name))
-            raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {known}")
-        if self.by_name[name] not in types:
-            raise BagError(f"--topics {role}={name}: is a {self.by_name[name]}, expected {' or '.join(types)}")
-        return name
+    def named(self, role: str, types: Collection[str]) -> tuple[str, ...] | None:
+        """Return the topics of ``--topics``, checked; None if it does not name the role."""
+        text = self.overrides.get(role)
+        if text in (None, "", "none"):
+            return None if text is None else ()
+        names = tuple(name.strip() for name in str(text).split(","))
+        for name in names:
+            if name not in self.by_name:
+                known = ", ".join(sorted(self.by_name))
+                raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {known}")
+            if self.by_name[name] not in types:
+                found = self.by_name[name]
+                raise BagError(f"--topics {role}={name}: is a {found}, expected {' or '.join(types)}")
+        return names
 
-    def optional(self, role: str, kind: str, usual: str, candidates: Sequence[str]) -> str | None:
-        """Return the topic of ``--topics``, the one of the configuration, or one of the candidates."""
-        named = self.overrides.get(role)
-        if named is not None:
-            return None if named in ("", "none") else self.named(named, role, (kind,))
-        if self.by_name.get(expand(usual)) == kind:
-            return expand(usual)
-        return self.choose(role, candidates) if candidates else None
-
-    def joint_states(self, candidates: Sequence[str]) -> tuple[str, ...]:
-        """The topics of ``--topics``, those of all arms, or one of the candidates."""
-        usual = tuple(dict.fromkeys(expand(arm.joint_states) for arm in self.config.arms))
-        named = self.overrides.get("joint_states")
-        if named is None and all(self.by_name.get(topic) == JOINTS for topic in usual):
+    def topics(
+        self, role: str, types: Collection[str], usual: tuple[str, ...], candidates: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the topics of ``--topics``, the usual ones if the bag has all, or one of the candidates."""
+        if (named := self.named(role, types)) is not None:
+            return named
+        if all(self.by_name.get(name) in types for name in usual):
             return usual
-        if named and "," in named:
-            return tuple(self.named(topic.strip(), "joint_states", (JOINTS,)) for topic in named.split(","))
-        found = self.optional("joint_states", JOINTS, usual[0], candidates)
-        return (found,) if found else ()
-
-    def choose(self, role: str, candidates: Sequence[str]) -> str:
-        """Return the only candidate, or the one that a person chooses."""
-        if len(candidates) == 1:
-            return candidates[0]
+        if len(candidates) < 2:
+            return tuple(candidates)
         if self.ask is None:
             listed = "\n".join(f"  --topics {role}={name}" for name in candidates)
             raise BagError(f"several topics could be the {role.replace('_', ' ')}; name one:\n{listed}")
-        return self.ask(f"Which topic is the {role.replace('_', ' ')}?", candidates)
+        return (self.ask(f"Which topic is the {role.replace('_', ' ')}?", candidates),)
 
     def cameras(self) -> tuple[str, ...]:
-        wanted = len(self.config.camera.topics)
-        if names := self.overrides.get("camera"):
-            cameras = tuple(self.named(name.strip(), "camera", IMAGE_TYPES) for name in names.split(","))
-            if len(cameras) != wanted:
-                raise BagError(
-                    f"--topics camera: found {len(cameras)} topics, expected {wanted}, as camera.topics has"
-                )
-            return cameras
         candidates = [name for name in self.of_type(*IMAGE_TYPES) if "depth" not in name.lower()]
         if not candidates:
             found = ", ".join(f"{name} ({kind})" for name, kind in sorted(self.by_name.items())) or "no topics"
             raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
-        chosen = []
+        usual = []
         for name in map(expand, self.config.camera.topics):
             variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
-            chosen += [variant for variant in variants if variant in candidates][:1]
-        if len(chosen) == wanted:
-            return tuple(chosen)
-        if wanted > 1:
-            raise BagError(
-                f"camera.topics: found {list(self.config.camera.topics)}, the bag has {candidates}; name {wanted} "
-                "of them with --topics camera=/a,/b"
-            )
+            usual.append(next((variant for variant in variants if variant in candidates), name))
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
-        return (self.choose("camera", plain),)
+        cameras = self.topics("camera", IMAGE_TYPES, tuple(usual), plain if len(usual) == 1 else ())
+        if len(cameras) != len(usual):
+            raise BagError(
+                f"camera.topics: found {list(self.config.camera.topics)}, the bag has {candidates}; name "
+                f"{len(usual)} of them with --topics camera=/a,/b"
+            )
+        return cameras
 
     def truth(self) -> tuple[tuple[str, ...], str]:
-        """Recorded actions first, then commands, then the joint states themselves: the topics and their type."""
-        named = self.overrides.get("truth")
-        if named in ("none", "joint_states"):
-            return (), "" if named == "none" else JOINTS
-        if named:
-            name = self.named(named, "truth", COMMAND_TYPES)
-            return (name,), self.by_name[name]
+        """Return topics and type of recorded actions, else of commands, else of joint states (no topic)."""
+        if self.overrides.get("truth") == "joint_states":
+            return (), JOINTS
+        if (named := self.named("truth", COMMAND_TYPES)) is not None:
+            return named[:1], self.by_name[named[0]] if named else ""
         action, command = expand(self.config.topics.action), expand(self.config.topics.command)
         arms = tuple(dict.fromkeys(expand(arm.command) for arm in self.config.arms))
         kinds = {self.by_name.get(name, "") for name in arms}

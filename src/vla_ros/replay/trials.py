@@ -1,11 +1,11 @@
-"""Explains bad results by trying another orientation, colour order, crop or statistics on a few frames.
+"""Explains bad results by trying other orientations, colours, crops and statistics on a few frames.
 
-The usual causes are few, so each is tried. A change is reported only if it is far better on the same frames,
-which rules out chance.
+A change is recommended only if its actions are far better on the same frames, which rules out chance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,35 +34,35 @@ FRAMES = 16
 """Frames on which each change is tried."""
 
 CONTENT_SKILL = 0.9
-"""Skill over the mean action above which nothing is tried: there is nothing left to explain."""
+"""Skill over the mean action above which nothing is tried."""
 
 Pixels = Callable[[UInt8Array], UInt8Array]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that may be wrong: changed fields of the section ``camera``, and a function of every image."""
+    """A setting to try."""
 
     name: str
     advice: str
-    camera: Mapping[str, Any]
-    pixels: Pixels | None = None
+    camera: Mapping[str, Any]  # changed options of the section ``camera``
+    pixels: Pixels | None = None  # applied to every image
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a change on some frames: skill against the mean action, and whether it is far better than now."""
+    """Result of a change on some frames."""
 
     name: str
     advice: str
     frames: int
-    skill: float
+    skill: float  # against the mean action
     direction_cosine: float
-    better: bool
+    better: bool  # far better than without the change
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Sorts the best first."""
+        """Sort key: best first."""
         return (-np.nan_to_num(self.skill, nan=-1e9), -np.nan_to_num(self.direction_cosine))
 
 
@@ -75,17 +75,17 @@ def explain(result: Result, policy: Callable[[], Policy]) -> Result:
     if not trials:
         return result
     verdict = _explained(result.verdict, trials)
-    listed = [dataclasses.asdict(trial) for trial in trials]
-    figures = {**result.figures, "verdict": verdict.to_json(), "trials": listed}
-    return dataclasses.replace(result, figures=figures, verdict=verdict)
+    more = {"verdict": verdict.to_json(), "trials": [dataclasses.asdict(trial) for trial in trials]}
+    return dataclasses.replace(result, figures={**result.figures, **more}, verdict=verdict)
 
 
 def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
     best = next((trial for trial in trials if trial.better), None)
     if best is None:
-        tried = f"tried on {trials[0].frames} frames: " + ", ".join(trial.name for trial in trials[:9])
-        extra = () if verdict.level == "good" else (f"{tried}; none agrees far better",)
-        return dataclasses.replace(verdict, reasons=(*verdict.reasons, *extra))
+        if verdict.level == "good":
+            return verdict
+        tried = f"tried on {trials[0].frames} frames: {', '.join(trial.name for trial in trials[:9])}"
+        return dataclasses.replace(verdict, reasons=(*verdict.reasons, f"{tried}; none agrees far better"))
     cosine = f"cosine {best.direction_cosine:.2f}, " if not math.isnan(best.direction_cosine) else ""
     line = (
         f"actions agree far better with {best.name} ({cosine}squared error {100 * (1 - best.skill):.2g} % of that "
@@ -123,8 +123,7 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
 def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> bool:
     """Compare squared errors [M] before and after a change, and those of the mean action.
 
-    The error must fall to less than half, the skill must be good, and at most one frame in four may get worse. A
-    frame that is right both times does not count against a change.
+    The error must at least halve, the skill must be good, and at most one frame in four may get worse.
     """
     worse = after > before + 0.05 * np.nanmean(guess)
     good = np.nansum(after) <= (1 - GOOD_SKILL) * np.nansum(guess)
@@ -132,7 +131,7 @@ def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> b
 
 
 def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: FloatArray) -> Trial:
-    """Judge the actions that result from a change for the frames ``rows``."""
+    """Judge the actions that a change gives for the frames ``rows``."""
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
@@ -156,12 +155,11 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
         for key, actions in policy.other_statistics(result.frames.normalized[rows]).items()
         if actions.shape == (len(rows), result.spec.dimension)
     ]
-    # A checkpoint may have dozens; the best one stands for all.
-    return sorted(found, key=lambda trial: trial.rank)[:1]
+    return sorted(found, key=lambda trial: trial.rank)[:1]  # of possibly dozens
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
-    """Try each change of the camera's settings on a few frames."""
+    """Try the changes of the camera's settings on a few frames."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     chosen, offset = _chosen(result), 0
@@ -175,11 +173,9 @@ def _settings(result: Result, policy: Policy) -> list[Trial]:
     rows, found = np.array(list(frames), np.int64), []
     first, _ = next(iter(frames.values()))
     for change in changes(first.config, result.spec):
-        try:
-            actions = list(_actions(frames.values(), change, policy))
-        except VlaRosError:
-            continue
-        found.append(_trial(result, rows, change.name, change.advice, np.array(actions)))
+        with contextlib.suppress(VlaRosError):
+            actions = np.array(list(_actions(frames.values(), change, policy)))
+            found.append(_trial(result, rows, change.name, change.advice, actions))
     return found
 
 
@@ -196,9 +192,8 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
     """Read the frames ``rows`` of one bag again, with the inputs at their times."""
     recording = None
     for frame in read_again(samples, rows, result.config, result.options.topics):
-        if recording is None:
-            joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
-            recording = series.read(frame.bag, frame.selection, joints)
+        joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
+        recording = recording or series.read(frame.bag, frame.selection, joints)
         instruction = samples.instructions[int(samples.episodes[frame.row])]
         stamp = int(samples.stamps[frame.row]) if frame.config.control.lockstep else 0
         yield frame, recording.inputs(frame.time, stamp, instruction)

@@ -20,23 +20,21 @@ COMMAND = "/vla_ros/predicted_command"
 LATENCY = "/vla_ros/latency_ms"
 INSTRUCTION = "/vla_ros/instruction"
 
-_ARRAY, _FLOAT = "std_msgs/msg/Float64MultiArray", "std_msgs/msg/Float64"
-_JOINTS, _STRING = "sensor_msgs/msg/JointState", "std_msgs/msg/String"
 _TYPES = {
-    PREDICTED: _ARRAY,
-    RECORDED: _ARRAY,
-    ERROR: _FLOAT,
-    COMMAND: _JOINTS,
-    LATENCY: _FLOAT,
-    INSTRUCTION: _STRING,
+    PREDICTED: "std_msgs/msg/Float64MultiArray",
+    RECORDED: "std_msgs/msg/Float64MultiArray",
+    ERROR: "std_msgs/msg/Float64",
+    COMMAND: "sensor_msgs/msg/JointState",
+    LATENCY: "std_msgs/msg/Float64",
+    INSTRUCTION: "std_msgs/msg/String",
 }
 
 
 def write_bag(result: Result, path: Path) -> None:
     """Write an MCAP bag in the folder ``path``; raises BagError if it exists.
 
-    ``predicted_action`` and ``recorded_action`` hold the policy's numbers, ``action_error`` the mean absolute
-    difference, ``predicted_command`` the joints that would have been commanded, with the stamp of their frame.
+    Actions are the policy's numbers, ``action_error`` is their mean absolute difference, and ``predicted_command``
+    the joint command with the stamp of its frame.
     """
     from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
     from rosbags.typesys import Stores, get_typestore
@@ -56,7 +54,7 @@ def write_bag(result: Result, path: Path) -> None:
 
 
 def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(time, topic, fields) of every message of one bag."""
+    """Yield time, topic and fields of every message of one bag."""
     errors = np.abs(samples.predicted - samples.recorded)
     total = samples.stages_ms.get("total")
     episode = -1
