@@ -56,14 +56,12 @@ class View:
     def _count(self, now: float) -> None:
         """Update frames and commands per second."""
         values = self._values("camera")
-        received, commands = (int(values.get(key, "0")) for key in ("received", "commands"))
-        before = self._frames
-        if before is None or now - before[0] > 0.5:
-            self._frames = now, received, commands
-            if before is not None:
-                self._rates = tuple(
-                    (b - a) / (now - before[0]) for a, b in zip(before[1:], (received, commands), strict=True)
-                )
+        counts = [int(text) if (text := values.get(key, "")).isdigit() else 0 for key in ("received", "commands")]
+        if self._counted is None or now - self._counted[0] > 0.5:
+            if self._counted is not None:
+                before, passed = self._counted[1], now - self._counted[0]
+                self._rates = [(count - earlier) / passed for count, earlier in zip(counts, before, strict=True)]
+            self._counted = now, counts
 
     def render(self) -> RenderableType:
         """Render the current state."""
