@@ -292,7 +292,7 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
     lines = [
         f"{size}; ROS 2 {os.environ.get('ROS_DISTRO', '?')}, {date.today()}, {os.cpu_count()} cores of "
-        f"{_processor()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
+        f"{platform.processor()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
         "",
         "| middleware | subscription | received of sent | latency p50 / p99, ms | take p50 / p99, ms |",
         "|---|---|---|---|---|",
@@ -303,25 +303,7 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
         f"{row['take_p50_ms'] or '-'} / {row['take_p99_ms'] or '-'} |"
         for row in rows
     ]
-    shares = _shares(rows)
-    return "\n".join([*lines, "", f"take p50 of raw against message: {shares}"] if shares else lines)
-
-
-def _shares(rows: list[dict[str, Any]]) -> str:
-    """Return the time of a raw subscription as a share of a typed one's, for each profile of this run."""
-    took = {(row["profile"], row["subscription"]): row["take_p50_ms"] for row in rows}
-    pairs = [
-        (name, took.get((name, "raw")), took.get((name, "message"))) for name in dict.fromkeys(n for n, _ in took)
-    ]
-    return ", ".join(f"{name} {100 * raw / message:.0f} %" for name, raw, message in pairs if raw and message)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Figures of the policy server: many robots that ask as fast as they may, and the overhead of one request.
+"""Measures the policy server: throughput and fairness with many robots, and the overhead of one request.
 
-python benchmarks/serve.py --robots 200                    a policy that sleeps, in a process of its own
-python benchmarks/serve.py --robots 32 --model openvla-7b  OpenVLA's shape with random weights (or tiny), likewise
-python benchmarks/serve.py --robots 32 --server ws://H:P   a running server
-python benchmarks/serve.py --overhead [--openpi FOLDER]    p50 beyond inference; FOLDER holds openpi's packages
-                                                           openpi_client and openpi.serving, which are then measured
-                                                           in turn with this package's
+python benchmarks/serve.py --robots 200                   a policy that sleeps, in a process of its own
+python benchmarks/serve.py --robots 32 --server ws://H:P  a running server
+python benchmarks/serve.py --overhead [--openpi FOLDER]   time of a request beyond inference, in turn with openpi's
+                                                          if FOLDER has openpi_client and openpi.serving
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import contextlib
 import http.client
 import json
 import logging
+import socket
 import statistics
 import subprocess
 import sys
@@ -45,7 +44,7 @@ _CHUNK = np.zeros((10, 8))
 
 
 class Sleeping(Policy):
-    """Sleeps for a batch and for each of its requests, as a GPU would take."""
+    """Sleeps once per batch and once per request, as if a GPU computed."""
 
     spec = PolicySpec(
         tuple(map(ImageFeature, IMAGES)), (StateFeature("observation/state", size=8),), dimension=8, horizon=10
@@ -66,42 +65,6 @@ class Sleeping(Policy):
         return [ActionChunk(_CHUNK, observation.stamp) for _, observation in requests]
 
 
-def openvla(name: str, drafts: str) -> Policy:
-    """OpenVLA on its engine with random weights: times are meaningful, tokens and accepted drafts are not."""
-    import torch
-
-    from vla_ros.bench.models import open_subject
-    from vla_ros.config import load
-    from vla_ros.engine.executor import Engine
-    from vla_ros.policies.base import Progress, no_progress
-    from vla_ros.policies.memory import MemoryCheck, MemoryPlan
-    from vla_ros.policies.openvla.build_engine import make_engine
-    from vla_ros.policies.openvla.memory import CHOICES
-    from vla_ros.policies.openvla.network_policy import LONG_PROMPT
-    from vla_ros.policies.openvla.policy import Loaded, OpenVLAPolicy
-    from vla_ros.policies.openvla.prompt import PromptEncoder
-    from vla_ros.vision.processors import ResizeNaive
-
-    class RandomOpenVLA(OpenVLAPolicy):
-        def load(self, progress: Progress = no_progress) -> None:
-            cuda = torch.cuda.is_available()
-            device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
-            subject = open_subject(name, device, dtype)
-            known = subject.model.architecture
-            encoder = PromptEncoder(
-                lambda text: [3 + byte for byte in text.encode()[:20]], "v0.2", known.llm.bos_token, 3, 1000
-            )
-            engine: Engine = make_engine(subject.model, 7, drafts=drafts)
-            engine.warm_up([22, LONG_PROMPT])
-            model: Any = subject.model
-            self._loaded = Loaded(model, encoder, subject.bins, subject.statistics, engine)
-            self._memory = MemoryCheck(lambda *_: MemoryPlan(0, 0, 0), CHOICES, str(device))
-            image = ImageFeature("image", ResizeNaive((known.image_size, known.image_size)))
-            self.spec = PolicySpec((image,), dimension=7)
-
-    return RandomOpenVLA(load([], ["policy.name:=openvla"]))
-
-
 def request(size: int, seed: int = 0) -> dict[str, Any]:
     """Return two images, a state and an instruction."""
     generator = np.random.default_rng(seed)
@@ -110,7 +73,7 @@ def request(size: int, seed: int = 0) -> dict[str, Any]:
 
 
 def requests(url: str, size: int, count: int = 8) -> list[bytes]:
-    """Return the requests of a robot that moves: what the server's metadata ask for, with other images each."""
+    """Return requests that fit the server's metadata, each with other images."""
     from websockets.sync.client import connect as connect_once
 
     with connect_once(url, compression=None, max_size=None, proxy=None) as connection:
@@ -145,8 +108,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
         print("ready", flush=True)
         WebsocketPolicyServer(Constant(), "127.0.0.1", arguments.port).serve_forever()
-    sleeping = Sleeping(arguments.batch_ms, arguments.each_ms)
-    policy = openvla(arguments.model, arguments.drafts) if arguments.model else sleeping
+    policy = Sleeping(arguments.batch_ms, arguments.each_ms)
     service = Service(policy, Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0))
     service.load()
     print("ready", flush=True)
@@ -158,13 +120,17 @@ def serve(arguments: argparse.Namespace) -> None:
 def process(arguments: argparse.Namespace, kind: str, port: int, *more: str) -> Iterator[str]:
     """A server in a process of its own."""
     words = ["--serve", kind, "--port", str(port), "--max-batch", str(arguments.max_batch), *more]
-    words += ["--robots", str(arguments.robots), "--drafts", arguments.drafts]
-    words += ["--model", arguments.model] if arguments.model else []
+    words += ["--robots", str(arguments.robots)]
     words += ["--openpi", str(arguments.openpi)] if arguments.openpi else []
     with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
+            deadline = time.monotonic() + 10.0  # it says "ready" before it listens
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
             yield f"ws://127.0.0.1:{port}"
         finally:
             server.terminate()
@@ -179,7 +145,7 @@ class Fleet:
         self.lost = 0
 
     async def robot(self, number: int, until: float, connected: asyncio.Semaphore, go: asyncio.Event) -> None:
-        """Ask again and again until a time of ``time.perf_counter``."""
+        """Send one request after the other for ``until`` seconds."""
         async with connect(self.url, compression=None, max_size=None, proxy=None, open_timeout=60) as connection:
             await connection.recv()
             connected.release()
@@ -195,7 +161,7 @@ class Fleet:
                     self.latencies[number].append(time.perf_counter() - asked)
 
     async def watch(self, seconds: float) -> None:
-        """Print every 20 s what there is so far."""
+        """Print intermediate figures every 20 s."""
         for number in range(1, 1 + int(seconds // 20)):
             await asyncio.sleep(20)
             taken = [1e3 * each for robot in self.latencies for each in robot]
@@ -204,7 +170,7 @@ class Fleet:
             print(f"{20 * number} s: {found}", file=sys.stderr, flush=True)
 
     async def run(self, robots: int, seconds: float, watcher: IO[str]) -> None:
-        """Let ``robots`` robots ask for so many seconds; ``watcher`` is told when they begin."""
+        """Run ``robots`` robots for ``seconds``; write a line to ``watcher`` when they begin."""
         self.latencies = [[] for _ in range(robots)]
         connected, go = asyncio.Semaphore(0), asyncio.Event()
         tasks = [asyncio.create_task(self.robot(each, seconds, connected, go)) for each in range(robots)]
@@ -218,12 +184,12 @@ class Fleet:
 
 
 def fairness(counts: Sequence[int]) -> float:
-    """Jain's index: 1 where all got the same, 1/n where one got everything."""
+    """Return Jain's index: 1 if all robots got the same number of answers, 1/n if one got all."""
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
 
 
 def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
-    """Return the median latency in ms of one robot that asks while ``idle`` others are connected and do not."""
+    """Return the median latency in ms of one robot while ``idle`` others are connected."""
 
     async def measure() -> float:
         async with contextlib.AsyncExitStack() as stack:
@@ -244,9 +210,9 @@ def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
 
 
 def health(url: str) -> None:
-    """Print latencies of ``GET /healthz`` in ms, ten a second, between a line and the end of standard input.
+    """Print latencies of ``GET /healthz`` in ms, ten a second, from the first line to the end of standard input.
 
-    Runs in a process of its own: beside the fleet's event loop it would measure the wait for that interpreter.
+    It runs in a process of its own so that it does not wait for the fleet's interpreter.
     """
     parts, taken, ended = urlsplit(url), list[float](), threading.Event()
     sys.stdin.readline()
@@ -262,7 +228,7 @@ def health(url: str) -> None:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """What ``GET /metrics`` says, by name."""
+    """Return the values of ``GET /metrics`` by name."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
     connection.request("GET", "/metrics")
@@ -272,7 +238,7 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Return the figures of many robots at one server."""
+    """Measure many robots at one server."""
     messages = requests(url, arguments.size)
     alone(url, messages, 0, 10)  # the first requests of a process are slower
     single = alone(url, messages, 0, 40)
@@ -312,7 +278,7 @@ def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Round trips of single requests with a policy that takes no time, the pairs in turn."""
+    """Time single requests to a policy that takes no time, alternating between the servers."""
     features = request(224)
     text = features.pop("prompt")
     query = Query(features, text)
@@ -352,11 +318,9 @@ def main() -> None:
     parser.add_argument("--robots", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
-    parser.add_argument("--model", choices=("tiny", "openvla-7b"), help="random weights in place of sleeping")
-    parser.add_argument("--drafts", default="prefill", help="policy.drafts of --model")
     parser.add_argument("--server", help="a running server in place of a policy that sleeps")
-    parser.add_argument("--batch-ms", type=float, default=30.0, help="what each batch of the sleeping policy takes")
-    parser.add_argument("--each-ms", type=float, default=1.0, help="what each request of it takes besides")
+    parser.add_argument("--batch-ms", type=float, default=30.0, help="time of a batch of the sleeping policy")
+    parser.add_argument("--each-ms", type=float, default=1.0, help="additional time of each request")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--overhead", action="store_true")
     parser.add_argument("--openpi", type=Path)
