@@ -11,9 +11,9 @@ LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make", lambda con
 
 
 def make(config: Config) -> Policy:
-    """Create the policy, in this process or, with ``policy.python``, in a separate one.
+    """Create the policy: in this process, or with ``policy.python`` in a child process.
 
-    The first needs LeRobot in this environment, the second only the remote client; each imports only what it needs.
+    A child process needs only the remote client in this environment, so LeRobot is not imported.
     """
     if options_of(config, LeRobotOptions).python:
         from vla_ros.policies.lerobot.child import LeRobotChild

@@ -1,4 +1,4 @@
-"""Loads LeRobot's checkpoints with LeRobot's code, offline; missing files are reported beforehand.
+"""Loads LeRobot's checkpoints with LeRobot's code, without network access.
 
 Uses these functions of LeRobot 0.6.1: ``PreTrainedConfig.from_pretrained``, ``get_policy_class``,
 ``make_pre_post_processors``, ``predict_action_chunk``.
@@ -19,7 +19,7 @@ from vla_ros.types import PreviousChunk
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
-_BACKBONE = "vlm_model_name"  # SmolVLA's: its configuration and processor are read, no weights
+_BACKBONE = "vlm_model_name"  # SmolVLA reads its backbone's configuration and processor, but no weights
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Checkpoint:
     """A loaded checkpoint."""
 
     policy: Any  # LeRobot's ``PreTrainedPolicy``
-    before: Any  # its preprocessor: observation to batch
-    after: Any  # its postprocessor: normalised actions to actions
-    continues: bool = False  # True if it can continue the chunk that is being executed (real-time chunking)
+    before: Any  # preprocessor: observation to batch
+    after: Any  # postprocessor: normalised actions to actions
+    continues: bool = False  # True if the policy can continue the chunk that is being executed (real-time chunking)
 
     @property
     def config(self) -> Any:
@@ -37,29 +37,25 @@ class Checkpoint:
         return self.policy.config
 
     def guidance(self, previous: PreviousChunk | None, left: Any) -> dict[str, Any]:
-        """Return arguments of ``predict_action_chunk`` to continue ``left`` [1, T, D], ``previous`` normalised.
+        """Return arguments of ``predict_action_chunk`` to continue ``left`` [1, T, D], the normalised ``previous``.
 
-        Steps that will have been executed are kept. The others guide the chunk up to the execution horizon in the
-        checkpoint's ``rtc_config``, or LeRobot's default.
+        The steps that will have been executed are kept. The others guide the chunk up to the execution horizon in
+        the checkpoint's ``rtc_config``, or LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}
         horizon = max(int(self.config.rtc_config.execution_horizon), previous.delay)
-        return {
-            "prev_chunk_left_over": left,
-            "inference_delay": previous.delay,
-            "execution_horizon": horizon,
-        }
+        return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
 
 def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
-    """Load a checkpoint, written by LeRobot's ``save_pretrained``, without network access.
+    """Load a checkpoint that LeRobot's ``save_pretrained`` wrote.
 
-    ``tokenizer`` is the tokenizer's folder; "" takes the one that the processors name, where it is a folder.
+    ``tokenizer`` is the tokenizer's folder; "" takes the folder that the processors name.
 
     Raises:
-        CheckpointError: It does not exist, has an older format, or is incomplete.
-        MissingDependencyError: LeRobot, or the library of this family, is not installed.
+        CheckpointError: The checkpoint does not exist, has an older format, or is incomplete.
+        MissingDependencyError: LeRobot, or a library of the policy's family, is not installed.
     """
     written = _config(folder)
     kind, overrides = str(written["type"]), _tokenizer(folder, written, tokenizer)
@@ -81,7 +77,7 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         ) from None
     except ImportError as error:
         raise MissingDependencyError(
-            f"{folder}: the policy '{kind}' needs a library that does not import ({error}); "
+            f"{folder}: the policy '{kind}' needs a library that cannot be imported ({error}); "
             f"install it with: pip install 'lerobot[{kind}]'"
         ) from error
     try:
@@ -116,13 +112,11 @@ def _continues_chunks(policy: Any) -> bool:
     return bool(policy.config.rtc_config.enabled)
 
 
-def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
-    """Inputs and outputs from ``config.json``, which does not say what state and action consist of.
-
-    ``horizon`` and ``dimension`` are K and D of the policy's chunks; 0 takes them from the file.
-    """
+def read_spec(folder: Path) -> PolicySpec:
+    """Return inputs and outputs from ``config.json``, which does not name the parts of state and action."""
     config = _config(folder)
-    moments = _moments(config)
+    # The families of LeRobot 0.6.1 that use past observations declare their number as ``n_obs_steps``.
+    moments = tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
     images, state = [], []
     for name, feature in config["input_features"].items():
         if is_image(name):
@@ -130,8 +124,8 @@ def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
             images.append(ImageFeature(key_of(name), moments=moments))
         else:
             state.append(StateFeature(key_of(name), size=int(feature["shape"][0]), moments=moments))
-    horizon = horizon or int(config.get("n_action_steps") or config.get("chunk_size") or 1)
-    dimension = dimension or int(config["output_features"]["action"]["shape"][0])
+    horizon = int(config.get("n_action_steps") or config.get("chunk_size") or 1)
+    dimension = int(config["output_features"]["action"]["shape"][0])
     return PolicySpec(tuple(images), tuple(state), (), dimension, horizon)
 
 
@@ -146,18 +140,10 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return [H, W, 3] for an image that the file gives as [3, H, W]; raises CheckpointError for other shapes."""
+    """Return the shape [H, W, 3] of an image whose ``config.json`` has [3, H, W]; raises CheckpointError."""
     if len(shape) != 3 or shape[0] != 3:
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
     return (*shape[1:], 3)
-
-
-def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
-    """Return the moments of the policy's observations, oldest first.
-
-    The families of LeRobot 0.6.1 that use past observations declare their number as ``n_obs_steps``.
-    """
-    return tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -170,9 +156,9 @@ def _config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         nested = folder / "pretrained_model"
         hint = f"; take {nested}" if nested.is_dir() else ""
-        raise CheckpointError(f"{folder}: has no config.json, so LeRobot did not write it{hint}") from None
+        raise CheckpointError(f"{folder}: has no config.json, expected a folder that LeRobot wrote{hint}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/config.json: is not LeRobot's, {error!r}") from None
+        raise CheckpointError(f"{folder}/config.json: expected LeRobot's, found {error!r}") from None
     missing = [name for name in _PROCESSORS if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
@@ -183,7 +169,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Return processor overrides that read the tokenizer from a local folder, which must be given."""
+    """Return processor overrides for the tokenizer's folder; raises CheckpointError if it would be downloaded."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
@@ -191,7 +177,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
     for name in (*names, config.get(_BACKBONE)):
         if name and not tokenizer and not Path(name).is_dir():
             raise CheckpointError(
-                f"{folder}: names '{name}' on the hub, but nothing is downloaded; download it once (without its "
-                "weights) and set policy.tokenizer to its folder"
+                f"{folder}: names '{name}' on the hub, but nothing is downloaded; download it once, without "
+                "weights, and set policy.tokenizer to its folder"
             )
     return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}

@@ -15,7 +15,7 @@ class LeRobotOptions(PolicyConfig):
     checkpoint: str = option("", "Folder that LeRobot wrote: config.json, model.safetensors and the processors")
     python: str = option(
         "",
-        "Python of an environment with LeRobot, which is started as a separate process; empty: "
+        "Python of an environment with LeRobot, in which the policy runs as a separate process; empty: "
         "LeRobot is in this environment",
     )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")

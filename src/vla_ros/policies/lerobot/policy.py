@@ -21,10 +21,10 @@ from vla_ros.types import ActionChunk, Observation, PreviousChunk
 
 
 class LeRobotPolicy(Policy):
-    """Runs LeRobot's ``predict_action_chunk`` between its own processors, with bit-identical results.
+    """Runs LeRobot's ``predict_action_chunk`` between LeRobot's processors, with bit-identical results.
 
-    Images have the names in the checkpoint's ``config.json`` without ``observation.images.``. No file states the
-    parts of state and action, so ``features.state`` and ``features.action`` must.
+    Image keys are the names in the checkpoint's ``config.json`` without ``observation.images.``. ``features.state``
+    and ``features.action`` must name the parts of state and action, because no file of a checkpoint does.
     """
 
     Options = LeRobotOptions
@@ -35,7 +35,7 @@ class LeRobotPolicy(Policy):
 
     @property
     def loaded(self) -> Checkpoint:
-        """The checkpoint, once :meth:`load` has been called."""
+        """The checkpoint; raises VlaRosError before :meth:`load`."""
         if self._checkpoint is None:
             raise VlaRosError("the policy is not loaded; call load() first")
         return self._checkpoint
@@ -45,7 +45,7 @@ class LeRobotPolicy(Policy):
         return read_spec(Path(self._options.checkpoint))
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the checkpoint and infer once, because only the result shows how long the chunks are."""
+        """Load the checkpoint and infer once, because only a result shows the size of the chunks."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device
@@ -54,15 +54,16 @@ class LeRobotPolicy(Policy):
         self._checkpoint = load(Path(options.checkpoint), device, options.tokenizer)
         if options.seed >= 0:
             torch.manual_seed(options.seed)
-        progress(0.9, "asking it once")
-        folder = Path(options.checkpoint)
-        known = read_spec(folder)
+        progress(0.9, "inferring once")
+        known = self.describe()
         steps = max(len(feature.moments) for feature in known.images)
         past = () if steps == 1 else (steps,)
         inputs = self._checkpoint.config.input_features.items()
         blank = {name: np.zeros((*past, *_shape(name, feature)), _dtype(name)) for name, feature in inputs}
         answer, _ = self._predict(blank, "warm up")
-        self.spec = replace(read_spec(folder, *answer.shape), continues_chunks=self._checkpoint.continues)
+        horizon, dimension = answer.shape
+        continues = self._checkpoint.continues
+        self.spec = replace(known, horizon=horizon, dimension=dimension, continues_chunks=continues)
         progress(1.0, "ready")
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
@@ -76,7 +77,7 @@ class LeRobotPolicy(Policy):
                 found, trained = (f"{shape[1]}x{shape[0]}" for shape in (values[name].shape[-3:], expected))
                 raise VlaRosError(
                     f"image '{key_of(name)}' is {found}, the checkpoint was trained on {trained}; resize it, for "
-                    f'example with features.images: ["{key_of(name)} = CAMERA {trained}"]'
+                    f'example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
                 )
         actions, normalized = self._predict(values, observation.instruction, observation.previous)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
@@ -89,7 +90,7 @@ class LeRobotPolicy(Policy):
         checkpoint = self.loaded
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
-        if previous is not None:  # normalised, and relative to the state, by the steps that did so in training
+        if previous is not None:  # the preprocessor normalises it as in training
             batch["action"] = torch.from_numpy(previous.actions).float()[None]
         with torch.no_grad():  # not inference_mode, in which real-time chunking cannot take its gradients
             batch = checkpoint.before(batch)
@@ -104,7 +105,7 @@ class LeRobotPolicy(Policy):
 
 
 def _shape(name: str, feature: Any) -> tuple[int, ...]:
-    """Return the shape of a feature as an observation holds it."""
+    """Return the shape of a feature in an observation."""
     return image_shape(name, feature.shape) if is_image(name) else tuple(feature.shape)
 
 

@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import simplejpeg
 
 from vla_ros.allocator import keep_freed_memory
-from vla_ros.config import Config
+from vla_ros.config import Config, PolicyConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
@@ -49,11 +49,13 @@ class RemoteSession(Session):
 class RemotePolicy(Policy):
     """Sends observations to a policy server and checks its answers."""
 
-    Options = RemoteOptions
+    Options: ClassVar[type[PolicyConfig]] = RemoteOptions
 
     def __init__(self, config: Config) -> None:
-        self._config, self._options = config, options_of(config, RemoteOptions)
-        self._target = target(self._options)
+        self._use(config, options_of(config, RemoteOptions))
+
+    def _use(self, config: Config, options: RemoteOptions) -> None:
+        self._config, self._options, self._target = config, options, target(options)
         self._first: Link | None = None  # for the first session
         self._told_order = False
 
