@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,49 +30,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros export``."""
     parser.add_argument("bags", nargs="+", type=Path, metavar="BAG", help="bag, or a folder of bags")
     add_config_arguments(parser)
-    parser.add_argument("--format", default="lerobot", choices=("lerobot",), help="layout of the data set")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
     parser.add_argument("--fps", type=int, default=0, metavar="N", help="frames per second; 0: the first camera's")
-    parser.add_argument(
-        "--state", default="", metavar="PARTS", help="state vector; default: every arm's joint_position and gripper"
-    )
-    parser.add_argument(
-        "--action", default="", metavar="PARTS", help="action; default: features.action, else as the state"
-    )
-    parser.add_argument(
-        "--goal",
-        default="commands",
-        choices=("commands", "measured"),
-        help="actions lead to the commanded position, or to the one measured one frame later",
-    )
-    parser.add_argument(
-        "--clock",
-        default="received",
-        choices=("received", "stamp", "frames"),
-        help="use the recorder's times, header stamps, or every image (a simulation in lockstep)",
-    )
-    parser.add_argument(
-        "--episodes",
-        default="bag",
-        metavar="bag|armed|/TOPIC",
-        help="an episode is a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true",
-    )
-    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause ends an episode")
-    parser.add_argument(
-        "--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction"
-    )
-    parser.add_argument(
-        "--topics",
-        nargs="+",
-        default=[],
-        metavar="ROLE=/TOPIC",
-        help="as for replay: camera, joint_states, instruction",
-    )
-    parser.add_argument(
-        "--robot", default="", metavar="NAME", help="robot_type of the data set; default: the URDF's"
-    )
-    parser.add_argument("--codec", default="h264", choices=("h264", "av1"), help="video codec")
     parser.add_argument("--crf", type=int, default=20, metavar="N", help="quality of the videos; lower is better")
+    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause ends an episode")
+    for name, metavar, text in (
+        ("--state", "PARTS", "state vector; default: every arm's joint_position and gripper"),
+        ("--action", "PARTS", "action; default: features.action, else as the state"),
+        ("--instruction", "TEXT", "instruction, instead of the recorded one"),
+        ("--robot", "NAME", "robot_type of the data set; default: the URDF's"),
+    ):
+        parser.add_argument(name, default="", metavar=metavar, help=text)
+    for name, choices, text in (
+        ("--goal", ("commands", "measured"), "actions lead to the commanded position, or to the next measured one"),
+        ("--clock", ("received", "stamp", "frames"), "recorder's times, header stamps, or every image is a frame"),
+        ("--codec", ("h264", "av1"), "video codec"),
+    ):
+        parser.add_argument(name, default=choices[0], choices=choices, help=text)
+    text = "an episode is a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true"
+    parser.add_argument("--episodes", default="bag", metavar="bag|armed|/TOPIC", help=text)
+    text = "as for replay: camera, joint_states, instruction"
+    parser.add_argument("--topics", nargs="+", default=[], metavar="ROLE=/TOPIC", help=text)
     parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted export")
 
 
@@ -90,29 +69,28 @@ def run(arguments: argparse.Namespace) -> int:
     writer: DatasetWriter | None = None
     notes: Counter[str] = Counter()
     bags = find_bags(arguments.bags)
-    frames, count = 0, 0
+    frames = count = 0
     try:
         for number, path in enumerate(bags):
+            title = f"bag {number + 1} of {len(bags)}, {path.name}"
             with Bag(path) as bag:
                 resampler = Resampler(bag, config, options)
                 if writer is None:
                     schema = _schema(resampler, config, arguments)
                     writer = DatasetWriter(arguments.output, schema)
-                with _progress(f"bag {number + 1} of {len(bags)}, {path.name}", resampler.ticks) as advance:
+                with _progress(title, resampler.ticks) as advance:
                     frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}", advance)
                 notes += resampler.notes
-                notes.update(f"{loss}" for loss in bag.losses)
-                print(f"bag {number + 1} of {len(bags)}, {path.name}: {frames} frames so far", flush=True)
+                notes.update(map(str, bag.losses))
+                print(f"{title}: {frames} frames so far", flush=True)
         if writer is not None and frames:
             count = writer.finish()
     except OSError as error:
         raise ExportError(f"{error.filename or arguments.output}: {error.strerror or error}") from error
-    left_out = [f"  left out: {note} ({times})" for note, times in notes.most_common() if times]
+    left_out = "".join(f"\n  left out: {note} ({times})" for note, times in notes.most_common() if times)
     if not count:
-        raise ExportError("\n".join([f"no episode of the {len(bags)} bags can be exported", *left_out]))
-    print(
-        "\n".join([f"{arguments.output}: {count} episodes, {frames} frames, {schema.rate} per second", *left_out])
-    )
+        raise ExportError(f"no episode of the {len(bags)} bags can be exported{left_out}")
+    print(f"{arguments.output}: {count} episodes, {frames} frames, {schema.rate} per second{left_out}")
     return 0
 
 
@@ -127,17 +105,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise ConfigError(f"--gap {arguments.gap:g}: expected seconds above 0")
     if arguments.episodes not in ("bag", "armed") and not arguments.episodes.startswith("/"):
         raise ConfigError(f"--episodes {arguments.episodes}: expected bag, armed or a topic such as /episode")
-    return Options(
-        arguments.state,
-        arguments.action,
-        arguments.goal,
-        arguments.clock,
-        arguments.fps,
-        arguments.episodes,
-        arguments.gap,
-        arguments.instruction,
-        parse_overrides(arguments.topics),
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(Options)}
+    return Options(**{**given, "topics": parse_overrides(arguments.topics)})
 
 
 def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace) -> Schema:
@@ -156,9 +125,9 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
 
 
 def _add(
-    resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str, advance: Callable[[float], None]
+    resampler: Resampler, writer: DatasetWriter, schema: Schema, bag: str, advance: Callable[[float], None]
 ) -> int:
-    """Write the missing episodes of a bag; return the number of its frames."""
+    """Write the missing episodes of a bag; return the number of frames in all its episodes."""
     frames, step = 0, 1 / max(1, len(schema.videos))
 
     def counted(images: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
@@ -167,8 +136,8 @@ def _add(
             advance(step)
 
     for number, episode in enumerate(resampler.episodes(schema.rate)):
-        own, length = f"{name}-{number:04d}", len(episode.state)
-        if writer.has(own):
+        name, length = f"{bag}-{number:04d}", len(episode.state)
+        if writer.has(name):
             advance(length)
         else:
             vectors = {"observation.state": episode.state, "action": episode.action}
@@ -176,14 +145,14 @@ def _add(
                 video.key: counted(resampler.images(camera, episode.frames[camera]))
                 for camera, video in enumerate(schema.videos)
             }
-            writer.add(own, episode.task, vectors, images)
+            writer.add(name, episode.task, vectors, images)
         frames += length
     return frames
 
 
 @contextmanager
 def _progress(name: str, ticks: int) -> Iterator[Callable[[float], None]]:
-    """Show a bar on a terminal, nothing in a log file; yields a function that takes the number of ticks written."""
+    """Show a progress bar if standard error is a terminal; yields a function that adds a number of ticks."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -2,25 +2,27 @@
 
 Finished episodes are stored in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The data
 set is assembled there and then renamed, so a data set under its final name is always complete. The format follows
-LeRobot 0.6.1 and a data set that it wrote.
+LeRobot 0.6.1 and a data set that LeRobot wrote.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
 from vla_ros.export import video
-from vla_ros.export.statistics import ImageStatistics, Statistics, of_vectors, over_episodes, sampled
+from vla_ros.export.statistics import ImageStatistics, of_vectors, over_episodes, sampled
 from vla_ros.types import FloatArray, UInt8Array
 
 VERSION = "v3.0"
@@ -63,14 +65,13 @@ class Schema:
     videos: tuple[Video, ...]
     codec: str = "h264"  # a key of :data:`vla_ros.export.video.CODECS`
     crf: int = 20  # the encoder's constant rate factor; lower is better and larger
-    # Bags and options that its episodes come from; an export is only resumed with the same.
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # bags and options of the export; an export is only resumed with the same
 
 
 class DatasetWriter:
-    """Writes one data set.
+    """Writes one data set, or resumes writing it.
 
-    Raises ExportError if ``output`` exists, or contains the beginning of an export with another schema.
+    Raises ExportError if ``output`` exists, or an export with another schema was begun there.
     """
 
     def __init__(self, output: Path, schema: Schema) -> None:
@@ -83,7 +84,7 @@ class DatasetWriter:
         finished = any(self._partial.glob("*/episode.json"))
         if finished and begun.read_text(encoding="utf-8") != ours:
             raise ExportError(
-                f"{self._partial}: an export with other options was begun here; repeat those, or remove it"
+                f"{self._partial}: an export with other options was begun here; repeat its command or add --restart"
             )
         begun.write_text(ours, encoding="utf-8")
 
@@ -107,7 +108,8 @@ class DatasetWriter:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         length = len(next(iter(vectors.values())))
-        found = {key: of_vectors(values.astype(np.float32)) for key, values in vectors.items()}
+        columns = {key: values.astype(np.float32) for key, values in vectors.items()}
+        found = {key: of_vectors(values) for key, values in columns.items()}
         for feature in self._schema.videos:
             counted = ImageStatistics()
             checked = _counting(images[feature.key], feature, counted, sampled(length))
@@ -116,16 +118,16 @@ class DatasetWriter:
             if frames != length:
                 raise ExportError(f"{name}: {frames} images of {feature.key}, expected {length}")
             found[feature.key] = counted.result()
-        columns = {key: _column(values.astype(np.float32)) for key, values in vectors.items()}
-        pq.write_table(pa.table(columns), folder / "data.parquet")
-        episode = {"task": task, "length": length, "stats": {key: _plain(one) for key, one in found.items()}}
+        pq.write_table(pa.table(_map(_column, columns)), folder / "data.parquet")
+        stats = {key: _map(np.ndarray.tolist, one) for key, one in found.items()}
+        episode = {"task": task, "length": length, "stats": stats}
         (folder / "episode.json").write_text(json.dumps(episode), encoding="utf-8")
         folder.rename(self._partial / name)
 
     def finish(self) -> int:
         """Assemble the episodes under the output's name and return their number, which must not be zero."""
-        folders = sorted(path.parent for path in self._partial.glob("*/episode.json"))
-        folders = [folder for folder in folders if folder.suffix != ".part"]
+        finished = sorted(path.parent for path in self._partial.glob("*/episode.json"))
+        folders = [folder for folder in finished if folder.suffix != ".part"]
         if not folders:
             raise ExportError(f"{self._output}: there are no episodes to export")
         whole = self._partial / "whole"
@@ -149,14 +151,14 @@ def _counting(
         yield image
 
 
-def _column(values: FloatArray) -> pa.Array:
-    """Convert rows [T, N] to a column of float32 lists; plain float32 if N is 1, as LeRobot expects."""
+def _column(values: NDArray[np.float32]) -> pa.Array:
+    """Convert [T, N] to a column of lists, or of plain numbers if N is 1, as LeRobot expects."""
     flat = pa.array(values.ravel(), pa.float32())
     return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def _plain(statistics: Statistics) -> dict[str, Any]:
-    return {name: np.asarray(value).tolist() for name, value in statistics.items()}
+def _map(function: Callable[[Any], Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: function(value) for name, value in entries.items()}
 
 
 class _Assembly:
@@ -168,38 +170,37 @@ class _Assembly:
         self._lengths = [int(episode["length"]) for episode in self._episodes]
         self._starts = [0, *np.cumsum(self._lengths).tolist()]
         self._tasks = list(dict.fromkeys(episode["task"] for episode in self._episodes))
-        self._rows: list[dict[str, Any]] = [{} for _ in folders]
+        self._rows: list[dict[str, Any]] = []
 
     def write(self) -> None:
         (self._root / "meta/episodes/chunk-000").mkdir(parents=True)
-        statistics: list[dict[str, Statistics]] = []
+        statistics = []
         for index, episode in enumerate(self._episodes):
-            end = self._starts[index + 1]
-            self._rows[index] = {
-                "episode_index": index,
-                "tasks": [episode["task"]],
-                "length": self._lengths[index],
-                "dataset_from_index": self._starts[index],
-                "dataset_to_index": end,
-                "meta/episodes/chunk_index": 0,
-                "meta/episodes/file_index": 0,
-            }
-            own = {
-                key: {name: np.asarray(value) for name, value in one.items()}
-                for key, one in episode["stats"].items()
-            }
-            statistics.append(
-                own | {key: of_vectors(column[:, None]) for key, column in self._counters(index).items()}
+            self._rows.append(
+                {
+                    "episode_index": index,
+                    "tasks": [episode["task"]],
+                    "length": self._lengths[index],
+                    "dataset_from_index": self._starts[index],
+                    "dataset_to_index": self._starts[index + 1],
+                    "meta/episodes/chunk_index": 0,
+                    "meta/episodes/file_index": 0,
+                }
             )
+            counters = self._counters(index).items()
+            own = {key: _map(np.asarray, one) for key, one in episode["stats"].items()}
+            statistics.append(own | {key: of_vectors(column[:, None]) for key, column in counters})
         self._data()
         for feature in self._schema.videos:
             self._video(feature)
         for row, own in zip(self._rows, statistics, strict=True):
-            row |= {f"stats/{key}/{name}": value for key, one in own.items() for name, value in _plain(one).items()}
+            row |= {f"stats/{key}/{name}": each.tolist() for key, one in own.items() for name, each in one.items()}
         pq.write_table(pa.Table.from_pylist(self._rows), self._root / _EPISODES)
-        total = {key: _plain(over_episodes([own[key] for own in statistics])) for key in statistics[0]}
+        total = {
+            key: _map(np.ndarray.tolist, over_episodes([own[key] for own in statistics])) for key in statistics[0]
+        }
         (self._root / "meta/stats.json").write_text(json.dumps(total, indent=4), encoding="utf-8")
-        self._write_tasks()
+        pq.write_table(self._task_table(), self._root / "meta/tasks.parquet")
         (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
 
     def _counters(self, index: int) -> dict[str, Any]:
@@ -214,73 +215,59 @@ class _Assembly:
             "task_index": np.full_like(frames, task),
         }
 
-    def _files(self, sizes: list[int], largest_mb: int) -> list[list[int]]:
-        """Groups episodes into files: as many as fit, at least one."""
+    def _files(self, prefix: str, source: str, path: str, largest_mb: int) -> Iterator[tuple[Path, list[int]]]:
+        """Group the episodes' files ``source`` into files of the data set; record the place in the episodes' rows.
+
+        Yields each path and the indices of its episodes: as many as fit, at least one.
+        """
         files: list[list[int]] = []
         room = -1.0
-        for index, size in enumerate(sizes):
+        for index, folder in enumerate(self._folders):
+            size = (folder / source).stat().st_size
             if size > room:
                 files.append([])
                 room = largest_mb * 2**20
             files[-1].append(index)
             room -= size
-        return files
-
-    def _place(self, prefix: str, number: int, members: list[int], pattern: str, **names: str) -> Path:
-        """Return the path of the file with this number and record it in its episodes."""
-        place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
-        for index in members:
-            self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
-        path = self._root / pattern.format(**names, **place)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        for number, members in enumerate(files):
+            place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
+            for index in members:
+                self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
+            target = self._root / path.format(**place, video_key=prefix.removeprefix("videos/"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield target, members
 
     def _data(self) -> None:
-        sources = [folder / "data.parquet" for folder in self._folders]
-        for number, members in enumerate(self._files([path.stat().st_size for path in sources], _DATA_MB)):
-            path = self._place("data", number, members, _DATA)
-            writer = None
+        for path, members in self._files("data", "data.parquet", _DATA, _DATA_MB):
+            tables = []
             for index in members:
-                table = pq.read_table(sources[index])
+                table = pq.read_table(self._folders[index] / "data.parquet")
                 for key, column in self._counters(index).items():
                     table = table.append_column(key, pa.array(column, pa.float32() if key == "timestamp" else None))
-                writer = writer or pq.ParquetWriter(path, table.schema)
-                writer.write_table(table)
-            assert writer is not None
-            writer.close()
+                tables.append(table)
+            pq.write_table(pa.concat_tables(tables), path)
 
     def _video(self, feature: Video) -> None:
-        sources = [folder / f"{feature.key}.mp4" for folder in self._folders]
-        rate = self._schema.rate
-        for number, members in enumerate(self._files([path.stat().st_size for path in sources], _VIDEO_MB)):
-            prefix = f"videos/{feature.key}"
-            path = self._place(prefix, number, members, _VIDEO, video_key=feature.key)
+        prefix, source, rate = f"videos/{feature.key}", f"{feature.key}.mp4", self._schema.rate
+        for path, members in self._files(prefix, source, _VIDEO, _VIDEO_MB):
             lengths = [self._lengths[index] for index in members]
-            video.concatenate([sources[index] for index in members], path, lengths, rate)
-            ends = np.cumsum(lengths)
-            for index, end in zip(members, ends.tolist(), strict=True):
-                begin = end - self._lengths[index]
+            video.concatenate([self._folders[index] / source for index in members], path, lengths, rate)
+            edges = [0, *np.cumsum(lengths).tolist()]
+            for index, (begin, end) in zip(members, pairwise(edges), strict=True):
                 self._rows[index] |= {
                     f"{prefix}/from_timestamp": begin / rate,
                     f"{prefix}/to_timestamp": end / rate,
                 }
 
-    def _write_tasks(self) -> None:
-        """Write the tasks with their text as the index of a data frame, which the library uses to look them up."""
+    def _task_table(self) -> pa.Table:
+        """Return the tasks; pandas, with which LeRobot reads them, takes their texts as the index."""
+        columns = [
+            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+            for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+        ]
+        pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
         table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
-        column = {"metadata": None, "numpy_type": "int64", "pandas_type": "int64"}
-        text = {"metadata": None, "numpy_type": "object", "pandas_type": "unicode"}
-        pandas = {
-            "index_columns": ["task"],
-            "column_indexes": [],
-            "columns": [
-                {"name": "task_index", "field_name": "task_index", **column},
-                {"name": "task", "field_name": "task", **text},
-            ],
-        }
-        pq.write_table(
-            table.replace_schema_metadata({"pandas": json.dumps(pandas)}), self._root / "meta/tasks.parquet"
-        )
+        return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
     def _info(self) -> dict[str, Any]:
         schema = self._schema
@@ -289,21 +276,21 @@ class _Assembly:
             for one in schema.vectors
         }
         for one in schema.videos:
+            information = {
+                "height": one.height,
+                "width": one.width,
+                "codec": schema.codec,
+                "pix_fmt": video.pixel_format(one.height, one.width),
+                "fps": schema.rate,
+                "channels": 3,
+                "crf": schema.crf,
+            }
             features[one.key] = {
                 "dtype": "video",
                 "shape": [one.height, one.width, 3],
                 "names": ["height", "width", "channels"],
-                "info": {
-                    "video.height": one.height,
-                    "video.width": one.width,
-                    "video.codec": schema.codec,
-                    "video.pix_fmt": video.pixel_format(one.height, one.width),
-                    "video.fps": schema.rate,
-                    "video.channels": 3,
-                    "video.crf": schema.crf,
-                    "has_audio": False,
-                    "is_depth_map": False,
-                },
+                "info": {f"video.{name}": value for name, value in information.items()}
+                | {"has_audio": False, "is_depth_map": False},
             }
         features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
         features |= {key: {"dtype": "int64", "shape": [1], "names": None} for key in _COUNTERS}

@@ -1,14 +1,14 @@
-"""Resamples a bag to episodes at one rate: what a policy would have seen at each tick, and the next action.
+"""Resamples a bag to episodes at one rate, with the state and images of each tick and the action that follows.
 
-At a tick, image, joint state and feeds are the newest ones, unless older than their timeouts. The action leads to
-the command in force just before the next tick. docs/export.md has the rules.
+Image, joint state and feeds of a tick are the newest received, unless older than their timeouts. The action leads
+to the command in force just before the next tick. docs/export.md has the rules.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vla_ros.config import Config
 from vla_ros.contract.action import ActionWriter
 from vla_ros.contract.binding import make_arms
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.parts import FEED, Part, parse_parts
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, bind_state
 from vla_ros.export.dataset import ExportError
@@ -28,25 +28,26 @@ from vla_ros.replay.topics import select
 from vla_ros.types import FloatArray, IntArray, JointState, UInt8Array
 
 _SHORTEST = 2  # ticks
+_SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """How bags become episodes."""
+    """How bags become episodes: the options of ``vla-ros export`` with the same names."""
 
-    state: str  # parts of the state vector, as text; "" takes joint positions and gripper of every arm
-    action: str  # parts of the action; "" takes ``features.action``, or else the same
-    goal: str  # target of the actions: the ``commands``, or the ``measured`` position one tick later
-    # Times of the recorder (``received``), of the headers (``stamp``), or none: every image of the first camera is
-    # a tick (``frames``; a simulation in lockstep).
-    clock: str
-    rate: int  # ticks per second; 0 takes the first camera's
-    # ``bag`` (split at pauses and where the instruction changes); ``armed`` (besides, only while the node was, by
-    # its status); or a topic of std_msgs/Bool that is true during an episode.
-    episodes: str
-    gap_s: float  # a longer pause of the first camera ends an episode
-    instruction: str  # in place of the recorded one; "" keeps that
-    topics: Mapping[str, str]  # role to topic, from ``--topics``
+    state: str = ""  # parts of the state vector; "" takes joint positions and gripper of every arm
+    action: str = ""  # parts of the action; "" takes ``features.action``, or the same parts as the state
+    goal: str = "commands"  # actions lead to the ``commands``, or to the ``measured`` position one tick later
+    # Times of the recorder (``received``) or of the headers (``stamp``), or every image of the first camera is a
+    # tick (``frames``; a simulation in lockstep).
+    clock: str = "received"
+    fps: int = 0  # ticks per second; 0 takes the first camera's
+    # ``bag`` (a bag, split at pauses and where the instruction changes), ``armed`` (besides, only while the node
+    # was armed), or a topic of std_msgs/Bool that is true during an episode.
+    episodes: str = "bag"
+    gap: float = 2.0  # seconds; a longer pause of the first camera ends an episode
+    instruction: str = ""  # used instead of the recorded instruction, unless empty
+    topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Episode:
     task: str  # the instruction
     state: FloatArray  # float64 [T, N]
     action: FloatArray  # float64 [T, D]
-    frames: tuple[IntArray, ...]  # per camera int64 [T], rows of its images
+    frames: tuple[IntArray, ...]  # for each camera int64 [T], indices of its images
 
 
 class Resampler:
-    """Makes the episodes of one bag; ``names`` are those of the numbers of state and action.
+    """Makes the episodes of one bag.
 
-    ``notes`` counts what was left out. Raises VlaRosError if the bag has no camera, joint states or commands, or a
-    part needs what the robot does not have.
+    ``names`` are the names of the numbers in state and action; ``notes`` counts what was left out. Raises
+    VlaRosError if the bag has no camera, joint states or commands, or the robot lacks what a part needs.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:
@@ -84,32 +85,29 @@ class Resampler:
     @property
     def rate(self) -> int:
         """Ticks per second."""
-        if self._options.rate:
-            return self._options.rate
         gaps = np.diff(self._recorded.times[0])
-        return max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1
+        return self._options.fps or (max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1)
 
     @property
     def ticks(self) -> int:
         """Upper bound of the ticks in all episodes."""
         times = self._recorded.times[0]
-        whole = self._options.clock == "frames"
-        return len(times) if whole else int((times[-1] - times[0]) / 1e9 * self.rate) + 1
+        seconds = float(times[-1] - times[0]) / 1e9
+        return len(times) if self._options.clock == "frames" else int(seconds * self.rate) + 1
 
     def image_sizes(self) -> dict[str, tuple[int, int]]:
         """Map each camera key to the (height, width) of its images."""
-        first = np.zeros(1, np.int64)
-        keys = enumerate(self._config.camera.keys)
-        shapes = {key: next(self.images(index, first)).shape for index, key in keys}
-        return {key: (shape[0], shape[1]) for key, shape in shapes.items()}
+        first, keys = np.zeros(1, np.int64), self._config.camera.keys
+        images = [next(self.images(camera, first)) for camera in range(len(keys))]
+        return {key: (image.shape[0], image.shape[1]) for key, image in zip(keys, images, strict=True)}
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """Return the images of one camera, as :attr:`Episode.frames` numbers them."""
+        """Return the images of one camera with these indices (:attr:`Episode.frames`)."""
         return self._recorded.images(camera, rows)
 
     def episodes(self, rate: int) -> Iterator[Episode]:
-        """Episodes at ``rate`` ticks per second, in order of time; :attr:`notes` says what was left out."""
-        for begin, end in self._stretches():
+        """Yield the episodes at ``rate`` ticks per second in order of time."""
+        for begin, end in self._segments():
             edges = self._edges(begin, end, 1_000_000_000 // rate)
             ticks = edges[:-1]
             frames = [self._newest_images(times, ticks) for times in self._recorded.times]
@@ -119,23 +117,23 @@ class Resampler:
             task = self._task(begin)
             for run in _runs(seen & np.array([row is not None for row in rows])):
                 if run.stop - run.start < _SHORTEST:
-                    self.notes["pieces of a single tick"] += 1
+                    self.notes["episodes of a single tick"] += 1
                     continue
                 kept = [row for row in rows[run] if row is not None]
                 state, action = (np.stack(column) for column in zip(*kept, strict=True))
                 yield Episode(task, state, action, tuple(one[run] for one in frames))
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
-        """Return the ticks from ``begin`` to ``end``, and the time of the one after the last."""
+        """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""
         if self._options.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
         times = self._recorded.times[0]
         return times[(times >= begin) & (times <= end)]
 
-    def _stretches(self) -> list[tuple[int, int]]:
+    def _segments(self) -> list[tuple[int, int]]:
         """Return start and end of each segment without a pause of the first camera or a new instruction."""
         times = self._recorded.times[0]
-        cuts = set((np.flatnonzero(np.diff(times) > self._options.gap_s * 1e9) + 1).tolist())
+        cuts = set((np.flatnonzero(np.diff(times) > self._options.gap * 1e9) + 1).tolist())
         if not self._options.instruction:
             cuts |= {int(np.searchsorted(times, time)) for time, _ in self._recorded.recording.instructions[1:]}
         edges = sorted({0, len(times), *cuts})
@@ -146,7 +144,7 @@ class Resampler:
         return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
-        """Return the row of the newest image at each tick, -1 if it is older than ``timeouts.camera``."""
+        """Return the index of the newest image at each tick; -1 if the image is older than ``timeouts.camera``."""
         rows = np.searchsorted(times, ticks, side="right") - 1
         age = ticks - times[np.maximum(rows, 0)]
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
@@ -164,10 +162,10 @@ class Resampler:
             self.notes[str(error)] += 1
             return None
         goal = self._goal(following - 1)
-        start = self._goal(tick - 1) if self._config.control.delta_from == "commanded" else now
         if goal is None:
             self.notes["ticks before the first command"] += 1
             return None
+        start = self._goal(tick - 1) if self._config.control.delta_from == "commanded" else now
         action = self._action.write(start or now, goal, seconds)
         if not np.isfinite(action).all():
             names = ", ".join(name for name, value in zip(self.names[1], action, strict=True) if np.isnan(value))
@@ -181,14 +179,14 @@ class Resampler:
         return self._recorded.commanded(time) if commands else self._recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """Return the instruction at an episode's start; the first one also applies before it was recorded."""
+        """Return the instruction at an episode's start."""
         recorded = self._recorded.recording.instruction(begin, self._config.policy.instruction)
-        if not (self._options.instruction or recorded):
-            raise ExportError(
-                f"{self._path}: no instruction was recorded; name its topic with --topics instruction=/topic, or "
-                "give the text with --instruction"
-            )
-        return self._options.instruction or recorded
+        if task := self._options.instruction or recorded:
+            return task
+        raise ExportError(
+            f"{self._path}: no instruction was recorded; name its topic with --topics instruction=/topic, or give "
+            "the text with --instruction"
+        )
 
 
 def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
@@ -202,7 +200,7 @@ def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
 
 
 def _runs(usable: NDArray[np.bool_]) -> list[slice]:
-    """Return the slices in which every tick is usable."""
+    """Return the longest slices in which every tick is usable."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], usable, [False])).astype(int)))
     return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
@@ -214,15 +212,12 @@ def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
     for part in parts:
         arm = arms.get(part.arm)
         size = part.size(len(arm.joints), len(arm.fingers)) if arm else part.count
-        what = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}.get(part.quantity, "pos")
-        per_joint = part.joints or (arm.joints if arm else ())
-        if part.quantity == "fingers" and arm:
-            per_joint = arm.fingers
-        if part.quantity == "gripper":
+        if arm and part.quantity == "gripper":
             names = ["gripper.pos"]
-        elif len(per_joint) == size and part.quantity.startswith(("joint_", "fingers")):
-            names = [f"{joint}.{what}" for joint in per_joint]
+        elif arm and part.quantity.startswith(("joint_", "fingers")):
+            joints = arm.fingers if part.quantity == "fingers" else part.joints or arm.joints
+            names = [f"{joint}.{_SUFFIXES.get(part.quantity, 'pos')}" for joint in joints]
         else:
-            names = [f"{part.form if part.quantity == 'feed' else part.quantity}.{index}" for index in range(size)]
+            names = [f"{part.form if part.quantity == FEED else part.quantity}.{index}" for index in range(size)]
         found += [f"{part.arm}_{name}" if several and part.arm else name for name in names]
     return tuple(found)

@@ -1,7 +1,7 @@
 """Reads image times, measurements, commands and instructions of a bag for a data set.
 
-Times are the recorder's, or header stamps, because a simulation in lockstep is ordered only by stamps. Messages
-without a header are placed between the images received around them.
+Times are the recorder's, or header stamps, which alone order the messages of a simulation in lockstep. The time of
+a message without a header is interpolated between the images received before and after it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -33,32 +34,35 @@ class Clock:
     """Converts the recorder's times to the chosen clock."""
 
     stamped: bool  # True if header stamps are used
-    received: IntArray  # int64 [F], when the first camera's images were received, ascending
-    stamps: IntArray  # int64 [F], of the same images
+    received: IntArray  # int64 [F], times at which the first camera's images were received, ascending
+    stamps: IntArray  # int64 [F], header stamps of these images
 
     def of(self, times: IntArray) -> IntArray:
         """Convert times of the recorder [N]."""
         if not self.stamped:
             return times
-        origin = self.received[0]
-        known = (self.received - origin).astype(float)
-        first = int(self.stamps[0])
-        found = np.interp((times - origin).astype(float), known, (self.stamps - first).astype(float))
+        origin, first = (
+            self.received[0],
+            int(self.stamps[0]),
+        )  # subtracted, because float64 does not hold an epoch's ns
+        found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
-
-    def table(self, table: Table) -> Table:
-        """Return a table with converted, ascending times."""
-        times = np.where(table.stamps > 0, table.stamps, self.of(table.times)) if self.stamped else table.times
-        order = np.argsort(times, kind="stable")
-        return replace(table, times=times[order], stamps=table.stamps[order], values=table.values[order])
 
     def feed(self, feed: Feed) -> Feed:
         """Return all tables of a feed with converted, ascending times."""
-        return Feed(tuple(map(self.table, feed.tables)))
+        return Feed(tuple(map(self._table, feed.tables))) if self.stamped else feed
+
+    def _table(self, table: Table) -> Table:
+        times = np.where(table.stamps > 0, table.stamps, self.of(table.times))
+        order = np.argsort(times, kind="stable")
+        columns = {name: getattr(table, name) for name in ("stamps", "values", "velocities", "efforts")}
+        return replace(
+            table, times=times[order], **{name: each[order] for name, each in columns.items() if len(each)}
+        )
 
 
 class Recorded:
-    """An open bag whose small topics have been read.
+    """An open bag whose topics have been read, except for images.
 
     ``config`` is from :func:`~vla_ros.replay.prepare.fit`; ``stamped`` uses header stamps instead of the recorder's
     times. ``times`` are the image times of each camera, int64 [F], ascending; ``recording`` and its ``joints`` have
@@ -84,7 +88,7 @@ class Recorded:
         needed = [joint for arm in arms.values() for joint in arm.joints]
         recording = series.read(bag, selection, needed, config.timeouts.joint_state)
         if recording.joints is None:
-            raise ExportError(f"{bag.path}: has no joint states, so there is neither state nor action")
+            raise ExportError(f"{bag.path}: has no joint states, from which state and action are computed")
         self.joints = self._clock.feed(recording.joints)
         self.recording = replace(
             recording,
@@ -95,7 +99,7 @@ class Recorded:
         self._commands: list[Feed] | None = None
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """The images of one camera at these indices of its times (ascending), upright and processed."""
+        """Yield the processed images of one camera with these indices of its times, ascending."""
         received = self._received[camera]
         records = self._bag.records([self._selection.cameras[camera]], int(received[rows[0]]))
         held, image = -1, None
@@ -110,15 +114,14 @@ class Recorded:
             yield image
 
     def commanded(self, time: int) -> JointState | None:
-        """Return the commanded position of all joints at ``time``; None until every topic had a command.
+        """Return the commanded positions of all joints at ``time``; None before the first command on every topic.
 
         Raises ExportError if no command was recorded.
         """
         if self._commands is None:
             self._commands = self._read_commands()
-        newest = [feed.newest(time) for feed in self._commands]
-        known = [one for one in newest if one is not None]
-        if len(known) < len(newest):
+        known = [one for feed in self._commands if (one := feed.newest(time)) is not None]
+        if len(known) < len(self._commands):
             return None
         names = tuple(name for one in known for name in one.names)
         return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
@@ -140,24 +143,24 @@ class Recorded:
         if not found:
             names = ", ".join(arm.config.command for arm in self._arms.values())
             raise ExportError(
-                f"{self._bag.path}: nothing was recorded on {names}; name the command topics (topics.command), or "
-                "take --goal measured"
+                f"{self._bag.path}: nothing was recorded on {names}; set topics.command to the command topics, or "
+                "use --goal measured"
             )
         return found
 
     def marked(self, marker: str) -> list[tuple[int, int]]:
-        """Intervals marked as episodes: ``armed`` (by the node's status), or while a std_msgs/Bool was true.
+        """Return the intervals in which the node was armed, or in which the std_msgs/Bool on ``marker`` was true.
 
         Raises ExportError if the topic was not recorded, or is of another type.
         """
-        topic, kind, lasts = (_STATUS, TEXT, _armed) if marker == "armed" else (marker, _BOOL, _true)
+        topic, kind, lasts = (_STATUS, TEXT, _armed) if marker == "armed" else (marker, _BOOL, attrgetter("data"))
         topic = expand(topic)
         if self._bag.topics.get(topic) != kind:
             found = self._bag.topics.get(topic, "nothing")
             raise ExportError(f"{self._bag.path}: --episodes {marker}: found {found} on {topic}, expected {kind}")
         edges: list[int] = []
         for time, message in series.messages(self._bag, topic):
-            if lasts(message) == (len(edges) % 2 == 0):
+            if bool(lasts(message)) == (len(edges) % 2 == 0):
                 edges.append(self._time(time))
         edges += [int(self.times[0][-1])] * (len(edges) % 2)
         return list(zip(edges[::2], edges[1::2], strict=True))
@@ -173,14 +176,10 @@ def _armed(message: Any) -> bool:
         return False
 
 
-def _true(message: Any) -> bool:
-    return bool(message.data)
-
-
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Assign unnamed numbers to the joints: the arm's, followed by the fingers if there are more numbers."""
+    """Name the columns of a command without names after the first ``joints``."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):
-        raise ExportError(f"{topic}: has {count} numbers, expected at most one for each of {', '.join(joints)}")
+        raise ExportError(f"{topic}: found {count} numbers, expected at most one for each of {', '.join(joints)}")
     return Feed((replace(table, names=tuple(joints[:count])),))

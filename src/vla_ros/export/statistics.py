@@ -18,29 +18,25 @@ Statistics = dict[str, NDArray[Any]]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _BINS = 5000
-_SAMPLES = (100, 10_000)  # fewest and most images of an episode that are looked at
-_THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are thinned out to about THUMBNAIL
+_SAMPLES = (100, 10_000)  # fewest and most images of an episode that are sampled
+_THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are subsampled to about THUMBNAIL
 
 
 def of_vectors(values: NDArray[Any]) -> Statistics:
     """Return the statistics of one episode's numbers [T, N], each [N].
 
-    They are computed in the precision of the values, like LeRobot's: float32 loses a small deviation around a large
-    mean, but other results would differ from those that the library recomputes.
+    Like LeRobot's, they have the precision of the values, although float32 loses a small deviation around a large
+    mean.
     """
     rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
-    if len(rows) < 2:
-        mean = rows.mean(axis=0)
-        return {**_extent(rows), "mean": mean, "std": rows.std(axis=0), **dict.fromkeys(_QUANTILES, mean)}
     mean = rows.mean(axis=0)
-    deviation = np.sqrt(np.maximum(0, (rows**2).mean(axis=0) - mean**2))
+    found = {"min": rows.min(axis=0), "max": rows.max(axis=0), "count": np.array([len(rows)]), "mean": mean}
+    if len(rows) < 2:
+        return {**found, "std": rows.std(axis=0), **dict.fromkeys(_QUANTILES, mean)}
     columns = [_quantiles(column, None) for column in rows.T]
     quantiles = {name: np.array([column[name] for column in columns]) for name in _QUANTILES}
-    return {**_extent(rows), "mean": mean, "std": deviation, **quantiles}
-
-
-def _extent(rows: NDArray[Any]) -> Statistics:
-    return {"min": rows.min(axis=0), "max": rows.max(axis=0), "count": np.array([len(rows)])}
+    deviation = np.sqrt(np.maximum(0, (rows**2).mean(axis=0) - mean**2))
+    return {**found, "std": deviation, **quantiles}
 
 
 def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, float]:

@@ -44,7 +44,7 @@ def dataset(folder: Path) -> Any:
 
 def test_every_frame_is_that_of_the_bag(exported: Path) -> None:
     found, index = dataset(exported), 0
-    options = Options("", "", "commands", "frames", 10, "bag", 2.0, "", {})
+    options = Options(clock="frames", fps=10)
     with Bag(BAG) as bag:
         resampler = Resampler(bag, load([DEMO]), options)
         for episode in resampler.episodes(10):

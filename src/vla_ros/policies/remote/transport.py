@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import zmq
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
@@ -34,8 +34,13 @@ from vla_ros.policies.remote.messages import WireError, pack
 _quiet = logging.getLogger("vla_ros.policies.remote.websocket")
 _quiet.setLevel(logging.WARNING)  # its debug messages hold the API key
 
-_READ = 1 << 18
+_READ = 1 << 18  # bytes
 _BUFFER = 1 << 20  # bytes of the socket's send buffer, enough for two images
+_HINTS: dict[type[BaseException], str] = {
+    ssl.SSLCertVerificationError: "; for a self-signed certificate, set SSL_CERT_FILE to its file",
+    ssl.SSLEOFError: "; for a server without TLS, use ws://",
+    InvalidMessage: "; for a server with TLS, use wss://",
+}
 
 
 @dataclass(frozen=True)
@@ -131,22 +136,15 @@ class WebSocket(Transport):
             self._socket = socket.create_connection((uri.host, uri.port), self._left(deadline, "no connection"))
         try:
             self._shake_hands(uri, target.api_key, deadline)
-        except InvalidStatus as error:
+        except BaseException as error:
             self.close()
-            passing = error.response.status_code >= http.HTTPStatus.INTERNAL_SERVER_ERROR
-            kind = ServerLostError if passing else WireError
-            raise kind(f"{self._authority}: {_refusal(error.response)}") from None
-        except (OSError, InvalidHandshake, EOFError) as error:
-            self.close()
-            hints = {
-                ssl.SSLCertVerificationError: "; for a self-signed certificate, set SSL_CERT_FILE to its file",
-                ssl.SSLEOFError: "; for a server without TLS, use ws://",
-                InvalidMessage: "; for a server with TLS, use wss://",
-            }
-            why = _reason(error) + hints.get(type(error), "")
-            raise ServerLostError(f"{self._authority}: no websocket there ({why})") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, InvalidStatus):
+                temporary = error.response.status_code >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+                kind = ServerLostError if temporary else WireError
+                raise kind(f"{self._authority}: {_refusal(error.response)}") from None
+            if isinstance(error, (OSError, InvalidHandshake, EOFError)):
+                why = _reason(error) + _HINTS.get(type(error), "")
+                raise ServerLostError(f"{self._authority}: no websocket there ({why})") from None
             raise
 
     def _shake_hands(self, uri: WebSocketURI, api_key: str, deadline: float) -> None:
@@ -223,10 +221,11 @@ class WebSocket(Transport):
         for event in events:
             if isinstance(event, Frame):
                 self._take(event)
-        if isinstance(self._protocol.parser_exc, Exception) and not self._messages:
-            too_long = "exceeds" in str(self._protocol.parser_exc) or "limit" in str(self._protocol.parser_exc)
-            kind = WireError if too_long else ServerLostError
-            raise kind(f"{self._authority}: {self._protocol.parser_exc}")
+        error = self._protocol.parser_exc
+        if isinstance(error, Exception) and not self._messages:
+            raise (WireError if isinstance(error, PayloadTooBig) else ServerLostError)(
+                f"{self._authority}: {error}"
+            )
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
