@@ -1,4 +1,4 @@
-"""The recorded conversations of test/data/wire: what real servers and clients sent, and what it means."""
+"""The recorded conversations of test/data/wire: messages of real servers and clients, and their contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {"openpi": openpi, "npy": npy, "msgpa
 
 @dataclass(frozen=True)
 class Recorded:
-    """One message: who sent it, its bytes, and its meaning as a tree (None if it is no valid msgpack)."""
+    """One message: its sender, its bytes, and its content as a tree (None if it is not valid msgpack)."""
 
     family: str
     scenario: str
@@ -57,7 +57,7 @@ def recorded(family: str) -> tuple[Recorded, ...]:
 
 
 def whole(*families: str) -> list[Recorded]:
-    """Messages that are one msgpack message in one frame."""
+    """Messages of valid msgpack."""
     messages = [message for family in families for message in recorded(family)]
     return [each for each in messages if each.meaning is not None and each.kind in ("binary", "zmtp-frame")]
 
@@ -67,7 +67,7 @@ def one(family: str, scenario: str, number: int) -> Recorded:
 
 
 def nodes(meaning: Any) -> Iterator[tuple[str, Any]]:
-    """Every node of a meaning: its kind and what it says."""
+    """Every node of a tree: its kind and value."""
     [(kind, value)] = list(meaning.items())[:1]
     yield kind, value
     if kind == "map":
@@ -86,7 +86,7 @@ def layout_of(meaning: Any) -> str:
 
 
 def agrees(value: Any, meaning: Any) -> bool:
-    """True if a decoded value is what the recording says."""
+    """True if a decoded value equals the recorded tree."""
     [(kind, said)] = list(meaning.items())[:1]
     if kind == "map":
         pairs = [(key["str"] if "str" in key else base64.b64decode(key["bin"]), entry) for key, entry in said]
@@ -109,14 +109,14 @@ def agrees(value: Any, meaning: Any) -> bool:
 
 
 def pattern(text: str, shape: list[int]) -> np.ndarray[Any, Any]:
-    """The image that a recording calls ``pattern(s)``."""
+    """The image that recordings call ``pattern(START)``."""
     i = np.arange(np.prod(shape))
     start = int(text.removeprefix("pattern(").removesuffix(")"))
     return ((17 * i + start + i // 251) % 256).astype(np.uint8).reshape(shape)
 
 
 def built(meaning: Any) -> Any:
-    """A value made anew from what a recording says: patterns and values, not its bytes."""
+    """A value built from the recorded tree: patterns and values, not the recorded bytes."""
     [(kind, said)] = list(meaning.items())[:1]
     if kind == "map":
         return {key["str"]: built(entry) for key, entry in said}

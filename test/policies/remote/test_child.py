@@ -1,4 +1,4 @@
-"""A policy server as a child process: it comes back after it died, and goes with its parent."""
+"""A policy server as a child process: it is restarted when it dies, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def gone(pid: int) -> bool:
     return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_killed_server_comes_back_at_its_address(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_server_is_restarted_at_its_address(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("VLA_ROS_API_KEY", raising=False)
     server.start()
     with pytest.raises(Exception, match="key"):
@@ -103,7 +105,7 @@ def test_the_server_ends_with_a_parent_that_is_killed() -> None:
     eventually(lambda: gone(pid))
 
 
-def test_a_python_that_cannot_serve_is_quoted(tmp_path: Path) -> None:
+def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho No module named vla_ros\nexit 3\n")
     python.chmod(0o755)

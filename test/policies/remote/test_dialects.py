@@ -1,4 +1,4 @@
-"""Each dialect against the recordings of its real servers and clients: questions out, answers in."""
+"""Requests and answers of each dialect, compared with recordings of real servers and clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wire_golden import Recorded, built, one, recorded
 
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import Dialect, Query, ServerSaidError, read_map
@@ -24,8 +23,10 @@ from vla_ros.policies.remote.dialects import (
     by_address,
     by_metadata,
 )
-from vla_ros.policies.remote.messages import WireError, npy, pack, unpack
+from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import with_token
+
+from .golden import Recorded, built, one, recorded
 
 
 def query_of(meaning: Any, **given: Any) -> Query:
@@ -64,7 +65,7 @@ def test_a_query_is_the_real_clients_to_the_byte(
     assert dialect.query(query_of(sent.meaning), dialect.metadata(greeting.frame)) == sent.payload
 
 
-def test_roboarena_gets_the_session_where_it_asks_for_it() -> None:
+def test_roboarena_receives_the_session_if_it_asks_for_it() -> None:
     sent, greeting = (one("roboarena", "stereo_session", number) for number in (3, 2))
     mine = read_map(ROBOARENA.query(query_of(sent.meaning), read_map(greeting.frame, "")), "")
     theirs = read_map(sent.frame, "")
@@ -124,7 +125,7 @@ def test_a_gr00t_server_with_the_simulation_wrapper_gets_flat_keys(scenario: str
         GR00T.answer(refused.frame)
 
 
-def test_gr00ts_token_stands_where_its_client_puts_it() -> None:
+def test_gr00ts_token_is_where_its_client_puts_it() -> None:
     message = pack({"endpoint": "ping"})
     assert with_token(message, "wrong") == one("gr00t", "main_token", 13).payload
     with pytest.raises(ServerSaidError, match="Unauthorized: Invalid API token"):
@@ -157,7 +158,7 @@ def test_actions_arrive_as_the_server_sent_them(dialect: Dialect, family: str, s
     assert found.dtype == np.float64
 
 
-def test_the_servers_times_are_kept() -> None:
+def test_the_servers_stage_times_are_read() -> None:
     timing = OPENPI.answer(one("openpi", "droid", 6).frame).timing_ms
     assert set(timing) == {"server/infer", "policy/infer"}
     assert timing["policy/infer"] == 12.5
@@ -228,7 +229,7 @@ def test_an_error_of_the_server_is_never_an_action(
         ({"a": np.zeros((2, 2, 2))}, "expected a chunk"),
     ],
 )
-def test_what_is_no_chunk_is_named(message: Any, said: str) -> None:
+def test_an_answer_without_a_chunk_is_refused(message: Any, said: str) -> None:
     with pytest.raises(WireError, match=said):
         OPENPI.answer(pack(message))
 
@@ -237,7 +238,7 @@ def test_what_is_no_chunk_is_named(message: Any, said: str) -> None:
     "frame",
     [b"ERROR", "text", pack([]), pack({}), pack({"a": 1}), pack([{"a": np.zeros((1, 4, 2))}, {}, 1]), b"\xc1"],
 )
-def test_gr00t_answers_that_are_none_are_refused(frame: bytes | str) -> None:
+def test_gr00t_answers_without_actions_are_refused(frame: bytes | str) -> None:
     with pytest.raises(WireError):
         GR00T.answer(frame)
 
@@ -245,7 +246,7 @@ def test_gr00t_answers_that_are_none_are_refused(frame: bytes | str) -> None:
 @pytest.mark.parametrize(
     "entry", [1, {}, {"__ModalityConfig__": True}, {"__ModalityConfig_class__": True, "as_json": "{"}]
 )
-def test_a_modality_configuration_that_is_none_is_refused(entry: Any) -> None:
+def test_a_wrong_modality_configuration_is_refused(entry: Any) -> None:
     with pytest.raises(WireError, match="modality"):
         GR00T.metadata(pack({"video": entry}))
 
@@ -281,7 +282,7 @@ def test_oft_speaks_json_numpy_as_recorded() -> None:
         (b"{", "not valid JSON"),
     ],
 )
-def test_oft_answers_that_are_none_are_refused(frame: bytes, said: str) -> None:
+def test_oft_answers_without_actions_are_refused(frame: bytes, said: str) -> None:
     with pytest.raises(WireError, match=said):
         OFT.answer(frame)
 
@@ -297,38 +298,27 @@ def test_oft_answers_that_are_none_are_refused(frame: bytes, said: str) -> None:
         ("http://host:8777/act", "oft"),
     ],
 )
-def test_the_address_says_what_is_spoken(server: str, name: str) -> None:
-    assert by_address(server).name == name
+def test_the_address_chooses_the_dialect(server: str, name: str) -> None:
+    assert by_address(server).name == by_address(server, name).name == name
 
 
-def test_a_dialect_that_the_address_does_not_carry_is_refused() -> None:
-    assert by_address("zmq://robot", "gr00t_flat").name == "gr00t_flat"
-    with pytest.raises(
-        ConfigError, match=r"found 'ws://robot', expected zmq://, tcp:// for policy.dialect 'gr00t'"
-    ):
-        by_address("ws://robot", "gr00t")
+@pytest.mark.parametrize(
+    ("server", "name", "reason"),
+    [
+        *((server, "auto", r"policy\.server: found") for server in ("", "host:8000", "ftp://host", "ws://")),
+        ("grpc://robot:8080", "auto", "pickle"),
+        ("ws://robot", "gr00t", r"found 'ws://robot', expected zmq://, tcp:// for policy.dialect 'gr00t'"),
+    ],
+)
+def test_an_address_that_does_not_fit_is_refused(server: str, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        by_address(server, name)
 
 
-@pytest.mark.parametrize("server", ["", "host:8000", "ftp://host", "ws://", "grpc://host:8080"])
-def test_an_address_that_is_none_is_refused(server: str) -> None:
-    with pytest.raises(ConfigError, match=r"policy\.server"):
-        by_address(server)
-
-
-def test_lerobots_pickles_are_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="pickle"):
-        by_address("grpc://robot:8080")
-
-
-def test_the_greeting_says_what_is_spoken() -> None:
+def test_the_metadata_choose_the_dialect() -> None:
     arena = read_map(one("roboarena", "default_config", 2).frame, "")
     assert by_metadata(OPENPI, arena) is ROBOARENA
     assert by_metadata(VLLM_OMNI, arena) is VLLM_OMNI
     assert by_metadata(OPENPI, read_map(one("sglang", "openpi_policy", 2).frame, "")) is SGLANG
     assert by_metadata(OPENPI, {}) is OPENPI
     assert set(DIALECTS) == {"openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"}
-
-
-def test_arrays_that_an_old_gr00t_cannot_read_are_not_sent_to_it() -> None:
-    with pytest.raises(WireError, match="cannot be encoded"):
-        pack({"a": np.float32(1)}, npy)

@@ -1,15 +1,11 @@
-"""The client with servers of other families, over each transport, and what protects the connection."""
+"""The client with servers of other families, over each transport."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +13,17 @@ import pytest
 import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
-from wire_golden import one, recorded
 
-from vla_ros.errors import ServerLostError
 from vla_ros.policies.remote.dialect import Query, ServerSaidError
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import Target
 
-from .links import GOOD, PATIENCE, QUERY, connected, link_to, linked, obliging, until, websocket
+from .golden import one, recorded
+from .links import GOOD, PATIENCE, QUERY, connected, linked, until
 
 
-def test_roboarena_is_recognised_and_told_of_a_new_episode() -> None:
+def test_roboarena_is_recognised_and_receives_resets() -> None:
     greeting = one("roboarena", "default_config", 2).payload
     said = []
 
@@ -54,7 +49,7 @@ def test_roboarena_is_recognised_and_told_of_a_new_episode() -> None:
 
 @contextlib.contextmanager
 def gr00t(answers: dict[str, bytes]) -> Iterator[int]:
-    """A REP socket that answers each endpoint with some bytes."""
+    """A REP socket with an answer for each endpoint."""
     context = zmq.Context()
     responder = context.socket(zmq.REP)
     responder.setsockopt(zmq.LINGER, 0)
@@ -77,7 +72,7 @@ def gr00t(answers: dict[str, bytes]) -> Iterator[int]:
         context.destroy(linger=0)
 
 
-def test_gr00t_is_asked_over_zeromq() -> None:
+def test_gr00t_over_zeromq() -> None:
     scenario = [one("gr00t", "main_basic", number).payload for number in (11, 15, 19)]
     answers = dict(zip(("get_modality_config", "get_action", "reset"), scenario, strict=True))
     query = Query(
@@ -97,7 +92,7 @@ def test_gr00t_is_asked_over_zeromq() -> None:
         link.ask(query, PATIENCE)
 
 
-def test_oft_is_asked_over_http() -> None:
+def test_oft_over_http() -> None:
     body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
     replies = [(200, body), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, body)]
 
@@ -133,22 +128,6 @@ def test_oft_is_asked_over_http() -> None:
         server.server_close()
 
 
-def test_a_key_is_never_shown(tmp_path: Path) -> None:
+def test_the_key_is_not_shown() -> None:
     target = Target("ws://host", OPENPI, "a-secret-of-mine")
     assert "secret" not in repr(target) + str(target)
-
-
-def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
-    subprocess.run([openssl, *words, "-keyout", key, "-out", certificate], capture_output=True, check=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with (
-        websocket(obliging, ssl=context) as port,
-        pytest.raises(ServerLostError, match=r"certificate.*set SSL_CERT_FILE"),
-    ):
-        link_to(port, scheme="wss").start(0.5)
