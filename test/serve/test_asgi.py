@@ -18,7 +18,7 @@ REQUEST = pack({"image": np.full((2, 2, 3), 7, np.uint8), "state": [1, 2, 3], "p
 
 
 class Connection:
-    """What an ASGI host does for one connection."""
+    """The ASGI host's side of one connection."""
 
     def __init__(self, application: Application, kind: str, path: str = "/", key: str = "") -> None:
         headers = [(b"authorization", f"Api-Key {key}".encode())] if key else []
@@ -76,20 +76,19 @@ def test_plain_http_is_answered(service: Service, path: str, key: str, status: i
     assert asyncio.run(get()) == status
 
 
-def test_who_has_no_key_stays_outside(service: Service) -> None:
-    async def knock(key: str) -> str:
+@pytest.mark.parametrize(("key", "reply"), [("", "close"), ("wrong-key", "close"), ("right-key", "accept")])
+def test_a_websocket_needs_the_key(service: Service, key: str, reply: str) -> None:
+    async def knock() -> None:
         connection = Connection(Application(service, "right-key"), "websocket", key=key)
         await connection.tell("websocket.connect")
-        found = (await connection.sent())["type"]
+        assert (await connection.sent())["type"] == f"websocket.{reply}"
         await connection.tell("websocket.disconnect", code=1000)
         await asyncio.wait_for(connection.task, PATIENCE)
-        return str(found)
 
-    assert [asyncio.run(knock(key)) for key in ("", "wrong-key")] == ["websocket.close"] * 2
-    assert asyncio.run(knock("right-key")) == "websocket.accept"
+    asyncio.run(knock())
 
 
-def test_its_host_may_start_and_end_it(service: Service) -> None:
+def test_lifespan_events_are_answered(service: Service) -> None:
     async def live() -> list[str]:
         connection = Connection(Application(service), "lifespan")
         await connection.tell("lifespan.startup")
@@ -109,7 +108,7 @@ def test_its_host_may_start_and_end_it(service: Service) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of Ray itself
-def test_ray_is_not_asked_for_what_cannot_be(arguments: dict[str, str], said: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, str], said: str) -> None:
     pytest.importorskip("ray", reason="the library ray is not installed (extra 'ray')")
     from vla_ros.serve.ray_app import application
 
@@ -118,7 +117,7 @@ def test_ray_is_not_asked_for_what_cannot_be(arguments: dict[str, str], said: st
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_replicas_scale_between_bounds_on_shares_of_a_gpu() -> None:
+def test_replicas_scale_and_share_a_gpu() -> None:
     pytest.importorskip("ray", reason="the library ray is not installed (extra 'ray')")
     from vla_ros.serve.ray_app import application
 

@@ -1,4 +1,4 @@
-"""The server over real sockets: whom it lets in, what it answers while it infers, and what it survives."""
+"""The server over real sockets: access, answers during an inference, hostile clients, the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -62,7 +61,7 @@ def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[in
         connection.close()
 
 
-def test_a_robot_is_answered_and_told_the_times(serving: Start) -> None:
+def test_answers_contain_chunks_and_times(serving: Start) -> None:
     _, port = serving()
     with robot(port) as one:
         first, second = ask(one, request(3)), ask(one, request(5))
@@ -72,7 +71,7 @@ def test_a_robot_is_answered_and_told_the_times(serving: Start) -> None:
     assert {"infer_ms", "prev_total_ms", "queued_ms", "batch"} == set(second["server_timing"])
 
 
-def test_robots_that_disconnect_keep_no_place_in_the_queue(serving: Start, policy: Any) -> None:
+def test_disconnected_robots_do_not_count_as_waiting(serving: Start, policy: Any) -> None:
     service, port = serving(limits=Limits(max_batch=1, seconds=10.0))
     with robot(port) as first, robot(port) as last, ThreadPoolExecutor(2) as pool:
         ask(first, request())
@@ -92,7 +91,7 @@ def test_robots_that_disconnect_keep_no_place_in_the_queue(serving: Start, polic
         assert [isinstance(answer.result(PATIENCE), dict) for answer in answers] == [True, True]
 
 
-def test_robots_that_ask_at_once_are_one_batch_and_get_their_own_answers(serving: Start, policy: Any) -> None:
+def test_simultaneous_requests_are_one_batch(serving: Start, policy: Any) -> None:
     service, port = serving(limits=Limits(max_batch=8))
     with ExitStack() as stack, ThreadPoolExecutor(5) as pool:
         robots = [stack.enter_context(robot(port)) for _ in range(5)]
@@ -107,7 +106,7 @@ def test_robots_that_ask_at_once_are_one_batch_and_get_their_own_answers(serving
     assert policy.batches == [1, 4]
 
 
-def test_health_is_answered_and_robots_connect_while_the_policy_infers(serving: Start, policy: Any) -> None:
+def test_healthz_and_new_robots_are_served_during_an_inference(serving: Start, policy: Any) -> None:
     _, port = serving()
     with robot(port) as one:
         policy.may_answer.clear()
@@ -122,7 +121,7 @@ def test_health_is_answered_and_robots_connect_while_the_policy_infers(serving: 
     assert "vla_ros_serve_robots 2.0" in text
 
 
-def test_the_metrics_count_what_became_of_requests(serving: Start) -> None:
+def test_the_metrics_count_requests_by_outcome(serving: Start) -> None:
     _, port = serving()
     with robot(port) as one:
         for frame in (request(), request(), request(prompt="raise"), b"\xc1", "hello"):
@@ -133,7 +132,7 @@ def test_the_metrics_count_what_became_of_requests(serving: Start) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "Api-Key wrong", "Bearer right-key", "Api-Key right-key "[:-2]])
-def test_who_has_no_key_stays_outside(serving: Start, given: str | None) -> None:
+def test_a_client_without_the_key_is_refused(serving: Start, given: str | None) -> None:
     _, port = serving(key="right-key")
     headers = {"Authorization": given} if given else {}
     with pytest.raises(InvalidStatus, match="401"), robot(port, additional_headers=headers):
@@ -144,30 +143,12 @@ def test_who_has_no_key_stays_outside(serving: Start, given: str | None) -> None
         assert "actions" in ask(one, request())
 
 
-def test_one_robot_too_many_is_refused_in_words(serving: Start) -> None:
+def test_robots_above_the_limit_are_refused(serving: Start) -> None:
     _, port = serving(limits=Limits(max_robots=1))
     with robot(port), pytest.raises(InvalidStatus) as refused, robot(port):
         pass
     assert refused.value.response.status_code == 503
     assert b"over capacity: 1 robots are connected, allowed 1" in refused.value.response.body
-
-
-def test_a_request_with_a_deadline_is_told_that_it_passed(serving: Start, policy: Any) -> None:
-    service, port = serving()
-    with robot(port) as one, robot(port) as two:
-        policy.may_answer.clear()
-        one.send(request())
-        assert policy.asked.acquire(timeout=PATIENCE)
-        two.send(request(vla_ros={"deadline_ms": 1, "number": 1}))
-        until(lambda: service.worker.waiting == 1)
-        began = time.monotonic()
-        until(lambda: time.monotonic() > began + 0.005)
-        policy.may_answer.set()
-        answer = two.recv(PATIENCE)
-        assert isinstance(answer, str)
-        assert "it was not computed" in answer
-        assert "actions" in ask(two, request())
-        assert "actions" in unpack(one.recv(PATIENCE))
 
 
 def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start) -> None:
@@ -181,7 +162,7 @@ def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start
     assert seen == [1, 2, 1, 2, 1, 2, 1]
 
 
-def test_a_deadline_that_has_passed_is_answered_as_such(serving: Start, policy: Any) -> None:
+def test_an_expired_request_is_answered_without_inference(serving: Start, policy: Any) -> None:
     _, port = serving()
     with robot(port) as one:
         assert "it was not computed" in ask(one, request(vla_ros={"deadline_ms": -5.0}))
@@ -189,7 +170,7 @@ def test_a_deadline_that_has_passed_is_answered_as_such(serving: Start, policy: 
     assert policy.batches == [1]
 
 
-def test_a_robot_that_leaves_while_its_request_waits_is_forgotten(serving: Start, policy: Any) -> None:
+def test_a_robot_that_disconnects_is_forgotten(serving: Start, policy: Any) -> None:
     service, port = serving()
     policy.may_answer.clear()
     with robot(port) as one, robot(port) as two:
@@ -201,16 +182,10 @@ def test_a_robot_that_leaves_while_its_request_waits_is_forgotten(serving: Start
         policy.may_answer.set()
         assert "actions" in unpack(one.recv(PATIENCE))
         until(lambda: (service.robots, service.answering) == (1, 0))
-
-
-def test_a_robot_that_leaves_is_forgotten(serving: Start, policy: Any) -> None:
-    service, port = serving()
-    with robot(port) as one:
-        ask(one, request())
     until(lambda: service.robots == 0 and policy.sessions[0].closed)
 
 
-def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(serving: Start) -> None:
+def test_a_message_that_is_too_long_ends_only_its_connection(serving: Start) -> None:
     _, port = serving(limits=Limits(max_message=1 << 16))
     with robot(port) as one, pytest.raises(ConnectionClosedError, match="1009"):
         ask(one, bytes(1 << 17))
@@ -218,20 +193,18 @@ def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(serving
         assert "actions" in ask(two, request())
 
 
-def test_other_metadata_can_be_given(serving: Start) -> None:
+def test_metadata_can_be_replaced(serving: Start) -> None:
     arena = {"image_resolution": [224, 224], "action_space": "joint_velocity"}
     _, port = serving(own_metadata=arena)
     with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None) as one:
         assert unpack(one.recv(PATIENCE)) == arena
 
 
-def test_it_survives_2000_damaged_frames_and_broken_handshakes(serving: Start) -> None:
-    """A long run sends more (``python -m fuzz.serve``)."""
+def test_the_server_survives_damaged_requests_and_broken_handshakes(serving: Start) -> None:
     _, port = serving()
-    generator = random.Random(5)
-    good = request(7)
+    generator, good = random.Random(5), request(7)
     with robot(port) as one:
-        for _ in range(2000):
+        for _ in range(300):
             data = bytearray(good)
             for _ in range(generator.randint(1, 4)):
                 data[generator.randrange(len(data))] = generator.randrange(256)
@@ -260,21 +233,14 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(
         Service(policy, own_metadata={"day": date(2026, 1, 1)})
 
 
-def serve_process(*words: str) -> tuple[subprocess.Popen[str], int]:
-    """``vla-ros serve`` in a process of its own, and its port."""
-    command = [sys.executable, "-m", "vla_ros.cli", "serve", "--port", "0", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("serving "), line + (process.stderr.read() if process.stderr else "")
-    return process, int(line.rsplit(":", 1)[1])
-
-
-def test_the_command_serves_on_loopback_alone_and_ends_in_order(tmp_path: Path) -> None:
+def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("a-secret-of-mine\n")
-    process, port = serve_process("--policy", "hold", "--api-key-file", str(key))
+    command = [sys.executable, "-m", "vla_ros.cli", "serve", "--port", "0", "--policy", "hold", "--api-key-file"]
+    process = subprocess.Popen([*command, str(key)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
         listening = Path(f"/proc/{process.pid}/net/tcp").read_text()
         assert f"0100007F:{port:04X} 00000000:0000 0A" in listening
         with robot(port, additional_headers={"Authorization": "Api-Key a-secret-of-mine"}) as one:
@@ -289,7 +255,6 @@ def test_the_command_serves_on_loopback_alone_and_ends_in_order(tmp_path: Path) 
         process.kill()
         _, errors = process.communicate()
     assert "a-secret-of-mine" not in errors
-    assert "a-secret-of-mine" not in " ".join(process.args)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +270,7 @@ def test_the_command_serves_on_loopback_alone_and_ends_in_order(tmp_path: Path) 
         (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(words: list[str], said: str) -> None:
+def test_wrong_options_are_refused(words: list[str], said: str) -> None:
     command = [sys.executable, "-m", "vla_ros.cli", "serve", "--policy", "hold", "--port", "0", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1

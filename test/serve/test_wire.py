@@ -1,4 +1,4 @@
-"""Requests as the real clients send them, and as nobody should."""
+"""Reading requests and writing answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.openpi import answer as openpi_answer
-from vla_ros.serve.wire import Request, Vocabulary, answer, metadata, observation, read_request
+from vla_ros.serve.wire import Request, Vocabulary, answer, observation, read_request
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import ResizeNaive
 
@@ -37,19 +37,19 @@ def read(message: Any, known: Vocabulary = ONE) -> Request:
         ("anything", "state"),
     ],
 )
-def test_features_are_found_under_the_names_that_clients_use(names: tuple[str, str]) -> None:
+def test_features_are_found_under_the_names_of_known_clients(names: tuple[str, str]) -> None:
     request = read({names[0]: IMAGE, names[1]: [1, 2], "prompt": "go"})
     np.testing.assert_array_equal(request.images["image"], IMAGE)
     np.testing.assert_array_equal(request.state["state"], [1.0, 2.0])
     assert request.instruction == "go"
 
 
-def test_nested_images_with_the_channels_first_are_turned() -> None:
+def test_channels_of_nested_images_are_moved_to_the_end() -> None:
     request = read({"images": {"image": np.moveaxis(IMAGE, -1, 0)}, "state": [1, 2], "prompt": "go"})
     np.testing.assert_array_equal(request.images["image"], IMAGE)
 
 
-def test_a_name_of_the_users_own_wins() -> None:
+def test_an_alias_replaces_the_other_names() -> None:
     known = Vocabulary(SPEC, {"image": "observation/exterior_image_0_left"})
     message = {**GOOD, "observation/exterior_image_0_left": IMAGE + 1}
     np.testing.assert_array_equal(read(message, known).images["image"], IMAGE + 1)
@@ -93,7 +93,7 @@ def test_jpegs_are_decoded() -> None:
         ({"session_id": 5}, "session_id is int"),
     ],
 )
-def test_what_is_wrong_in_a_request_is_named(changed: dict[str, Any], said: str) -> None:
+def test_a_wrong_request_is_refused(changed: dict[str, Any], said: str) -> None:
     message = {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
     message |= {"prompt": None} if changed == {"prompt": None} else {}
     with pytest.raises(WireError, match=said):
@@ -113,24 +113,26 @@ def test_images_of_several_moments_and_optional_ones() -> None:
             read({**message, **changed}, known)
 
 
-def test_the_policys_features_are_named_where_one_is_missing() -> None:
+def test_an_error_about_a_missing_image_lists_the_policys_images() -> None:
     two = Vocabulary(PolicySpec((ImageFeature("front"), ImageFeature("wrist"))))
     with pytest.raises(WireError, match=r"no image 'front'.*takes the images \['front', 'wrist'\]"):
         read(GOOD, two)
 
 
-@pytest.mark.parametrize("frame", ["text", b"", b"\xc1", pack([1]), pack({b"a": 1}), b"\x81\xa1a"])
-def test_frames_that_are_no_request_are_refused(frame: bytes | str) -> None:
+@pytest.mark.parametrize("message", ["text", b"", b"\xc1", pack([1]), pack({b"a": 1}), b"\x81\xa1a"])
+def test_other_messages_than_requests_are_refused(message: bytes | str) -> None:
     with pytest.raises(WireError):
-        read_request(frame, ONE, LIMIT)
+        read_request(message, ONE, LIMIT)
+    with pytest.raises(WireError, match="allowed 64"):
+        read_request(bytes(65), ONE, 64)
 
 
-def test_a_reset_asks_nothing() -> None:
+def test_a_reset_has_no_observation() -> None:
     request = read({"endpoint": "reset", "session_id": "A"})
     assert (request.reset, request.session, request.images) == (True, "A", {})
 
 
-def test_an_answer_is_openpis_and_says_more_to_those_who_ask() -> None:
+def test_an_answer_is_openpis_and_extended_for_our_client() -> None:
     chunk = ActionChunk(
         np.arange(6.0).reshape(2, 3),
         7,
@@ -149,7 +151,7 @@ def test_an_answer_is_openpis_and_says_more_to_those_who_ask() -> None:
 
 
 @pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": np.nan}])
-def test_an_extension_that_is_none_is_ignored(extension: Any) -> None:
+def test_a_wrong_extension_is_ignored(extension: Any) -> None:
     request = read({**GOOD, OWN: extension})
     assert (request.number, request.seconds, request.begins) == (None, 0.0, False)
 
@@ -181,9 +183,3 @@ def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, said: 
     found = observation(read(message, known), known, 0).previous
     assert found is not None
     assert (found.actions.shape, found.delay) == (previous["actions"].shape, previous["delay"])
-
-
-def test_the_metadata_name_the_features() -> None:
-    said = unpack(pack(metadata("openvla", SPEC)))
-    assert (said["server"], said["images"]["image"]["size"], said["dimension"]) == (OWN, [8, 8], 7)
-    assert said["action"] == ["arm.tip_delta", "arm.gripper"]

@@ -18,7 +18,7 @@ PATIENCE = 20.0
 
 
 class Bench:
-    """A worker with a clock that the test turns."""
+    """A worker with a clock that the test sets."""
 
     def __init__(self, policy: Any, max_batch: int = 4) -> None:
         self.now, self.policy = 100.0, policy
@@ -30,17 +30,15 @@ class Bench:
         for each in done:
             self.ends.put(each)
 
-    def ask(
-        self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, left: int = 0, **given: Any
-    ) -> Job:
+    def ask(self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, **given: Any) -> Job:
         image = np.zeros((2, 2, 3), np.uint8)
         observation = Observation({"image": image}, text, 7, state={"state": np.array([1.0, 2.0, 3.0])})
         job = Job(robot or Robot(), observation, self.now, self.now + seconds, **given)
-        self.worker.submit(job, lambda: left)
+        self.worker.submit(job)
         return job
 
     def busy(self) -> Job:
-        """A request that the policy has begun to answer and does not finish."""
+        """Keep the policy busy with a request until :meth:`done`."""
         self.policy.may_answer.clear()
         job = self.ask()
         assert self.policy.asked.acquire(timeout=PATIENCE)
@@ -59,7 +57,7 @@ def bench(policy: Any) -> Iterator[Bench]:
     assert made.worker.stop(PATIENCE)
 
 
-def test_what_waits_together_is_answered_together_in_the_order_it_came(bench: Bench) -> None:
+def test_waiting_requests_are_answered_as_batches_in_order(bench: Bench) -> None:
     first = bench.busy()
     others = [bench.ask() for _ in range(6)]
     done = bench.done(7)
@@ -70,9 +68,7 @@ def test_what_waits_together_is_answered_together_in_the_order_it_came(bench: Be
     assert threading.get_ident() not in bench.policy.threads
 
 
-def test_batches_have_the_sizes_that_the_policy_is_prepared_for(
-    policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_have_the_prepared_sizes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(batch: int) -> bool:
         if batch > 4:
             raise OutOfMemoryError("no room for 8")
@@ -88,7 +84,7 @@ def test_batches_have_the_sizes_that_the_policy_is_prepared_for(
     assert bench.worker.stop(PATIENCE)
 
 
-def test_a_policy_without_batches_answers_each_robot_at_once(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_batches_answers_one_by_one(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "prepare", lambda batch: False)
     bench = Bench(policy)
     bench.busy()
@@ -98,7 +94,7 @@ def test_a_policy_without_batches_answers_each_robot_at_once(policy: Any, monkey
     assert bench.worker.stop(PATIENCE)
 
 
-def test_a_request_that_waited_too_long_is_told_so_and_not_computed(bench: Bench) -> None:
+def test_an_expired_request_is_not_computed(bench: Bench) -> None:
     bench.busy()
     late, kept = bench.ask(seconds=1.0), bench.ask(seconds=5.0)
     bench.now += 2.0
@@ -109,7 +105,7 @@ def test_a_request_that_waited_too_long_is_told_so_and_not_computed(bench: Bench
     assert "waited 2.00 s, allowed 1.00 s" in str(outcomes[late])
 
 
-def test_more_than_it_can_do_is_refused_at_once(bench: Bench) -> None:
+def test_a_request_that_cannot_be_answered_in_time_is_refused(bench: Bench) -> None:
     bench.busy()
     bench.now += 1.0  # a batch takes a second
     bench.done()
@@ -122,32 +118,17 @@ def test_more_than_it_can_do_is_refused_at_once(bench: Bench) -> None:
     assert len(bench.done(6)) == 6
 
 
-def test_robots_that_have_left_keep_no_place_in_the_queue(bench: Bench) -> None:
-    bench.busy()
-    bench.now += 1.0
-    bench.done()
-    bench.busy()
-    for _ in range(4):
-        bench.ask(wanted=lambda: False)
-    with pytest.raises(BusyError, match=r"over capacity: 1 requests wait .* about 2.00 s, allowed 1.50 s"):
-        bench.ask(seconds=1.5, left=3)
-    with pytest.raises(BusyError, match=r"over capacity: 4 requests wait .* about 3.00 s, allowed 2.50 s"):
-        bench.ask(seconds=2.5)
-    bench.ask(seconds=2.5, left=4)
-    assert len(bench.done(6)) == 6
-
-
-def test_one_slow_batch_does_not_shut_out_robots_that_are_in_a_hurry(bench: Bench) -> None:
+def test_an_idle_worker_accepts_short_deadlines_after_a_slow_batch(bench: Bench) -> None:
     bench.busy()
     bench.now += 1.0
     bench.done()
     for _ in range(3):
-        bench.ask(seconds=0.3)  # a batch is expected to take longer, and nothing else is to be done
+        bench.ask(seconds=0.3)
         assert isinstance(bench.done()[0].outcome, ActionChunk)
 
 
 @pytest.mark.parametrize(("text", "said"), [("raise", "a bad request"), ("raise odd", "the server's log says why")])
-def test_a_request_that_fails_fails_alone(bench: Bench, text: str, said: str) -> None:
+def test_a_failing_request_does_not_affect_its_batch(bench: Bench, text: str, said: str) -> None:
     bench.busy()
     bench.ask()
     bad = bench.ask(text=text)
@@ -158,7 +139,7 @@ def test_a_request_that_fails_fails_alone(bench: Bench, text: str, said: str) ->
     assert sum(isinstance(outcome, ActionChunk) for outcome in done.values()) == 3
 
 
-def test_each_robot_has_a_session_that_begins_anew_with_another_instruction(bench: Bench) -> None:
+def test_each_robot_has_a_session_that_a_new_instruction_resets(bench: Bench) -> None:
     robot, other = Robot(), Robot()
     seen = []
     for who, text, reset in [
@@ -179,7 +160,7 @@ def test_each_robot_has_a_session_that_begins_anew_with_another_instruction(benc
     assert [session.closed for session in bench.policy.sessions] == [True, False]
 
 
-def test_a_request_nobody_waits_for_is_not_computed(bench: Bench) -> None:
+def test_requests_of_disconnected_robots_are_not_computed(bench: Bench) -> None:
     bench.busy()
     left = bench.ask(wanted=lambda: False)
     bench.ask()
@@ -189,7 +170,7 @@ def test_a_request_nobody_waits_for_is_not_computed(bench: Bench) -> None:
     assert sum(isinstance(outcome, ActionChunk) for outcome in outcomes.values()) == 2
 
 
-def test_a_drain_answers_what_waits_and_accepts_no_more(bench: Bench) -> None:
+def test_draining_answers_waiting_requests_and_accepts_no_more(bench: Bench) -> None:
     bench.busy()
     bench.ask()
     bench.worker.drain()
@@ -200,7 +181,7 @@ def test_a_drain_answers_what_waits_and_accepts_no_more(bench: Bench) -> None:
     assert bench.worker.state is State.ENDED
 
 
-def test_a_device_that_is_lost_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(requests: Any) -> Any:
         raise DeviceLostError("CUDA error: an illegal memory access was encountered")
 
@@ -213,7 +194,7 @@ def test_a_device_that_is_lost_ends_the_worker(bench: Bench, monkeypatch: pytest
         bench.ask()
 
 
-def test_a_policy_that_does_not_load_says_why(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_loading_is_raised(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(progress: Any) -> None:
         raise VlaRosError("no such checkpoint")
 
