@@ -21,9 +21,9 @@ _METADATA = "metadata.yaml"
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
-    """Find all bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
+    """Find all bags in ``paths`` (storage files, bag folders, folders of these), sorted by name.
 
-    Raises BagError if a path is missing or holds none.
+    Raises BagError if a path is missing or holds no bag.
     """
     bags: list[Path] = []
     for path in paths:
@@ -55,7 +55,7 @@ def _natural(path: Path) -> list[Any]:
 
 
 class Bag:
-    """One open bag, a folder or a file; a context manager. Raises BagError if nothing in it can be read."""
+    """An open bag, folder or file, as a context manager. Raises BagError if nothing can be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,8 +82,10 @@ class Bag:
 
     @property
     def losses(self) -> list[Loss]:
-        """Losses so far; grows while reading."""
-        return [*self._losses, *(loss for storage in self._storages for loss in storage.losses)]
+        """What could not be read so far."""
+        return list(
+            dict.fromkeys([*self._losses, *(loss for storage in self._storages for loss in storage.losses)])
+        )
 
     @property
     def topics(self) -> dict[str, str]:
@@ -95,14 +97,14 @@ class Bag:
 
     @property
     def empty(self) -> frozenset[str]:
-        """Topics without messages according to metadata.yaml; recorders list everything they subscribed to."""
+        """Topics without messages according to metadata.yaml, which lists all that the recorder subscribed to."""
         counts = self._information.get("topics_with_message_count") or ()
         return frozenset(str(item["topic_metadata"]["name"]) for item in counts if not int(item["message_count"]))
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
-        """Messages of ``topics`` received at or after ``start`` (nanoseconds), in order of time.
+        """Yield the messages of ``topics`` received at or after ``start`` (nanoseconds), in order of time.
 
-        Split files follow each other. ``verify`` checks the checksums if the format has any.
+        ``verify`` checks the checksums if the format has any.
         """
         for storage in self._storages:
             for record in storage.records(topics, start, verify=verify):
@@ -112,7 +114,7 @@ class Bag:
                     yield whole
 
     def _decompressed(self, record: Record) -> Record | None:
-        """Decompress a message that was compressed individually; None if it is damaged."""
+        """Decompress a message compressed by itself; None if it is damaged."""
         try:
             return record._replace(data=decompress(record.data, "zstd"))
         except BagError as error:
@@ -120,12 +122,10 @@ class Bag:
             return None
 
     def _lose(self, file: str, where: str, what: str) -> None:
-        loss = Loss(file, where, what)
-        if loss not in self._losses:
-            self._losses.append(loss)
+        self._losses.append(Loss(file, where, what))
 
     def _read_metadata(self) -> dict[str, Any]:
-        """Read metadata.yaml; if it is missing or damaged, the storage files are read without it."""
+        """Read metadata.yaml; empty if it is missing or damaged."""
         try:
             text = (self.path / _METADATA).read_text(encoding="utf-8")
             found: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]

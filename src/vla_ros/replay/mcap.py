@@ -1,10 +1,8 @@
-"""Reads MCAP files, including unfinished and damaged ones: finds every complete record without the index.
+"""Reads MCAP files (specification version 0), including unfinished and damaged ones.
 
-The layout is that of the MCAP specification, version 0. The file is read record by record from its start, so if the
-recorder lost power, only the last records are lost. Uncompressed messages are views of the mapped file: images are
-not copied until they are used, and mapped pages are released, so memory does not grow with the bag.
-
-rosbags reads intact files, too (the tests compare the two), but needs the index at the end and copies each message.
+The file is read record by record from its start, so only the last records are lost if the recorder lost power.
+Uncompressed messages are views of the mapped file, so images are not copied before they are used. Mapped pages are
+released, so memory does not grow with the bag. The library rosbags needs the index at the end and copies messages.
 """
 
 from __future__ import annotations
@@ -34,21 +32,21 @@ _RUN_BYTES = 4 << 20  # messages outside chunks are grouped into runs of about t
 
 @dataclass
 class _Chunk:
-    """Position of a run of records. ``whole`` is False if the end of the file truncates it."""
+    """Position of consecutive records."""
 
     offset: int
-    stored: int
-    size: int
+    stored: int  # bytes in the file
+    size: int  # bytes when decompressed
     crc: int
     compression: str
-    start: int
+    start: int  # ns, time of its first message
     end: int
-    whole: bool = True
+    whole: bool = True  # False if the file ends within it
     channels: set[int] = field(default_factory=set)
 
 
 class McapFile:
-    """One open MCAP file; ``losses`` is what could not be read so far. Raises BagError if it is none."""
+    """An open MCAP file; ``losses`` grows while reading. Raises BagError if the file is not MCAP."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -56,7 +54,6 @@ class McapFile:
         self._schemas: dict[int, str] = {}
         self._channels: dict[int, tuple[str, str]] = {}
         self._chunks: list[_Chunk] = []
-        self._bad: set[int] = set()
         self._passed = 0
         with path.open("rb") as file:
             try:
@@ -108,9 +105,7 @@ class McapFile:
         self._release()
 
     def _lose(self, where: str, what: str) -> None:
-        loss = Loss(self._name, where, what)
-        if loss not in self.losses:
-            self.losses.append(loss)
+        self.losses.append(Loss(self._name, where, what))
 
     def _walk(self) -> None:
         """Find chunks, schemas and channels at the top level."""
@@ -140,14 +135,14 @@ class McapFile:
         )
 
     def _after_damage(self, at: int, kind: int) -> int:
-        """Report the damage at ``at``; returns where to continue, or the end of the file."""
+        """Report the damage at ``at`` and return where reading continues."""
         onward = min((offset for offset in self._indexed() if offset > at), default=len(self._bytes))
         what = f"record of unknown kind {kind}" if kind not in _KNOWN else f"record (kind {kind}) that is cut off"
         self._lose(f"byte {at}", f"a {what}; {onward - at} bytes are lost")
         return onward
 
     def _indexed(self) -> Iterator[int]:
-        """Offsets of the chunks from the summary at the end, if it is intact."""
+        """Yield the offsets of the chunks that the summary at the end lists, if it is intact."""
         foot = len(self._bytes) - len(MAGIC) - 20 - _HEAD.size
         if foot < len(MAGIC) or bytes(self._bytes[-8:]) != MAGIC:
             return
@@ -191,7 +186,7 @@ class McapFile:
         return True
 
     def _define(self, kind: int, body: memoryview) -> None:
-        """Register a schema or a channel; a damaged one is skipped together with its messages."""
+        """Register a schema or a channel; damaged ones are skipped with their messages."""
         try:
             if kind == _SCHEMA:
                 self._schemas[struct.unpack_from("<H", body)[0]] = _text(body, 2)[0]
@@ -207,9 +202,7 @@ class McapFile:
             self._lose(f"topic {topic}", f"messages are in {encoding!r}, expected cdr; they are left out")
 
     def _contents(self, chunk: _Chunk, verify: bool) -> Iterator[tuple[int, memoryview]]:
-        """Kind and body of each record in a chunk; a damaged chunk is reported once and yields nothing."""
-        if chunk.offset in self._bad:
-            return
+        """Yield kind and body of each record in a chunk; none if the chunk is damaged."""
         data = self._bytes[chunk.offset : chunk.offset + chunk.stored]
         try:
             if chunk.compression:
@@ -217,7 +210,6 @@ class McapFile:
             if verify and chunk.whole and chunk.crc and zlib.crc32(data) != chunk.crc:
                 raise BagError("fails its checksum")
         except BagError as error:
-            self._bad.add(chunk.offset)
             span = f"from {chunk.start / 1e9:.3f} to {chunk.end / 1e9:.3f} s"
             self._lose(f"byte {chunk.offset}", f"chunk {error}; its messages {span} are lost")
             return
@@ -231,7 +223,7 @@ class McapFile:
             at = end
 
     def _release(self, passed: int = _RESIDENT_BYTES) -> None:
-        """Release mapped pages after every 64 MiB; a view still in use reads them again."""
+        """Release mapped pages after every 64 MiB; the kernel reloads pages that are still in use."""
         self._passed += passed
         if self._passed >= _RESIDENT_BYTES:
             self._passed = 0

@@ -1,8 +1,8 @@
-"""Error, direction, gripper and motion figures of predicted against recorded actions.
+"""Compares predicted with recorded actions: error, direction, gripper and motion.
 
-``predicted`` and ``recorded`` are float64 [M, D], one row per compared frame, in the action's own units. A recorded
-number that is unknown is NaN and is left out of its dimension's figures; a figure without data is NaN. ``episodes``
-is int64 [M], ascending: differences never span two episodes.
+``predicted`` and ``recorded`` are float64 [M, D], one row per compared frame, in the action's units. Unknown
+numbers are NaN and left out; a figure without data is NaN. ``episodes`` is int64 [M], ascending; no difference
+spans two.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.config import GripperConfig
 from vla_ros.types import FloatArray, IntArray
 
 EDGE = 2 / 510 * 1.01
-"""The first and last bin centres of OpenVLA, 1/255 from the border of [-1, 1], count as being at the border."""
+"""OpenVLA's first and last bin centres, 1/255 from the ends of [-1, 1], count as the ends."""
 
 STILL_SHARE = 0.05
-"""A recorded translation below this share of the recording's 95th percentile has no direction worth comparing."""
+"""A recorded translation below this share of the 95th percentile counts as standing still."""
 
 
 def mean(values: FloatArray, axis: int | None = 0) -> FloatArray:
@@ -29,8 +29,8 @@ def mean(values: FloatArray, axis: int | None = 0) -> FloatArray:
     return ratio(np.where(finite, values, 0.0).sum(axis=axis), finite.sum(axis=axis))
 
 
-def ratio(top: FloatArray, bottom: FloatArray | IntArray, least: float | FloatArray = 0.0) -> FloatArray:
-    """``top / bottom``; NaN where ``bottom`` is not above ``least``."""
+def ratio(top: ArrayLike, bottom: ArrayLike, least: ArrayLike = 0.0) -> FloatArray:
+    """Return ``top / bottom``; NaN where ``bottom`` is not above ``least``."""
     result = np.full(np.shape(top), np.nan)
     return np.asarray(np.divide(top, bottom, out=result, where=np.asarray(bottom) > least))
 
@@ -56,7 +56,7 @@ def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
     a, b = (np.where(known, values, np.nan) for values in (predicted, recorded))
     a, b = a - mean(a), b - mean(b)
     scale = np.maximum(np.abs(np.nan_to_num(predicted)).max(axis=0, initial=0.0), 1e-300)
-    # Rounding leaves a constant a variance that is not quite zero.
+    # With rounding, the variance of a constant is not exactly zero.
     return ratio(mean(a * b), np.sqrt(mean(a**2) * mean(b**2)), 1e-12 * scale**2)
 
 
@@ -80,44 +80,33 @@ def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray
 
 
 def is_closed(values: FloatArray, gripper: GripperConfig) -> FloatArray:
-    """1 where a gripper number [M] means closed, 0 where open, NaN where unknown.
-
-    The opening runs from 0 at ``closed_value`` to 1 at ``open_value``; above ``threshold`` is open, as in control.
-    """
+    """Return 1 where a gripper number [M] means closed, 0 where open, NaN where unknown, as control decides."""
     opening = (values - gripper.closed_value) / (gripper.open_value - gripper.closed_value)
     return np.where(np.isfinite(values), (opening <= gripper.threshold).astype(float), np.nan)
 
 
-def f1(true_positive: float, false_positive: float, false_negative: float) -> float:
-    """F1 score from counts; NaN if all are zero."""
-    total = 2 * true_positive + false_positive + false_negative
-    return 2 * true_positive / total if total else float("nan")
-
-
 def gripper_scores(predicted: FloatArray, recorded: FloatArray) -> tuple[float, float]:
-    """Return the accuracy, and F1 of the gripper being closed, of states [M] as :func:`is_closed` returns them."""
-    known = np.isfinite(predicted) & np.isfinite(recorded)
-    a, b = predicted[known] > 0.5, recorded[known] > 0.5
-    accuracy = float((a == b).mean()) if len(a) else float("nan")
-    return accuracy, f1(int((a & b).sum()), int((a & ~b).sum()), int((~a & b).sum()))
+    """Return the accuracy, and F1 of the gripper being closed, of states [M] from :func:`is_closed`."""
+    both, differ = predicted * recorded, np.abs(predicted - recorded)
+    return 1.0 - float(mean(differ, axis=None)), float(ratio(2 * np.nansum(both), np.nansum(2 * both + differ)))
 
 
 class Events(NamedTuple):
     """Openings and closings of the gripper."""
 
-    recorded: int  # number of recorded events
-    predicted: int  # number of predicted events
+    recorded: int
+    predicted: int
     delays: FloatArray  # float64 [matched], predicted minus recorded time of the events that match, in seconds
 
     @property
     def f1(self) -> float:
-        """F1 of the matched events; NaN if there are no events."""
-        matched = len(self.delays)
-        return f1(matched, self.predicted - matched, self.recorded - matched)
+        """F1 of the matched events; NaN without events."""
+        count = self.recorded + self.predicted
+        return 2 * len(self.delays) / count if count else float("nan")
 
 
 def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list[tuple[float, bool, int, int]]:
-    """(time, closes, episode, gripper) of each change of a gripper; unknown states are skipped."""
+    """Return (time, closes, episode, gripper) of each change of a gripper; unknown states are skipped."""
     found = []
     for gripper, states in enumerate(np.atleast_2d(closed.T)):
         known = np.flatnonzero(np.isfinite(states))
@@ -130,10 +119,9 @@ def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list
 def match_events(
     predicted: FloatArray, recorded: FloatArray, times: FloatArray, episodes: IntArray, window: float = 1.0
 ) -> Events:
-    """Match predicted with recorded events of one gripper, kind and episode, the nearest in time first.
+    """Match predicted with recorded events of one gripper, kind and episode, nearest in time first.
 
-    States [M, G] are those of :func:`is_closed`; ``times`` [M] and ``window``, the longest delay of a match, are
-    seconds.
+    States [M, G] are from :func:`is_closed`; ``times`` [M] and ``window``, the longest delay, are seconds.
     """
     found, wanted = _switches(predicted, times, episodes), _switches(recorded, times, episodes)
     pairs = sorted(
@@ -176,7 +164,7 @@ def idle_share(translation: FloatArray, threshold: float) -> float:
 
 
 def percentiles(values: FloatArray | Sequence[float], points: Sequence[float] = (50, 90, 99)) -> dict[str, float]:
-    """``{"p50": ..., "p90": ..., "p99": ..., "count": ...}`` of the finite values; NaN if there are none."""
+    """Return ``{"p50": ..., "p90": ..., "p99": ..., "count": ...}`` of the finite values; NaN if there are none."""
     data = np.asarray(values, float)
     data = data[np.isfinite(data)]
     figures = np.percentile(data, points).tolist() if data.size else [float("nan")] * len(points)

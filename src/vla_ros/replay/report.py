@@ -99,7 +99,7 @@ def render(result: Result) -> str:
         if moments:
             body.append(page.section("The worst moments", worst_moments(result, moments), MOMENTS))
         body.append(page.section("Gripper", page.facts(figures["gripper"])))
-    options = page.details("Options", page.code(to_yaml(result.config, comments=False)))
+    options = page.details("Options", tag("pre", tag("code", to_yaml(result.config, comments=False))))
     body += [
         page.section("Latency", latency(result)),
         page.section("Episodes", episodes(figures)),
@@ -214,7 +214,8 @@ def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
 
 
 def _wide(series: charts.Series, title: str, x_label: str) -> Markup:
-    return page.wide(charts.lines([series], title=title, x_label=x_label, size=charts.WIDE))
+    lines = charts.lines([series], title=title, x_label=x_label, size=charts.WIDE)
+    return tag("div", tag("div", lines, class_="wide"), class_="card")
 
 
 def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:

@@ -21,7 +21,7 @@ _SETTINGS = (
 
 
 class SqliteFile:
-    """One open ``.db3`` file; ``topics`` is name to type, and ``losses`` what could not be read so far.
+    """An open ``.db3`` file; ``topics`` maps name to type, ``losses`` grows while reading.
 
     Raises BagError if it is not a SQLite bag, or its list of topics cannot be read.
     """
@@ -86,9 +86,7 @@ class SqliteFile:
                 yield Record(time, wanted[key], data)
         first_lost = first_lost or row - _GIVE_UP
         what = f"the file is damaged or cut off ({why}); rows from {first_lost} on that lie in the damage are lost"
-        loss = Loss(self._name, f"row {first_lost}", what)
-        if loss not in self.losses:
-            self.losses.append(loss)
+        self.losses.append(Loss(self._name, f"row {first_lost}", what))
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, str]]]:

@@ -1,4 +1,4 @@
-"""The parts of a report's page: document, verdict banner, tiles, tables, sections. One file, nothing fetched."""
+"""Lays out a report's page: document, verdict, tiles, tables, sections; one file that fetches nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vla_ros.report.markup import Content, Markup, render, significant, tag
 from vla_ros.report.style import CSS, SCRIPT
 
 Cell = Content | float | int | None
-"""Content of a table's cell; floats are shown with three significant digits, None as a dash."""
+"""Content of a table cell; floats are shown with three significant digits, None as a dash."""
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
-"""Sign of each verdict level, for readers who do not see its colour."""
+"""Sign of each level, for readers who do not see its colour."""
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
@@ -47,7 +47,7 @@ def save(path: Path, text: str) -> None:
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
-    """Return the banner at the top: how good it is (``good``, ``warn`` or ``bad``), a headline and the reasons."""
+    """Return the banner at the top: level (``good``, ``warn`` or ``bad``), headline and reasons."""
     parts = [tag("strong", [tag("span", LEVELS[level] + " ", class_="mark"), headline])]
     if reasons:
         parts.append(tag("ul", [tag("li", reason) for reason in reasons]))
@@ -95,24 +95,9 @@ def cards(items: Sequence[Content]) -> Markup:
     return tag("div", [tag("div", item, class_="card") for item in items], class_="cards")
 
 
-def wide(item: Content) -> Markup:
-    """Return a box of full width, which scrolls sideways on narrow screens."""
-    return tag("div", tag("div", item, class_="wide"), class_="card")
-
-
 def details(summary: str, body: Content) -> Markup:
     """Return content that is collapsed until the reader opens it."""
     return tag("details", [tag("summary", summary), render(body)])
-
-
-def code(text: str) -> Markup:
-    """Return preformatted text."""
-    return tag("pre", tag("code", text))
-
-
-def flag(level: str, text: str) -> Markup:
-    """Return a coloured label of level ``good``, ``warn`` or ``bad``."""
-    return tag("span", text, class_=f"flag {level}")
 
 
 def facts(items: Mapping[str, Any]) -> Markup:

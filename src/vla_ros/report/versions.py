@@ -7,25 +7,13 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = (
-    "vla_ros",
-    "numpy",
-    "torch",
-    "transformers",
-    "opencv-python-headless",
-    "simplejpeg",
-    "Pillow",
-    "pin",
-    "mujoco",
-    "rosbags",
-    "cyclonedds",
-)
+PACKAGES = "vla_ros numpy torch transformers opencv-python-headless simplejpeg Pillow pin mujoco rosbags cyclonedds"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the machine and every installed package that matters here."""
     found = {"python": platform.python_version(), "machine": machine()}
-    for name in PACKAGES:
+    for name in PACKAGES.split():
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

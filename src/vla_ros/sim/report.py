@@ -106,7 +106,7 @@ def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
 
 def outcome(episode: EpisodeResult) -> Markup:
     """Return the episode's outcome as a coloured label."""
-    return page.flag("good" if episode.success else "bad", episode.reason.replace("_", " "))
+    return tag("span", episode.reason.replace("_", " "), class_=f"flag {'good' if episode.success else 'bad'}")
 
 
 def episode_card(episode: EpisodeResult) -> Markup:
@@ -181,5 +181,5 @@ def configuration(result: DemoResult) -> list[Markup]:
         "delay": f"{result.config.control.inject_delay_ms:g} ms",
         "first seed": result.seed,
     }
-    options = page.code(to_yaml(result.config, comments=False))
+    options = tag("pre", tag("code", to_yaml(result.config, comments=False)))
     return [page.facts({**run, **versions()}), page.details("Options of the policy node", options)]
