@@ -1,4 +1,4 @@
-"""A data set as written, against what LeRobot 0.6.1 wrote of the same frames (``data/lerobot_statistics.json``)."""
+"""A written data set, compared with LeRobot 0.6.1's of the same frames (``data/lerobot_statistics.json``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def images(episode: int, length: int) -> Iterator[UInt8Array]:
 
 
 def vectors() -> list[dict[str, FloatArray]]:
-    """What the recorded data set holds: normal numbers of seed 0, state and action in turn."""
+    """The numbers of the recorded data set: normal, seed 0, state and action in turn."""
     random = np.random.default_rng(0)
     episodes = []
     for length in LENGTHS:
@@ -63,7 +63,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_statistics_are_what_lerobot_computed(written: Path) -> None:
+def test_statistics_equal_lerobots(written: Path) -> None:
     found = json.loads((written / "meta/stats.json").read_text())
     for key, golden in GOLDEN.items():
         for name, expected in golden.items():
@@ -71,7 +71,7 @@ def test_statistics_are_what_lerobot_computed(written: Path) -> None:
     assert set(found) == {*GOLDEN, FRONT}
 
 
-def test_statistics_of_images_are_those_of_the_levels(written: Path) -> None:
+def test_statistics_of_images_equal_those_of_all_pixels(written: Path) -> None:
     found = json.loads((written / "meta/stats.json").read_text())[FRONT]
     whole = np.concatenate([np.stack(list(images(episode, n))) for episode, n in enumerate(LENGTHS)]) / 255
     assert np.allclose(np.ravel(found["mean"]), whole.mean((0, 1, 2)), atol=1e-12)
@@ -80,7 +80,7 @@ def test_statistics_of_images_are_those_of_the_levels(written: Path) -> None:
     assert found["count"] == [93]
 
 
-def test_rows_hold_the_numbers_to_the_bit(written: Path) -> None:
+def test_numbers_are_stored_to_the_bit(written: Path) -> None:
     table = pq.read_table(written / "data/chunk-000/file-000.parquet")
     for key in ("observation.state", "action"):
         expected = np.concatenate([one[key] for one in vectors()]).astype(np.float32)
@@ -90,7 +90,7 @@ def test_rows_hold_the_numbers_to_the_bit(written: Path) -> None:
     assert table["task_index"].to_pylist() == [0] * 30 + [1] * 31 + [0] * 32
 
 
-def test_every_frame_is_where_its_episode_says(written: Path) -> None:
+def test_every_image_is_at_its_timestamp(written: Path) -> None:
     rows = pq.read_table(written / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     with av.open(str(written / f"videos/{FRONT}/chunk-000/file-000.mp4")) as container:
         decoded = {frame.time: frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)}
@@ -102,7 +102,7 @@ def test_every_frame_is_where_its_episode_says(written: Path) -> None:
             assert np.abs(found.astype(int) - image).mean() < 4
 
 
-def test_an_interrupted_export_goes_on(tmp_path: Path, written: Path) -> None:
+def test_an_interrupted_export_is_resumed(tmp_path: Path, written: Path) -> None:
     folder = tmp_path / "set"
     add(DatasetWriter(folder, SCHEMA), 0)
     again = DatasetWriter(folder, SCHEMA)
@@ -116,7 +116,7 @@ def test_an_interrupted_export_goes_on(tmp_path: Path, written: Path) -> None:
     assert not folder.with_name("set.partial").exists()
 
 
-def test_an_episode_that_breaks_off_is_not_taken_for_whole(tmp_path: Path) -> None:
+def test_an_incomplete_episode_is_refused(tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path / "set", SCHEMA)
     with pytest.raises(ExportError, match="29 images of"):
         writer.add("000000", "do", vectors()[0], {FRONT: images(0, 29)})
@@ -127,7 +127,7 @@ def test_an_episode_that_breaks_off_is_not_taken_for_whole(tmp_path: Path) -> No
         writer.finish()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path, written: Path) -> None:
+def test_a_data_set_is_not_overwritten(tmp_path: Path, written: Path) -> None:
     with pytest.raises(ExportError, match="exists"):
         DatasetWriter(written, SCHEMA)
     DatasetWriter(tmp_path / "set", Schema(5, "arm", SCHEMA.vectors, SCHEMA.videos))  # nothing was exported yet

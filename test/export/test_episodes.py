@@ -1,4 +1,4 @@
-"""From bags to data sets: what is at each tick, what ends an episode, what is refused."""
+"""From bags to data sets: contents of the frames, limits of the episodes, refused bags."""
 
 from __future__ import annotations
 
@@ -23,14 +23,8 @@ START = 1_790_002_000_000_000_000
 OF_DEMO = ["--config", str(DEMO), "--clock", "frames", "--fps", "5"]
 _JOINTS = ", ".join(f"joint{index + 1}" for index in range(7))
 OF_JAZZY = ["-p", f"robot.joint_names:=[{_JOINTS}]", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
-TWO = [
-    "-p",
-    "robot.joint_names:=[a, b]",
-    "-p",
-    "robot.gripper_joint_names:=[finger]",
-    "-p",
-    "camera.topics:=[/camera]",
-]
+OPTIONS = "robot.joint_names:=[a, b]", "robot.gripper_joint_names:=[finger]", "camera.topics:=[/camera]"
+TWO = [word for option in OPTIONS for word in ("-p", option)]
 
 
 def rows(folder: Path) -> dict[str, Any]:
@@ -45,7 +39,7 @@ def episodes(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def export(tmp_path: Path) -> Any:
-    """``export(BAG, *arguments)`` gives exit status and the data set's folder."""
+    """Returns the exit status and the data set's folder for a bag and arguments."""
 
     def run(bag: Path, *arguments: str) -> tuple[int, Path]:
         return main(["export", str(bag), "--output", str(tmp_path / "set"), *arguments]), tmp_path / "set"
@@ -55,9 +49,9 @@ def export(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def ramp(make: Any, write_bag: Any) -> Any:  # noqa: F811
-    """A bag of seconds in which everything is told by time: images 10 Hz, joints 50 Hz, commands 10 Hz.
+    """A bag whose values are functions of time: images at 10 Hz, joints at 50 Hz, commands at 10 Hz.
 
-    At t seconds joint a is at t, b at -t, the finger at 0.04; commands are one hundredth further.
+    At t seconds joint a is at t, b at -t, the finger at 0.04; commands are 0.01 ahead.
     """
 
     def write(
@@ -81,7 +75,7 @@ def ramp(make: Any, write_bag: Any) -> Any:  # noqa: F811
     return write
 
 
-def test_each_tick_has_what_was_newest_then(ramp: Any, export: Any) -> None:
+def test_each_frame_has_the_newest_values(ramp: Any, export: Any) -> None:
     status, folder = export(ramp("ramp", 2.0), *TWO)
     assert status == 0
     found = rows(folder)
@@ -107,13 +101,9 @@ def test_another_rate_repeats_or_skips_images(ramp: Any, export: Any) -> None:
     assert np.allclose(found["action"][:-1, 0], ticks[1:], atol=1e-6)
 
 
-def test_parts_say_what_state_and_action_are(ramp: Any, export: Any) -> None:
-    parts = [
-        "--state",
-        "arm.joint_position(b)[deg] + unused[1]",
-        "--action",
-        "arm.joint_velocity + arm.gripper[0..100]",
-    ]
+def test_parts_define_state_and_action(ramp: Any, export: Any) -> None:
+    state, action = "arm.joint_position(b)[deg] + unused[1]", "arm.joint_velocity + arm.gripper[0..100]"
+    parts = "--state", state, "--action", action
     status, folder = export(ramp("ramp", 2.0), *TWO, *parts, "--goal", "measured")
     assert status == 0
     found = rows(folder)
@@ -123,21 +113,20 @@ def test_parts_say_what_state_and_action_are(ramp: Any, export: Any) -> None:
     assert np.allclose(found["action"][:, 2], 100)
 
 
-def test_a_camera_that_drops_out_ends_an_episode(
-    ramp: Any, export: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("hole", "lengths", "note"),
+    [
+        ((1.0, 2.5), [15, 15], "stale or missing image (10)"),  # stale 0.5 s after the last image (timeouts.camera)
+        ((1.0, 3.5), [10, 15], "frames so far"),
+    ],
+)
+def test_a_pause_of_the_camera_ends_an_episode(
+    hole: Any, lengths: list[int], note: str, ramp: Any, export: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, folder = export(ramp("hole", 4.0, hole=(1.0, 2.5)), *TWO)
+    status, folder = export(ramp("hole", hole[1] + 1.5, hole=hole), *TWO)
     assert status == 0
-    lengths = [row["length"] for row in episodes(folder)]
-    # 0.5 s (timeouts.camera) after the last image the rest of the pause is left out.
-    assert lengths == [15, 15]
-    assert "stale or missing image (10)" in capsys.readouterr().out
-
-
-def test_a_long_pause_ends_an_episode(ramp: Any, export: Any) -> None:
-    status, folder = export(ramp("pause", 5.0, hole=(1.0, 3.5)), *TWO)
-    assert status == 0
-    assert [row["length"] for row in episodes(folder)] == [10, 15]
+    assert [row["length"] for row in episodes(folder)] == lengths
+    assert note in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -154,7 +143,7 @@ def test_a_long_pause_ends_an_episode(ramp: Any, export: Any) -> None:
         ("", ("--episodes", "some"), "--episodes some"),
     ],
 )
-def test_what_cannot_be_exported_is_explained(
+def test_bags_that_cannot_be_exported_are_refused(
     without: str,
     arguments: tuple[str, ...],
     message: str,
@@ -169,7 +158,7 @@ def test_what_cannot_be_exported_is_explained(
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(BAGS.iterdir()) if path.is_dir()])
-def test_golden_bags_become_data_sets(name: str, export: Any) -> None:
+def test_golden_bags_are_exported(name: str, export: Any) -> None:
     status, folder = export(BAGS / name, *(OF_DEMO if name == "demo_jpeg" else OF_JAZZY))
     assert status == 0
     info = json.loads((folder / "meta/info.json").read_text())
@@ -178,7 +167,7 @@ def test_golden_bags_become_data_sets(name: str, export: Any) -> None:
     assert np.isfinite(rows(folder)["action"]).all()
 
 
-def test_a_full_disk_leaves_nothing_that_looks_whole(
+def test_a_full_disk_leaves_no_data_set(
     ramp: Any, export: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bag = ramp("ramp", 1.0)
@@ -196,7 +185,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     shutil.rmtree(folder)
 
 
-def test_an_export_is_resumed_by_the_same_command_only(
+def test_only_the_same_command_resumes_an_export(
     ramp: Any, export: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bag = ramp("ramp", 1.0)

@@ -13,7 +13,7 @@ from vla_ros.policies.base import Policy
 from vla_ros.serve import server
 from vla_ros.serve.service import Service
 
-PATIENCE = 20.0
+PATIENCE = 30.0  # s
 
 
 @contextlib.contextmanager

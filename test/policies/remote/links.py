@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
+from test.serve.serving import PATIENCE
 from vla_ros.errors import ServerLostError
 from vla_ros.policies.remote.dialect import Query
 from vla_ros.policies.remote.dialects import OPENPI, Dialect
@@ -19,19 +19,18 @@ from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack
 from vla_ros.policies.remote.transport import Target
 
-PATIENCE = 20.0
 QUERY = Query({"observation/image": np.zeros((8, 8, 3), np.uint8), "observation/state": np.ones(3)}, "go", "A")
 GOOD = pack({"actions": np.ones((2, 7), np.float32)})
 Handler = Callable[[ServerConnection], None]
 
 
 @contextlib.contextmanager
-def websocket(handler: Handler, port: int = 0, **given: Any) -> Iterator[int]:
-    """A server that greets with empty metadata and then does what ``handler`` says."""
+def websocket(handler: Handler, port: int = 0, greeting: bytes = pack({}), **given: Any) -> Iterator[int]:
+    """A server that sends ``greeting`` as its metadata, then calls ``handler``; yields its port."""
 
     def greet(connection: ServerConnection) -> None:
         with contextlib.suppress(ConnectionClosed, OSError):
-            connection.send(pack({}))
+            connection.send(greeting)
             handler(connection)
 
     with serve(greet, "127.0.0.1", port, compression=None, max_size=None, **given) as server:
@@ -62,13 +61,6 @@ def linked(port: int, *args: Any, **given: Any) -> Iterator[Link]:
         yield link
     finally:
         link.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def connected(link: Link) -> bool:

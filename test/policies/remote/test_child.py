@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
 
+from test.serve.serving import until
 from vla_ros.config import Config
 from vla_ros.errors import ServerLostError
 from vla_ros.policies.remote.child import ServerProcess
@@ -23,7 +23,6 @@ from vla_ros.policies.remote.options import RemoteOptions
 from vla_ros.policies.remote.policy import RemotePolicy
 from vla_ros.types import ActionChunk, Observation
 
-PATIENCE = 60.0  # s; a process imports numpy and listens
 LOOK = Observation({"image": np.zeros((8, 8, 3), np.uint8)}, "wait", 7)
 
 
@@ -37,13 +36,6 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess, key_file: str = "") -> RemotePolicy:
     options = RemoteOptions(name="remote", server=server.url, api_key_file=key_file, connect_timeout=5.0)
     return RemotePolicy(Config(policy=options))
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -74,7 +66,7 @@ def test_a_killed_server_is_restarted_at_its_address(
         except ServerLostError:
             return False
 
-    eventually(lambda: server.pid != first and answered())
+    until(lambda: server.pid != first and answered())
     assert server.url == address
     session.close()
     last = server.pid
@@ -102,7 +94,7 @@ def test_the_server_ends_with_a_parent_that_is_killed() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: gone(pid))
+    until(lambda: gone(pid))
 
 
 def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:

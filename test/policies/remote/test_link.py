@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
+from test.serve.serving import PATIENCE, until
 from vla_ros.errors import ServerLostError, VlaRosError
 from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, Peer, pause
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 
-from .links import GOOD, PATIENCE, QUERY, connected, link_to, linked, obliging, until, websocket
+from .links import GOOD, QUERY, connected, link_to, linked, obliging, websocket
 
 
 def test_a_request_is_answered() -> None:
@@ -34,17 +34,7 @@ def test_a_request_is_answered() -> None:
     assert [message["prompt"] for message in asked] == ["go"] * 3
 
 
-def test_the_pauses_between_attempts_grow_to_a_limit_and_differ() -> None:
-    assert [pause(failures, 1.0) for failures in (0, 1, 2)] == [
-        FIRST_PAUSE,
-        2 * FIRST_PAUSE,
-        4 * FIRST_PAUSE,
-    ]
-    assert pause(1000, 1.0) == LONGEST_PAUSE
-    assert pause(3, 0.0) == pause(3, 1.0) / 2
-
-
-def test_attempts_wait_as_long_as_the_pauses_say() -> None:
+def test_attempts_are_made_after_growing_pauses() -> None:
     waited: list[float] = []
     enough = threading.Event()
 
@@ -62,7 +52,8 @@ def test_attempts_wait_as_long_as_the_pauses_say() -> None:
         link.start(PATIENCE)
     assert enough.wait(PATIENCE)
     link.close()
-    assert waited[:9] == [pause(failures, 1.0) for failures in range(9)]
+    assert waited[:9] == [min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) for failures in range(9)]
+    assert pause(3, 0.0) == pause(3, 1.0) / 2
 
 
 def test_a_lost_connection_is_reported_and_restored() -> None:
@@ -215,17 +206,8 @@ def test_a_server_with_other_metadata_is_refused() -> None:
         link.start(PATIENCE)
     until(lambda: not connected(link))
 
-    def greet(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            connection.send(pack({"model": "other"}))
-            obliging(connection)
-
-    with serve(greet, "127.0.0.1", port) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with websocket(obliging, port, greeting=pack({"model": "other"})):
         until(lambda: refused(link, "another policy"))
         with pytest.raises(ServerLostError):
             link.ask(QUERY, PATIENCE)
-        server.shutdown()
-        thread.join(PATIENCE)
     link.close()

@@ -11,40 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
+from test.serve.serving import PATIENCE, until
 from vla_ros.policies.remote.dialect import Query, ServerSaidError
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import Target
 
 from .golden import one, recorded
-from .links import GOOD, PATIENCE, QUERY, connected, linked, until
+from .links import GOOD, QUERY, connected, linked, websocket
 
 
 def test_roboarena_is_recognised_and_receives_resets() -> None:
-    greeting = one("roboarena", "default_config", 2).payload
-    said = []
+    requests = []
 
     def arena(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            connection.send(greeting)
-            for frame in connection:
-                message = unpack(bytes(frame))  # type: ignore[arg-type]
-                said.append(message["endpoint"])
-                connection.send("reset successful" if message["endpoint"] == "reset" else GOOD)
+        for data in connection:
+            requests.append(unpack(bytes(data))["endpoint"])  # type: ignore[arg-type]
+            connection.send("reset successful" if requests[-1] == "reset" else GOOD)
 
-    with serve(arena, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        with linked(server.socket.getsockname()[1]) as link:
-            assert link.peer.dialect is ROBOARENA
-            link.ask(QUERY, PATIENCE, begins=True)
-            link.ask(QUERY, PATIENCE)
-        server.shutdown()
-        thread.join(PATIENCE)
-    assert said == ["reset", "infer", "infer"]
+    greeting = one("roboarena", "default_config", 2).payload
+    with websocket(arena, greeting=greeting) as port, linked(port) as link:
+        assert link.peer.dialect is ROBOARENA
+        link.ask(QUERY, PATIENCE, begins=True)
+        link.ask(QUERY, PATIENCE)
+    assert requests == ["reset", "infer", "infer"]
 
 
 @contextlib.contextmanager
