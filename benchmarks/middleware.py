@@ -30,9 +30,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.middleware import NAMES, Frames, examine, select, sourced_distribution, write
+from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.selection import ALL_VARIABLES
+from vla_ros.middleware.distributions import sourced_distribution
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select, write
 from vla_ros.vision.messages import CdrBytes
 
 TOPIC = "/vla_ros_benchmark/image_raw"

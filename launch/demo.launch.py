@@ -12,7 +12,8 @@ The launch ends with the demo. The node arms itself, because the arm is simulate
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, demo
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare
+from vla_ros.launching.runs import demo
 
 DEMO = (
     Argument("episodes", "5", "Episodes to run"),

@@ -9,8 +9,9 @@ router where they are needed and not up. Both ends of a topic need the same midd
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching import MIDDLEWARE, Argument, declare, middleware, value
-from vla_ros.middleware import Frames
+from vla_ros.launching.arguments import MIDDLEWARE, Argument, declare, value
+from vla_ros.launching.middleware import middleware
+from vla_ros.middleware.frames import Frames
 
 FRAMES = (
     Argument("width", "1920", "Width of the frames in pixels"),

@@ -9,7 +9,8 @@ The node is managed (`ros2 lifecycle`), loads at once unless autostart:=false, a
 from launch.actions import OpaqueFunction
 
 from launch import LaunchDescription
-from vla_ros.launching import MIDDLEWARE, POLICY, declare, policy
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, declare
+from vla_ros.launching.node import policy
 
 
 def generate_launch_description() -> LaunchDescription:

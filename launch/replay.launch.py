@@ -10,7 +10,8 @@ beside them. `vla-ros replay` alone needs no ROS and is faster.
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, replay
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare
+from vla_ros.launching.runs import replay
 
 REPLAY = (
     Argument("bag", "", "Bag to play: a folder, .mcap or .db3"),

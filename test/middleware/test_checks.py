@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from vla_ros.errors import VlaRosError
-from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, daemons, examine, select, uses_iceoryx, write
+from vla_ros.middleware import checks, daemons
+from vla_ros.middleware.checks import Report, examine, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
-from vla_ros.middleware.selection import RMW_OF
+from vla_ros.middleware.distributions import DISTRIBUTIONS
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.selection import RMW_OF, select, write
 
 JAZZY = DISTRIBUTIONS["jazzy"]
 FULL_HD = Frames(1920, 1080)

@@ -19,17 +19,15 @@ from hypothesis import strategies as st
 from vla_ros.config import Config
 from vla_ros.config.loading import build
 from vla_ros.errors import ConfigError
-from vla_ros.middleware import DISTRIBUTIONS, Frames, ready_made, select
+from vla_ros.middleware.distributions import DISTRIBUTIONS
+from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.profiles import MIN_SEGMENT, fastdds_xml, receive_buffer_bytes, roudi_toml, segment_bytes
+from vla_ros.middleware.selection import NAMES, select
 
 FULL_HD = Frames(1920, 1080)
 CONFIG = Path(__file__).parents[2] / "config"
 CYCLONE = "{https://cdds.io/config}"
 FAST = "{http://www.eprosima.com}"
-REGENERATE = (
-    'regenerate: python -c "from pathlib import Path; from vla_ros.middleware import *; '
-    "[Path('config', name).write_text(text) for name, text in ready_made(DISTRIBUTIONS).items()]\""
-)
 
 any_frames = st.builds(
     Frames,
@@ -167,6 +165,11 @@ def test_zenoh_takes_the_pool_size_where_its_version_reads_it() -> None:
     assert lyrical["ZENOH_CONFIG_OVERRIDE"].endswith(f"pool_size={segment_bytes(FULL_HD)}")
 
 
-def test_the_files_in_config_are_what_the_code_generates() -> None:
-    for name, text in ready_made(DISTRIBUTIONS).items():
-        assert (CONFIG / name).read_text() == text, f"config/{name} is stale; {REGENERATE}"
+@pytest.mark.parametrize("distro", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_in_config_are_what_the_code_generates(name: str, distro: str) -> None:
+    regenerate = (
+        f"vla-ros middleware {name} --distro {distro} --width 1920 --height 1080 --cameras 2 --write FOLDER"
+    )
+    for file, text in select(name, Frames(1920, 1080, 2), DISTRIBUTIONS[distro]).files.items():
+        assert (CONFIG / file).read_text() == text, f"config/{file} is stale: {regenerate}"

@@ -141,7 +141,9 @@ def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -
 def test_the_middleware_is_in_force_and_says_so(
     program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vla_ros.middleware import Frames, examine, sourced_distribution
+    from vla_ros.middleware.checks import examine
+    from vla_ros.middleware.distributions import sourced_distribution
+    from vla_ros.middleware.frames import Frames
 
     monkeypatch.setenv("ROS_HOME", str(tmp_path))
     monkeypatch.delenv("RMW_IMPLEMENTATION", raising=False)
@@ -158,8 +160,10 @@ def test_the_middleware_is_in_force_and_says_so(
 def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
     program: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vla_ros.middleware import Frames, examine, sourced_distribution
+    from vla_ros.middleware.checks import examine
     from vla_ros.middleware.daemons import roudi_is_up
+    from vla_ros.middleware.distributions import sourced_distribution
+    from vla_ros.middleware.frames import Frames
 
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")

@@ -21,8 +21,11 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
-from vla_ros.middleware import Frames, examine, select, sourced_distribution, write
+from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import ROUDI_ANSWER, roudi_is_up
+from vla_ros.middleware.distributions import sourced_distribution
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.selection import select, write
 
 pytestmark = [
     pytest.mark.ros,

@@ -61,18 +61,10 @@ class TopicHealth:
         self._clock = clock
         begin = clock()
         self._alone_since: dict[str, float | None] = dict.fromkeys((item.topic for item in self._watched), begin)
-        self._present: tuple[Finding, ...] = ()
-
-    @property
-    def present(self) -> tuple[Finding, ...]:
-        """Problems found by the last :meth:`check`."""
-        return self._present
 
     def check(self) -> tuple[Finding, ...]:
-        """Return the problems that are new since the last check, for the log; :attr:`present` has all."""
-        before = set(self._present)
-        self._present = tuple(finding for item in self._watched for finding in self._look(item))
-        return tuple(finding for finding in self._present if finding not in before)
+        """Return the current problems."""
+        return tuple(finding for item in self._watched for finding in self._look(item))
 
     def _look(self, item: Watched) -> list[Finding]:
         if item.published:

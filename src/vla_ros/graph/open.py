@@ -46,7 +46,7 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
             f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"
         ) from error
     from vla_ros.graph.rclpy_backend import RclpyGraph
-    from vla_ros.middleware import uses_iceoryx
+    from vla_ros.middleware.checks import uses_iceoryx
     from vla_ros.middleware.daemons import wait_for_roudi
 
     if uses_iceoryx():  # iceoryx would wait for RouDi silently and ignore signals

@@ -29,7 +29,7 @@ from vla_ros.graph.node import Graph, Vocabulary
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
-from vla_ros.middleware import uses_iceoryx
+from vla_ros.middleware.checks import uses_iceoryx
 from vla_ros.middleware.daemons import answered_by_roudi
 
 _SEVERITIES = {

@@ -49,8 +49,10 @@ class Wiring:
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
         """Call ``callback`` with each message."""
-        made = self.node.create_subscription(self.graph.message(type_name), topic, callback, self.graph.qos(qos))
-        self.undo(partial(self.node.destroy_subscription, made))
+        subscription = self.node.create_subscription(
+            self.graph.message(type_name), topic, callback, self.graph.qos(qos)
+        )
+        self.undo(partial(self.node.destroy_subscription, subscription))
 
     def subscribe_raw(
         self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str

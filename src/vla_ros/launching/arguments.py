@@ -13,7 +13,7 @@ from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
 from vla_ros.config.sections import SCHEDULES
-from vla_ros.middleware import NAMES
+from vla_ros.middleware.selection import NAMES
 
 NODE_NAME = "vla_policy"
 

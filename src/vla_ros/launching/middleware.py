@@ -17,9 +17,11 @@ from launch.actions import (
 from launch import LaunchContext
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
-from vla_ros.middleware import Frames, Profile, default_folder, examine, select, sourced_distribution, write
+from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import roudi_is_up, start_detached, zenoh_router_is_up
-from vla_ros.middleware.selection import ALL_VARIABLES
+from vla_ros.middleware.distributions import sourced_distribution
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder, select, write
 
 
 def middleware(context: LaunchContext, frames: Frames) -> list[Any]:

@@ -117,17 +117,3 @@ def write(profile: Profile, folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder}: cannot write the middleware profile ({error.strerror})") from None
     return source
-
-
-READY_MADE = Frames(1920, 1080, cameras=2)
-"""Frames of the profile files in ``config/``: two 1080p cameras, or anything smaller."""
-
-
-def ready_made(distributions: Mapping[str, Distribution]) -> dict[str, str]:
-    """Return the content of the profile files in ``config/`` by name, for all ``distributions``."""
-    return {
-        file: text
-        for distribution in distributions.values()
-        for name in NAMES
-        for file, text in select(name, READY_MADE, distribution).files.items()
-    }

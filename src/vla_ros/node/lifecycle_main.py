@@ -38,11 +38,6 @@ class Signals:
             self.name = signal.Signals(number).name
             signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
 
-    @property
-    def came(self) -> bool:
-        """True once a signal was received."""
-        return bool(self.name)
-
     def ignore(self) -> None:
         """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -69,14 +64,14 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
 
     from vla_ros.allocator import keep_freed_memory
     from vla_ros.errors import VlaRosError
-    from vla_ros.middleware import uses_iceoryx
+    from vla_ros.middleware.checks import uses_iceoryx
     from vla_ros.middleware.daemons import answered_by_roudi, wait_for_roudi
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
     keep_freed_memory()
     iceoryx = uses_iceoryx()
     try:
-        if iceoryx and not wait_for_roudi(lambda: signals.came, _say):
+        if iceoryx and not wait_for_roudi(lambda: bool(signals.name), _say):
             raise KeyboardInterrupt
     except VlaRosError as error:
         _say(str(error))
@@ -91,7 +86,7 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     status = 0
     try:
         with answered_by_roudi() if iceoryx else nullcontext():
-            node = VlaPolicyNode(interrupted=lambda: signals.came)
+            node = VlaPolicyNode(interrupted=lambda: bool(signals.name))
         status = _spin(node)
     except VlaRosError as error:
         _say(str(error))

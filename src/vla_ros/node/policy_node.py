@@ -25,7 +25,7 @@ from vla_ros.control.watchdog import WATCHED, Watchdog
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
-from vla_ros.middleware import middleware_watch
+from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop

@@ -22,7 +22,9 @@ from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
-from vla_ros.middleware import Frames, examine, sourced_distribution
+from vla_ros.middleware.checks import examine
+from vla_ros.middleware.distributions import sourced_distribution
+from vla_ros.middleware.frames import Frames
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
@@ -144,8 +146,7 @@ class Telemetry:
 
     def _look(self) -> None:
         """Log topic problems that are new since the last check."""
-        self._health.check()
-        wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
+        wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.check()}
         for text in wrong.values():
             if text not in self._wrong.values():
                 self._logger.warning(text)
