@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from vla_ros.config import ControlConfig
 from vla_ros.control.outcome import StepResult
+from vla_ros.control.rate_limiter import RateLimiter
 
 _SHORTEST = 0.9  # shortest time between two commands if one was late, in intervals
 
@@ -13,36 +13,40 @@ _SHORTEST = 0.9  # shortest time between two commands if one was late, in interv
 class Between:
     """Schedules commands between steps (``control.command_rate_hz``), and after the last step until the arm rests.
 
+    Args:
+        limiter: Provides the duration of a step.
+        rate_hz: ``control.command_rate_hz``; assign it to change the rate.
+
     Attributes:
         due: When the next command between steps is due, seconds of the steady clock; infinite for never.
         step: The last step of the plan that was sent, or None.
         rests: True once a command was due after the end of the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limiter: RateLimiter, rate_hz: float) -> None:
+        self._limiter, self.rate_hz = limiter, rate_hz
         self.step: StepResult | None = None
         self.stop()
 
-    def configure(self, control: ControlConfig, period: float) -> None:
-        """Apply options; ``period`` is the duration of a step in seconds."""
-        self._count = max(1, round(period * control.command_rate_hz))
-        self._dt = period / self._count
-        self._period = period
-
     @property
-    def divides(self) -> bool:
-        """True if there are commands between two steps."""
-        return self._count > 1
+    def commands(self) -> int:
+        """Number of commands per step."""
+        return max(1, round(self._limiter.period * self.rate_hz))
 
     @property
     def interval(self) -> float:
         """Seconds between two commands."""
-        return self._dt
+        return self._limiter.period / self.commands
+
+    @property
+    def rest_due(self) -> float:
+        """Like :attr:`due`, while the arm decelerates: a step must not follow such a command any sooner."""
+        return self.due if self.rests else -math.inf
 
     def begin(self, step: StepResult, made: float, end: float) -> None:
         """Record a step that was sent at ``made``, perhaps late; the next step is due at ``end``."""
         self.step, self._sent, self._end, self.rests = step, made, end, False
-        self.due = max(end - self._period + self._dt, made + _SHORTEST * self._dt)
+        self.due = max(end - self._limiter.period + self.interval, made + _SHORTEST * self.interval)
 
     def ease(self) -> None:
         """Decelerate from the next command on."""
@@ -60,11 +64,12 @@ class Between:
         Seconds until the following command; seconds left to reach the step's positions, 0 to come to rest; seconds
         since the last command; number of steps by which the command is late, 0 during its step.
         """
-        following = max(self.due + self._dt, now + _SHORTEST * self._dt)
-        if abs(following - self._end) < self._dt / 2:
+        interval = self.interval
+        following = max(self.due + interval, now + _SHORTEST * interval)
+        if abs(following - self._end) < interval / 2:
             following = self._end
         self.due = following
         left, passed, self._sent = self._end - now, now - self._sent, now
-        self.rests = left < self._dt / 2
-        late = 1 + int(max(0.0, -left) / self._period) if self.rests else 0
-        return min(following - now, self._dt), 0.0 if self.rests else left, passed, late
+        self.rests = left < interval / 2
+        late = 1 + int(max(0.0, -left) / self._limiter.period) if self.rests else 0
+        return min(following - now, interval), 0.0 if self.rests else left, passed, late

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -22,12 +22,12 @@ from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.node.ahead import InferenceRequest, InferenceRunner
+from vla_ros.node.between import Between
 from vla_ros.node.context import Context
 from vla_ros.node.frames import Frames
 from vla_ros.node.receiver import Frame
 from vla_ros.node.sender import Sender
 from vla_ros.node.stepper import Inference, Stepper
-from vla_ros.types import JointState
 
 _PATIENCE = 0.1  # s between looks at whether the loop should end
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
@@ -69,8 +69,8 @@ class ControlLoop:
         self._stepper.configure(self._config)
         velocities = any(arm.output in VELOCITY_OUTPUTS for arm in self._config.arms)
         self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
-        self._sender = Sender(context, stepper, prepare, supervise)
-        self._sender.configure(self._config, self._limiter.period)
+        self._between = Between(self._limiter, self._config.control.command_rate_hz)
+        self._sender = Sender(context, stepper, self._limiter, self._between, prepare, supervise)
         self._held: set[Reason] = set()
         self._joints = {arm.name: len(arm.arm_names) for arm in stepper.controller.arms}
         self._ended = threading.Condition()
@@ -119,12 +119,12 @@ class ControlLoop:
         That is the next step of the plan, a command between steps, a finished inference, or a frame to infer on.
         """
         self._take_options()
-        self._wait(min(self._step_due, self._sender.due) - self._clock.steady())
+        self._wait(min(self._step_due, self._between.due) - self._clock.steady())
         if self._sender.ended:
             return Did.WAITED
         self._discard_void_plan()
         did = self._step() if self._step_due <= self._clock.steady() else Did.WAITED
-        if did is Did.WAITED and self._sender.due <= self._clock.steady():
+        if did is Did.WAITED and self._between.due <= self._clock.steady():
             self._send_between()
             return Did.BETWEEN
         return did
@@ -155,7 +155,7 @@ class ControlLoop:
             return math.inf
         if not inferring and not self._planned:
             return self._limiter.frame_due
-        return max(self._limiter.planned_due, self._sender.rest_due)
+        return max(self._limiter.planned_due, self._between.rest_due)
 
     @property
     def _is_ahead(self) -> bool:
@@ -188,7 +188,7 @@ class ControlLoop:
         if config is not self._config or (self._unconfigured and not inferring):
             self._config, self._unconfigured = config, inferring
             self._limiter.rate_hz = config.control.rate_hz
-            self._sender.configure(config, self._limiter.period)
+            self._between.rate_hz = config.control.command_rate_hz
             self._stepper.configure(config, inferring=inferring)
 
     def _wait(self, seconds: float) -> None:
@@ -225,13 +225,10 @@ class ControlLoop:
             self._context.stats.execution.interrupted()
             self._sender.ease()
 
-    def _fresh_joints(self) -> Mapping[str, JointState]:
-        return self._inputs.fresh_joints(self._config.timeouts.joint_state)
-
     @property
     def _patience(self) -> float:
         """Seconds to wait for a frame at most."""
-        return max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
+        return max(0.0, min(_PATIENCE, self._between.due - self._clock.steady()))
 
     def _ask(self, position: int | None = None) -> None:
         """Infer on the newest frame of each camera, if the first has one (:meth:`InferenceRunner.start`)."""
@@ -249,7 +246,7 @@ class ControlLoop:
                 late = f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 self._refuse(Refused(Reason.JOINT_STATE_STALE, late), frame)
                 return
-        fresh = self._fresh_joints()
+        fresh = self._sender.fresh_joints()
         inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
         task, period = self._sender.task, self._limiter.period
         self._runner.start(
@@ -280,7 +277,7 @@ class ControlLoop:
         now = self._clock.steady()
         dt = self._limiter.planned_time(now) if request.beside else self._limiter.step_time(request.began)
         reference = self._inputs.joints_at(request.frame.stamp)
-        step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
+        step = self._stepper.next_command(self._sender.fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
         position = self._stepper.schedule.position
         self._execute(step, dt, request)
@@ -320,7 +317,7 @@ class ControlLoop:
     def _continue(self) -> None:
         """Execute the next step of the plan."""
         dt = self._limiter.planned_time(self._clock.steady())
-        self._execute(self._stepper.next_command(self._fresh_joints(), dt), dt, None)
+        self._execute(self._stepper.next_command(self._sender.fresh_joints(), dt), dt, None)
 
     def _execute(self, step: StepResult, dt: float, request: InferenceRequest | None) -> None:
         """Send a step that lasts ``dt`` seconds: the first one of a chunk or a later one of the plan."""
@@ -335,9 +332,9 @@ class ControlLoop:
             return
         self._context.stats.execution.sent(step, self._joints, self._clock.now(), self._limiter.period)
         if self._is_beside:
-            self._sender.begin(step, made, self._limiter.planned_due)
+            self._between.begin(step, made, self._limiter.planned_due)
         else:  # control.command_rate_hz may have been set to 0 since the step before
-            self._sender.stop()
+            self._between.stop()
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
         """Publish the action, and send the step's command if that is allowed; True if it was sent."""
@@ -386,7 +383,7 @@ class ControlLoop:
 
     def _rest(self) -> None:
         """Send nothing more between steps, and hold for the reason given."""
-        self._sender.stop()
+        self._between.stop()
         failed, self._failed = self._failed, None
         if failed is not None:
             self._refuse(*failed)

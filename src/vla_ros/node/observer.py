@@ -25,7 +25,10 @@ _PROCESSED, _BYTES = 32, 32 << 20  # most past images that are kept after proces
 
 
 class Observer:
-    """Makes observations according to a binding. One thread uses it; any thread may call :meth:`remember`."""
+    """Makes observations according to a binding. One thread uses it; any thread may call :meth:`remember`.
+
+    Assign ``timeouts`` to change the allowed ages.
+    """
 
     def __init__(self, config: Config, binding: Binding) -> None:
         self._binding = binding
@@ -44,17 +47,12 @@ class Observer:
             spans[self._first] = max(*states, spans.get(self._first, 0.0))
         self._history = History(spans)
         self._processed: OrderedDict[tuple[int, int], UInt8Array] = OrderedDict()
-        self.configure(config)
+        self._topics, self.timeouts = config.camera.topics, config.timeouts
 
     @property
     def remembers(self) -> bool:
         """True if any moment lies in the past, so that every frame must be passed to :meth:`remember`."""
         return bool(self._history)
-
-    def configure(self, config: Config) -> None:
-        """Apply options that may change while running."""
-        self._topics, self._max_age = config.camera.topics, config.timeouts.joint_state_age
-        self._max_skew = config.timeouts.camera_skew
 
     def begin(self) -> None:
         """Begin an episode: the first frame stands in for earlier ones until there are enough."""
@@ -90,8 +88,8 @@ class Observer:
         stamp = next(iter(raw.values())).stamp
         stamps = [image.stamp for image in raw.values()]
         skew = (max(stamps) - min(stamps)) / 1e9
-        if 0 < self._max_skew < skew:
-            raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self._max_skew:g} s")
+        if 0 < self.timeouts.camera_skew < skew:
+            raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self.timeouts.camera_skew:g} s")
         makers = {}
         for key, image in raw.items():
             index, feature = self._binding.cameras[key], self._images[key]
@@ -132,7 +130,7 @@ class Observer:
         pasts = [self._history.at(self._first, when, now) for when in whens] or [now]
         measured = [(Measured(past.inputs.joints, past.inputs.state, past.inputs.arms), past) for past in pasts]
         try:
-            vectors = [reader.read(each, past.stamp, self._max_age) for each, past in measured]
+            vectors = [reader.read(each, past.stamp, self.timeouts.joint_state_age) for each, past in measured]
         except StateError as error:
             raise Refused(Reason.INPUT_MISSING, str(error)) from None
         return vectors[0] if moments == NOW else np.stack(vectors)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
-from vla_ros.config import Config
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
+from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.node.between import Between
 from vla_ros.node.context import Context
@@ -35,31 +34,18 @@ class Sender:
         self,
         context: Context,
         stepper: Stepper,
+        limiter: RateLimiter,
+        between: Between,
         prepare: Callable[[Sequence[Command]], Callable[[], None]],
         supervise: Callable[[], None],
     ) -> None:
         self._context, self._stepper = context, stepper
         self._clock, self._safety = context.clock, context.safety
         self._prepare, self._supervise = prepare, supervise
-        self._between = Between()
+        self._limiter, self._between = limiter, between
         self._interruptions = 0  # count at the last check of the plan
         self.task = (-1, -1)
         self.ended = False
-
-    def configure(self, config: Config, period: float) -> None:
-        """Apply options; ``period`` is the duration of a step in seconds."""
-        self._config, self._period = config, period
-        self._between.configure(config.control, period)
-
-    @property
-    def due(self) -> float:
-        """When :meth:`send_between` is due, seconds of the steady clock; infinite for never."""
-        return self._between.due
-
-    @property
-    def rest_due(self) -> float:
-        """Like :attr:`due`, while the arm decelerates: a step must not follow such a command any sooner."""
-        return self._between.due if self._between.rests else -math.inf
 
     def is_void(self, task: tuple[int, int]) -> bool:
         """Return True if ``task`` has ended, or the arm was armed since it began."""
@@ -75,10 +61,6 @@ class Sender:
         self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
-    def stop(self) -> None:
-        """Send nothing more between steps."""
-        self._between.stop()
-
     def check_age(self, step: StepResult, late: int = 0) -> None:
         """Refuse motion on a frame that is too old: its allowed age plus inference time plus the step's offset.
 
@@ -92,8 +74,8 @@ class Sender:
         Raises:
             Refused: ``frame_old``.
         """
-        timeouts = self._config.timeouts
-        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._period
+        timeouts = self._context.options.current.timeouts
+        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
         age = (self._clock.ros() - step.stamp) / 1e9
         if timeouts.frame_age and age > allowed:
             found = f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s"
@@ -102,18 +84,14 @@ class Sender:
     def send(self, step: StepResult, dt: float, *, beside: bool) -> bool:
         """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent."""
         commands = step.commands
-        if beside and self._between.divides:
-            onward = self._stepper.onward(self._fresh_joints(), self._between.interval, dt, 0.0)
+        if beside and self._between.commands > 1:
+            onward = self._stepper.onward(self.fresh_joints(), self._between.interval, dt, 0.0)
             commands = onward + tuple(command for command in commands if command.hold)
         began = self._clock.steady()
         if not self._send(commands, self._stepper.executed):
             return False
         self._context.stats.record({"publish": 1e3 * (self._clock.steady() - began)})
         return True
-
-    def begin(self, step: StepResult, made: float, end: float) -> None:
-        """Start commands between a step that was sent, ``made`` then, and the next one, due at ``end``."""
-        self._between.begin(step, made, end)
 
     def send_between(self, *, dry: bool) -> bool:
         """Send the command that is due between two steps, or during deceleration after the last; True if sent.
@@ -129,11 +107,12 @@ class Sender:
             return False
         self.check_age(step, late)
         return self._send(
-            self._stepper.onward(self._fresh_joints(), dt, left, passed), self._stepper.sent, to_rest=late > 0
+            self._stepper.onward(self.fresh_joints(), dt, left, passed), self._stepper.sent, to_rest=late > 0
         )
 
-    def _fresh_joints(self) -> Mapping[str, JointState]:
-        return self._context.inputs.fresh_joints(self._config.timeouts.joint_state)
+    def fresh_joints(self) -> Mapping[str, JointState]:
+        """Return the newest joint states of the arms that are not stale."""
+        return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state)
 
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
         """Send the commands if that is allowed, and call ``done``; True if they were sent.

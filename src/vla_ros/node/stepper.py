@@ -92,7 +92,7 @@ class Stepper:
         self.schedule.control = config.control
         if inferring:
             return
-        self.observer.configure(config)
+        self.observer.timeouts = config.timeouts
         self._policy.configure(config.policy)
 
     def new_task(self) -> None:
