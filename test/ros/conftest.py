@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -42,12 +41,12 @@ QUICK = (
 DOMAINS = range(215, 232)
 
 
-def quiet_domain() -> int:
-    """A domain in which nobody on this host takes part at the moment."""
-    candidates = list(DOMAINS)
-    random.shuffle(candidates)
-    for domain in candidates:
+def quiet_domain(claims: contextlib.ExitStack) -> int:
+    """A domain without participants on this host, which no other run of these tests takes before ``claims`` end."""
+    for domain in DOMAINS:
+        claim = claims.enter_context(socket.socket(socket.AF_UNIX))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            claim.bind(f"\0vla_ros_test_domain_{domain}")
             probe.bind(("", 7400 + 250 * domain + 10))  # the first participant's (DDSI-RTPS 2.5, 9.6.2.4)
             return domain
     pytest.fail(f"all domains of {DOMAINS} are in use")
@@ -56,8 +55,8 @@ def quiet_domain() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def own_domain() -> Iterator[None]:
     """A domain of this file's own, on this host only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROS_DOMAIN_ID", str(quiet_domain()))
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as claims:
+        patch.setenv("ROS_DOMAIN_ID", str(quiet_domain(claims)))
         patch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
