@@ -45,7 +45,7 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
         ({"control.rate_hz": "fast"}, "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz)"),
         (
             {"policy.instruction": False},
-            "policy.instruction: found False (bool), expected text; to YAML this is no",
+            "policy.instruction: found False (bool), expected text; YAML does not read",
         ),
         ({"policy.instruction": "caf\udce9"}, r"policy.instruction: found 'caf\udce9', which is not valid Unicode"),
         ({"camera.topics": ["/\ud83d\ude00"]}, "which is not valid Unicode"),

@@ -110,7 +110,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (
             PolicySpec((ImageFeature("image", moments=(Moment(3), Moment())),)),
             {"features__moments": ["image = -5, 0"]},
-            "the policy's own are",
+            "but the policy requires",
         ),
         (
             action("arm.joint_position"),

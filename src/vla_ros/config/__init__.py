@@ -1,4 +1,4 @@
-"""One tree of typed options: ROS parameters, parameter files and command line are three views of it."""
+"""The tree of typed options behind ROS parameters, parameter files and command-line options."""
 
 from vla_ros.config.files import read_file
 from vla_ros.config.loading import build, entries, flatten, load, parse_assignment, to_yaml

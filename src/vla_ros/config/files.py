@@ -14,14 +14,14 @@ import yaml
 
 from vla_ros.errors import ConfigError, did_you_mean
 
-_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 20, 10_000, 16  # aliases make a small YAML file endless
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 20, 10_000, 16  # YAML aliases can expand a small file without end
 
 
 def config_file(name: str) -> Path:
     """Return the parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
     The package's files are in the source tree, or where pip or colcon installed them; their relative paths
-    (``config/robots/ur5e.yaml``) work everywhere. ConfigError lists them.
+    (``config/robots/ur5e.yaml``) work in any folder. ConfigError lists their names.
     """
     here = Path(__file__).resolve()
     prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
@@ -53,7 +53,7 @@ def preset_values(name: str) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with unique keys; otherwise the first of two ``limits:`` sections would be lost silently."""
+    """Refuses repeated keys; plain YAML would silently drop the first of two ``limits:`` sections."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -78,7 +78,7 @@ def _parse(text: str) -> Any:
 
 
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """Return a file's content; raises OSError if it is longer than ``most`` bytes (``/dev/zero`` never ends)."""
+    """Return a file's content; raises OSError if it has more than ``most`` bytes, as ``/dev/zero`` does."""
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -87,10 +87,11 @@ def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
 
 
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
-    """Flat values of a ROS parameter file: sections for ``/**`` and for this node, later ones win.
+    """Return the flat values of a ROS parameter file for a node; later sections override earlier ones.
 
     ``node_name`` includes the node's namespace, if any (``/robot_1/vla_policy``). Raises ConfigError if the file is
-    not YAML, repeats a key, has no ``ros__parameters`` for this node, or has some for several nodes of its name.
+    not YAML, repeats a key, has no ``ros__parameters`` for ``/**`` or this node, or has sections for several nodes
+    of this name.
     """
     try:
         document = _parse(read_bytes(path).decode("utf-8"))
@@ -121,7 +122,7 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
 
 
 def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
-    """Return the sections of a file for this node; another robot's limits must not apply to this one."""
+    """Return the keys of the sections that apply to a node; those of another robot's node do not."""
     full = node_name.strip("/")
     own = full.split("/")[-1]
     namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
@@ -136,7 +137,7 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """Return a parser's error message in one line instead of five."""
+    """Return the parser's message and place on one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)

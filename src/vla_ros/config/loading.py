@@ -166,7 +166,7 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
 
 
 def _with_policy(base: Config, name: Any) -> Config:
-    """Return ``base`` with another policy's own options at their defaults; the common ones are kept."""
+    """Return ``base`` with another policy, whose own options have their defaults; common options are kept."""
     if name == base.policy.name or not isinstance(name, str):  # convert() refuses other types
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
@@ -174,7 +174,7 @@ def _with_policy(base: Config, name: Any) -> Config:
 
 
 def _with_arms(base: Config, names: Any) -> Config:
-    """Return ``base`` with other arms; those that it has keep their options."""
+    """Return ``base`` with these arms; arms that were there before keep their options."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         return base  # convert() refuses other types
     taken = {*SECTIONS, "feed", "unused"}
@@ -208,7 +208,7 @@ def unknown(name: str, config: Config) -> str:
     if leaf in OF_AN_ARM and section not in SECTIONS:
         found = ", ".join(config.robot.arms) or "none"
         return f"{name}: no such parameter; '{section}' is not one of robot.arms, which are: {found}"
-    elsewhere = [other for other in known if other.rpartition(".")[2] == leaf]  # a right leaf in a wrong section
+    elsewhere = [other for other in known if other.rpartition(".")[2] == leaf]  # right leaf, wrong section
     hint = did_you_mean(name, known, 0.4) or did_you_mean(name, elsewhere, 0.0)
     return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
@@ -247,7 +247,7 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
     return item
 
 
-_SHORT = reprlib.Repr()  # of a few items: repr() of a list of aliases may never end
+_SHORT = reprlib.Repr()  # repr() of a list of YAML aliases may never end
 _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 30, 30, 2
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
@@ -256,7 +256,7 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
     found = _SHORT.repr(list(value) if isinstance(value, tuple) else value)
     hint = did_you_mean(value if isinstance(value, str) else found, entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
-        hint = "; to YAML this is no text: put it into quotes"
+        hint = "; YAML does not read this as text: put it into quotes"
     elif entry.is_list and entry.item_type is str and isinstance(value, str):
         hint = f"; for one item write [{value:.200}]"
     return ConfigError(f"{entry.name}: found {found} ({type(value).__name__}), expected {entry.expectation}{hint}")
@@ -279,9 +279,9 @@ def assignment(name: str, text: str) -> str:
 
 
 def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name: str = "vla_policy") -> Config:
-    """Return the tree from parameter files and then ``name:=value`` overrides; later ones win.
+    """Return the tree from parameter files and ``name:=value`` overrides, in this order; later values win.
 
-    If one of them selects another policy, the options of the previous policy are dropped. Raises as :func:`build`.
+    Selecting another policy drops the previous policy's options. Raises as :func:`build`.
     """
     layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
     name = PolicyConfig.name
@@ -295,7 +295,7 @@ def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name:
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """Return True for an option of the policy itself, False for one that all policies have."""
+    """Return True for an option that only this policy has, False for options of all policies."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}

@@ -10,7 +10,7 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """Properties of a field besides its type and default."""
+    """Properties of an option besides its name, type and default."""
 
     description: str  # one sentence for ``vla-ros config`` and the ROS parameter descriptor
     unit: str = ""  # SI unit, or "" for plain numbers and text

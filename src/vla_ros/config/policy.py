@@ -1,4 +1,4 @@
-"""The options common to all policies."""
+"""Options of all policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vla_ros.config.options import option
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The policy to run and the options common to all policies; a policy's own options extend this class."""
+    """The policy to run, and the options of all policies; a policy with further options extends this class."""
 
     name: str = option("openvla", "Policy by its entry-point name (group vla_ros.policies)")
     instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)

@@ -1,9 +1,9 @@
-"""Finds policies by name through an entry-point group, with the options that each declares.
+"""Finds policies by name through an entry-point group, and the options that they declare.
 
 An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
-class. Its attribute ``Options``, a dataclass that extends :class:`~vla_ros.config.policy.PolicyConfig`, declares
-the policy's options; without it the policy has the common ones only. Its attribute ``claims`` decides whether it
-runs a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
+class. Attributes of the callable are optional: ``Options``, a dataclass that extends
+:class:`~vla_ros.config.policy.PolicyConfig`, declares further options; ``claims`` decides whether the policy runs a
+checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options_class(name: str) -> type[PolicyConfig]:
 
 
 def owner(leaf: str) -> str | None:
-    """Return the installed policy that declares ``policy.<leaf>``, or None; the default one if several do."""
+    """Return a policy that declares ``policy.<leaf>`` (the default policy if several do), or None."""
     found = [name for name in available() if leaf in _own(name)]
     return max(found, key=lambda name: name == PolicyConfig.name, default=None)
 
@@ -60,13 +60,13 @@ def owner(leaf: str) -> str | None:
 def _own(name: str) -> frozenset[str]:
     try:
         found = options_class(name)
-    except (ConfigError, MissingDependencyError):  # another policy's fault is not what is asked about
+    except (ConfigError, MissingDependencyError):  # a broken policy declares nothing
         return frozenset()
     return frozenset(found.__dataclass_fields__)
 
 
 def claimant(config: Mapping[str, Any]) -> str:
-    """Return the policy that claims a checkpoint with this ``config.json`` most firmly; the default one if none."""
+    """Return the policy with the highest claim to a checkpoint with this ``config.json``, by default openvla."""
     claims = {name: _claim(name, config) for name in available()}
     best = max(claims, key=lambda name: claims[name])
     return best if claims[best] else PolicyConfig.name
@@ -77,7 +77,7 @@ def _claim(name: str, config: Mapping[str, Any]) -> int:
     try:
         with _explained(point):
             claims = getattr(point.load(), "claims", None)
-    except MissingDependencyError:  # it could not run the checkpoint either
+    except MissingDependencyError:  # without its library it cannot run the checkpoint
         return 0
     return int(claims(config)) if claims else 0
 

@@ -1,7 +1,6 @@
 """The sections of the tree of options, each a frozen dataclass.
 
-Lists are tuples here and ROS arrays outside. Units are SI; angles are radians; frames are named where a field has
-one.
+Lists are tuples here and ROS arrays outside. Units are SI, angles are radians.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """The cameras, and deviations from the policy's image processors."""
+    """The cameras, and options that replace the policy's image processors."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
     keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the order of topics")
@@ -89,7 +88,7 @@ class CameraConfig:
 
     @property
     def each(self) -> tuple[Camera, ...]:
-        """The cameras one by one; every list has one item or one per camera."""
+        """The cameras; a list with a single item applies to all of them."""
         count = len(self.topics)
         lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
         whole = (values * count if len(values) == 1 else values for values in lists)
@@ -113,7 +112,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class RobotConfig:
-    """The arm: its description and the names of its joints and frames. With several arms: what they share."""
+    """Description of the arm and names of its joints and frames; with several arms, the options that they share."""
 
     arms: tuple[str, ...] = option(
         (), "Names of several arms; each has its own section, such as left.urdf. Empty: one arm, called arm"
@@ -138,7 +137,7 @@ class RobotConfig:
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """The further feeds one by one."""
+        """The feeds of ``state_topics``."""
         parts = (text.partition("=") for text in self.state_topics)
         named = ((key.strip(), *rest.partition(":")) for key, _, rest in parts)
         return tuple(Feed(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
@@ -211,7 +210,7 @@ class ControlConfig:
 
 @dataclass(frozen=True)
 class GripperConfig:
-    """The meaning of the gripper number, and how the fingers are commanded."""
+    """Range of the action's gripper value, and how the fingers are commanded."""
 
     mode: str = option(
         "binary",
@@ -270,7 +269,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class TimeoutsConfig:
-    """When an input counts as stale, so that the arm holds."""
+    """Times after which an input is stale, an inference late or a command expired."""
 
     camera: float = _seconds(0.5, "No new frame for this long: hold")
     camera_skew: float = _seconds(0.0, "Images of one step taken further apart than this: hold; 0: no limit", low=0)

@@ -1,6 +1,6 @@
 """Print every option with its value, unit, range and description, as a ROS parameter file.
 
-The output of `vla-ros config` is a valid --config file; options given on the command line are filled in.
+The output includes the options given on the command line and is itself a valid --config file.
 """
 
 from __future__ import annotations

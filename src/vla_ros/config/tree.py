@@ -1,7 +1,7 @@
-"""The tree of options, which are also ROS parameters, keys of ``config/*.yaml``, and ``-p name:=value``.
+"""The tree of options: ROS parameters, keys of ``config/*.yaml`` and names of ``-p name:=value``.
 
-The parameter name is ``section.field``. The section ``policy`` is the dataclass declared by the policy named there;
-each of several arms (``robot.arms``) has its own section.
+The name of an option is ``section.field``. The policy ``policy.name`` declares the section ``policy``; each of
+several arms (``robot.arms``) has its own section.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items()
 
 @dataclass(frozen=True)
 class Config:
-    """All options: everything that differs between robots, checkpoints and uses."""
+    """All options."""
 
     policy: PolicyConfig = field(default_factory=lambda: options_class(PolicyConfig.name)())
     camera: CameraConfig = field(default_factory=CameraConfig)
@@ -76,7 +76,7 @@ class Config:
         return tuple(map(self._arm, self.robot.arms or ("arm",)))
 
     def of_arm(self, name: str, leaf: str) -> Any:
-        """Return an option of an arm by a name of :data:`OF_AN_ARM`."""
+        """Return the value of an option in :data:`OF_AN_ARM` for an arm."""
         section, _, shared = OF_AN_ARM[leaf].partition(".")
         return self.own.get(f"{name}.{leaf}", getattr(getattr(self, section), shared))
 

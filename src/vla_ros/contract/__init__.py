@@ -1,1 +1,1 @@
-"""The named features of a policy, and the robot's topics and joints that they are bound to."""
+"""The named features of a policy, and their binding to the robot's topics and joints."""

@@ -1,4 +1,4 @@
-"""Writes actions in a policy's own numbers: the action that would have moved the robot to a given state.
+"""Writes the action, in a policy's units and order, that moves the robot from one state to another.
 
 This is the inverse of :mod:`vla_ros.control`; it turns recorded commands into training data and references.
 """
@@ -64,7 +64,7 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
         arm = arm_of(part, arms, "the action")
         if not arm.fingers:
             return lambda start, goal, seconds: np.full(1, np.nan)
-        if not part.form:  # the convention of the options
+        if not part.form:  # gripper.open_value and closed_value define the range
             part, gripper = Part(part.arm, "gripper", "0..1"), arm.config.gripper
             closed, span = gripper.closed_value, gripper.open_value - gripper.closed_value
     reader = bind_state(StateFeature("action", (part,)), arms, {})
@@ -72,7 +72,7 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
 
 
 def _difference(part: Part, arm: Arm) -> Write:
-    """Return the change of joint positions, per step or per second, in the part's unit."""
+    """Write the change of joint positions, per step or per second, in the part's unit."""
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():

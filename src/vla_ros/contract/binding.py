@@ -1,4 +1,4 @@
-"""Binds a policy's features to the robot's topics and joints, once, at start."""
+"""Binds a policy's features to the robot's topics and joints when the policy is loaded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vla_ros.kinematics.solver import Kinematics
 
 @dataclass(frozen=True)
 class Binding:
-    """A policy on a robot."""
+    """The sources of a policy's inputs and the targets of its actions on a robot."""
 
-    spec: PolicySpec  # the policy's, completed by the options where its checkpoint leaves features open
-    # Image key to position in ``camera.topics``, in the policy's order; optional images may be missing.
+    spec: PolicySpec  # the policy's spec, completed from the options
+    # Image key to index in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
     states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order
     columns: tuple[tuple[Part, slice], ...]  # every part of the action with its columns
@@ -104,8 +104,8 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
             raise ConfigError(
                 f"camera.keys: the policy needs the image '{image.key}'"
                 + (f" from '{camera}' (features.images)" if image.camera else "")
-                + f", but the cameras provide {', '.join(keys)}; set camera.topics and camera.keys, or say which "
-                f'camera it is: features.images: ["{image.key} = {keys[0]}"]'
+                + f", but the cameras provide {', '.join(keys)}; set camera.topics and camera.keys, or name its "
+                f'camera: features.images: ["{image.key} = {keys[0]}"]'
             )
         other = next((key for key, index in found.items() if index == keys.index(camera)), None)
         if other is not None:
@@ -144,7 +144,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 
 
 def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """Check that a part's form agrees with the options that specify the same thing."""
+    """Check that a part's form agrees with the options for the gripper's range and the rotation."""
     if part.quantity == "gripper" and part.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:

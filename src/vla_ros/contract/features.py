@@ -21,10 +21,10 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
-    """Complete ``spec`` from the options where the checkpoint leaves it open.
+    """Return ``spec`` with what the checkpoint leaves open filled in from the options.
 
-    The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset fits
-    several policies. Raises ConfigError if an option contradicts the spec.
+    Features that the policy does not take are ignored, so that one preset fits several policies. Raises ConfigError
+    if an option contradicts the spec.
     """
     section = config.features
     images = {image.key: image for image in map(_image, section.images)}
@@ -61,8 +61,8 @@ def _image(text: str) -> ImageFeature:
     match = _IMAGE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"features.images: found {text!r}, expected KEY = CAMERA [WIDTHxHEIGHT], of which KEY alone is needed, "
-            "such as 'observation/image = front [224x224]'"
+            f"features.images: found {text!r}, expected KEY or KEY = CAMERA [WIDTHxHEIGHT], such as "
+            "'observation/image = front [224x224]'"
         )
     size = (int(match["height"]), int(match["width"])) if match["width"] else None
     return ImageFeature(match["key"], required=not match["optional"], camera=match["camera"] or "", size=size)
@@ -120,12 +120,12 @@ def _with_state(state: StateFeature, said: StateFeature | None, moments: Moments
 def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...]:
     wanted = said.get(key, own)
     if own not in (NOW, wanted):
-        raise ConfigError(f"features.moments: found {len(wanted)} for '{key}', but the policy's own are {own}")
+        raise ConfigError(f"features.moments: found {len(wanted)} for '{key}', but the policy requires {own}")
     return wanted
 
 
 def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
-    """Return the policy's action parts, with missing forms from the section, or the section's if it has none."""
+    """Return the policy's action parts with forms from ``features.action``, whose parts are the default."""
     try:
         said = parse_parts(" + ".join(section), action=True) if section else ()
     except ConfigError as error:

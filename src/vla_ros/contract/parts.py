@@ -1,4 +1,4 @@
-"""Parts describe the numbers of a state vector or an action, as users write them.
+"""The notation for the parts of a state vector or an action.
 
 ``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. The only arm
 of a robot is called ``arm``. JOINTS selects joints of the arm (states only; default: all). FORM is a unit, a range
@@ -20,10 +20,10 @@ FEED, UNUSED = "feed", "unused"
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of an arm."""
+    """A quantity of an arm, such as its joint positions."""
 
     forms: tuple[str, ...]  # units and forms by name; the first is the default. RANGE stands for ``[LOW..HIGH]``.
-    size: int  # how many numbers; 0 for one per joint, -1 if the form decides (:data:`ROTATION_SIZES`)
+    size: int  # number of values; 0 for one per joint, -1 if the form decides (:data:`ROTATION_SIZES`)
     state: bool  # True if a state vector may contain it
     action: bool  # True if an action may contain it
 
@@ -42,16 +42,16 @@ QUANTITIES = {
     "joint_velocity": Quantity(("rad/s", "deg/s", "1"), 0, True, True),  # 1: a share of the velocity limit
     "joint_effort": Quantity(("Nm",), 0, True, False),
     "joint_delta": Quantity(("rad", "deg"), 0, False, True),
-    "gripper": Quantity((RANGE, "m"), 1, True, True),  # [CLOSED..OPEN], 0..1 where left out
+    "gripper": Quantity((RANGE, "m"), 1, True, True),  # [CLOSED..OPEN], by default 0..1
     "fingers": Quantity(("m",), 0, True, False),
     "tip_position": Quantity(("m",), 3, True, True),
     "tip_rotation": Quantity(tuple(ROTATION_SIZES), -1, True, True),
     "tip_delta": Quantity(("euler_xyz", "rotation_vector"), 6, False, True),
 }
 MOTIONS = ("joint_position", "joint_velocity", "joint_delta", "tip_delta", "tip_position")
-"""Quantities that move an arm; of each arm an action holds one. ``tip_position`` comes with ``tip_rotation``."""
+"""Quantities that move an arm; an action has one for each arm. ``tip_position`` comes with ``tip_rotation``."""
 BY_OPTIONS = ("gripper", "tip_delta")
-"""Quantities of an action whose form, where it is left out, is what the options say."""
+"""Quantities of an action whose form follows the options if the part has none."""
 
 _PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -60,11 +60,11 @@ _RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 
 @dataclass(frozen=True)
 class Part:
-    """Some numbers of a state or an action."""
+    """A part of a state vector or an action."""
 
     arm: str  # the arm; "" for a feed and for unused numbers
     quantity: str  # a name of :data:`QUANTITIES`, ``feed`` or ``unused``
-    # Unit, range or form of a rotation; the name of a feed; "" as the options say (:data:`BY_OPTIONS`).
+    # Unit, range or form of a rotation; the name of a feed; "" if it follows the options (:data:`BY_OPTIONS`).
     form: str = ""
     joints: tuple[str, ...] = ()  # joints in this order; empty for all of the arm
     count: int = 0  # numbers of a feed (0: as many as its message has) or of an unused part; 0 for other parts
@@ -84,7 +84,7 @@ class Part:
         return (float(found[1]), float(found[2])) if found else None
 
     def size(self, joints: int, fingers: int = 0) -> int:
-        """Number of values for an arm with so many joints and finger joints; 0 for a feed of any length."""
+        """Return the number of values for an arm with these numbers of joints; 0 for a feed of any length."""
         if self.quantity in (FEED, UNUSED):
             return self.count
         size = QUANTITIES[self.quantity].size
@@ -94,7 +94,7 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parse ``PART + PART + ...`` of an action or a state vector; ConfigError does not name the option."""
+    """Parse ``PART + PART + ...`` of an action or a state vector; the caller names the option in a ConfigError."""
     return tuple(_parse(term.strip(), action) for term in text.split("+"))
 
 

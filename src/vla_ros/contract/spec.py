@@ -1,4 +1,4 @@
-"""What a policy needs and returns: named features, fixed once it is loaded."""
+"""The inputs and outputs of a policy: named features, fixed once the policy is loaded."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ImageFeature:
     """An image that the policy takes."""
 
     key: str  # the policy's name for it
-    # Its image processor; None keeps the camera's size, or pads to ``size``.
+    # The image processor; None keeps the camera's size, or resizes with padding to ``size``.
     processor: ImageProcessor | None = None
-    moments: tuple[Moment, ...] = NOW  # oldest first. With one the image is [H, W, 3], with T of them [T, H, W, 3].
-    required: bool = True  # False if the policy also works without it (a camera that it masks)
-    camera: str = ""  # the one of ``camera.keys`` that provides it; "" for the one of the same name
-    size: tuple[int, int] | None = None  # (height, width) that the policy takes, if it names no processor
+    moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [H, W, 3], T moments: [T, H, W, 3]
+    required: bool = True  # False if the policy masks a missing image
+    camera: str = ""  # a name of ``camera.keys``; "" if the camera has the name of the image
+    size: tuple[int, int] | None = None  # (height, width) for a policy without an image processor
 
     @property
     def source(self) -> str:
-        """The one of ``camera.keys`` that provides it; an optional image may have none."""
+        """Name of the camera (``camera.keys``); there may be none of that name for an optional image."""
         return self.camera or self.key
 
 
@@ -45,25 +45,25 @@ class StateFeature:
     """A state vector that the policy takes: the concatenation of its parts."""
 
     key: str  # the policy's name for it
-    parts: tuple[Part, ...] = ()  # what its numbers are; empty if ``features.state`` must say
-    size: int = 0  # N, how many numbers the checkpoint expects; 0 for any
-    moments: tuple[Moment, ...] = NOW  # oldest first. With one the state is [N], with T of them [T, N].
+    parts: tuple[Part, ...] = ()  # empty if ``features.state`` must name them
+    size: int = 0  # N, numbers that the checkpoint expects; 0 for any
+    moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [N], T moments: [T, N]
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a policy needs and returns."""
+    """Inputs and outputs of a policy."""
 
-    # In the policy's order; empty takes those of ``features.images`` (else ``camera.keys``).
+    # Images in the policy's order; empty: those of ``features.images``, else one for each of ``camera.keys``.
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
     state: tuple[StateFeature, ...] = ()  # state vectors, in the policy's order
-    # What the D numbers of one action are; empty if ``features.action`` must say.
+    # Parts of the D numbers of an action; empty if ``features.action`` must name them.
     action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
     dimension: int = 7  # D; 0 if it follows from the action's parts
     horizon: int = 1  # K, actions in one chunk
     rate_hz: float | None = None  # control rate of its training data in hertz; None if unknown
-    open: bool = False  # True if it takes all state vectors that ``features.state`` names, besides its own
-    noise: tuple[int, ...] = ()  # shape of what it samples from; empty if it does not sample
+    open: bool = False  # True if it takes all state vectors of ``features.state`` in addition to its own
+    noise: tuple[int, ...] = ()  # shape of the noise from which it samples; empty if it does not sample
     continues_chunks: bool = False  # True if it takes ``Observation.previous`` (real-time chunking)
 
     @property
@@ -96,7 +96,7 @@ class PolicySpec:
 
     @property
     def gripper(self) -> int | None:
-        """The column of the gripper; None unless there is exactly one."""
+        """Column of the action that opens and closes the only gripper; None unless there is exactly one."""
         return self.grippers[0] if len(self.grippers) == 1 else None
 
     def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:

@@ -18,7 +18,7 @@ from vla_ros.types import FloatArray, JointState
 
 
 class StateError(VlaRosError):
-    """A part of a state vector is missing, stale, not finite, or of a wrong length."""
+    """A part of a state vector is missing, stale, not finite or of the wrong length."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class StateReader:
 
 
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
-    """Bind a state vector to the robot's topics and joints; ``feeds`` is name to topic (``robot.state_topics``).
+    """Bind a state vector to the robot's topics and joints; ``feeds`` maps names to topics.
 
     Raises ConfigError if a part has no source, or the parts have another size than the policy expects.
     """
@@ -127,7 +127,7 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
 
 
 def arm_of(part: Part, arms: Mapping[str, Arm], what: str) -> Arm:
-    """Return the arm of a part; ConfigError names ``what`` needs it and the arms that there are."""
+    """Return the arm of a part that ``what`` needs; ConfigError if the robot does not have it."""
     if part.arm not in arms:
         raise ConfigError(f"robot.arms: {what} needs {part}, but the robot has the arms {', '.join(arms)}")
     return arms[part.arm]
