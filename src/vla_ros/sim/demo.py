@@ -1,15 +1,15 @@
-"""Watch a policy move the simulated arm, or two of them.
+"""Watch a policy move one or two simulated arms.
 
-The simulation runs in this process and the policy node (`vla-ros run`) in another. They communicate over DDS, in a
-ROS domain of their own on this host unless ROS_DOMAIN_ID is set. In simulated time the node's control loop runs in
-this process, too. The seed of an episode decides the three or four objects on the table and the instruction.
+The simulation runs in this process and the policy node (`vla-ros run`) in another one. They communicate over DDS,
+in a free ROS domain on this host unless ROS_DOMAIN_ID is set. In simulated time, the node's control loop runs in
+this process, too. The seed of an episode determines the objects on the table and the instruction.
 
   vla-ros demo --report out.html                the small OpenVLA that comes with the package
-  vla-ros demo --checkpoint demo-pi --delay-ms 200    the small pi0.5, as slow as a large one, in simulated time
+  vla-ros demo --checkpoint demo-pi --delay-ms 200    the small pi0.5 with the latency of a large one
   vla-ros demo --checkpoint DIR                 your own checkpoint
   vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
-  vla-ros demo --policy expert --arms 2 --actions joint_position    it moves two arms by joint positions
-  vla-ros demo -p camera.orientation:="[none]"  what goes wrong when the image is upside down
+  vla-ros demo --policy expert --arms 2 --actions joint_position    the expert moves two arms
+  vla-ros demo -p camera.orientation:="[none]"  the failure caused by an upside-down image
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> DemoResult:
         try:
             result = _episodes(arguments, options.config, policy.alive)
         except PolicyFailedError:
-            policy.end()  # its last lines include what it logs while it shuts down
+            policy.end()  # the last lines include those of the shutdown
             print(policy.last_lines(), file=sys.stderr)
             raise
         finally:
@@ -85,7 +85,7 @@ def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> DemoResult:
 
 
 def check_torch(config: Config) -> None:
-    """Check that PyTorch is installed if the policy needs it; the error names what runs without it."""
+    """Raise MissingDependencyError if the policy needs PyTorch and PyTorch is not installed."""
     if config.policy.name in SHIPPED.values() and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError(
             "the demo's policy is a neural network, and PyTorch is not installed: pip install 'vla_ros[openvla]' "
@@ -128,7 +128,7 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
     console.header(config, "simulated time")
     with closing(Stepper(config, create(config))) as stepper:
         with console.spinner("loading the policy"):
-            stepper.load()  # before anything is rendered: torch crashes where Mesa has loaded its LLVM
+            stepper.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
         with TableTop(world_options(arguments, config)) as world:
             runner = SimulatedTime(world, config, stepper, episode_options(arguments, world))
             return _run_all(arguments, config, runner.run).with_stats(runner.stats)

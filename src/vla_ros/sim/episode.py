@@ -1,4 +1,4 @@
-"""One episode: its task, its steps, and what is recorded of them."""
+"""An episode: its task, its steps, and the record of images, poses and actions."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from vla_ros.types import FloatArray, UInt8Array
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
 _SETTLE = 0.3  # s to wait for the command of the first frame after a new instruction; doubled at each attempt
 _SETTLE_ATTEMPTS = 4
-_ACTION_WAIT = 0.2  # s that an action may arrive after its command
+_ACTION_WAIT = 0.2  # s to wait for the action of a command
 _TICK = 0.02  # s: joint states at 50 Hz or a little more
 _RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
-_MIN_SPIN = 0.002  # s: receive messages even when the simulation is late
+_MIN_SPIN = 0.002  # s to receive messages even if the simulation is late
 
 
 class Runner(ABC):
-    """Runs episodes of ``world`` through ``node``; ``alive`` is false once the policy node has ended."""
+    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has ended."""
 
     def __init__(self, world: TableTop, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]) -> None:
         self._world = world
@@ -42,10 +42,9 @@ class Runner(ABC):
         """
 
     def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
-        """Publish the state and then the images, so that a receiver of the image has everything.
+        """Publish the state and then the images, so that a receiver of an image has the state as well.
 
-        ``stamp`` 0 takes the time after rendering, as a camera stamps an image after read-out. Returns the stamp
-        and the upright image.
+        ``stamp`` 0 stands for the time after rendering. Returns the stamp and the upright image.
         """
         image = self._world.render()
         wrists = {wrist_topic(camera): self._world.render(camera) for camera in self._options.wrist}
@@ -69,7 +68,7 @@ class Runner(ABC):
 
 
 class Lockstep(Runner):
-    """Waits for the commands of each frame, then advances by a control step, whatever the machine's speed."""
+    """Waits for the commands of each frame, then advances by a control step; independent of the machine's speed."""
 
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
@@ -101,10 +100,10 @@ class Lockstep(Runner):
         return episode.result(reason, commands_of(node.received, world))
 
     def _instruct(self, instruction: str) -> None:
-        """Publish the instruction, then frames until one is answered; their commands are discarded.
+        """Publish the instruction, then frames until a command follows; these commands are discarded.
 
         Messages on different topics may overtake each other, so only a command proves that the instruction has
-        arrived. The node may drop the frame it was processing when the instruction changed.
+        arrived. The node may drop the frame that it was processing at that time.
         """
         self._node.publish_instruction(instruction)
         first = self._instructed = self._node.next_stamp()
@@ -114,10 +113,10 @@ class Lockstep(Runner):
                 return
 
     def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[Command]:
-        """Wait until every driver has a command for the frame ``stamp``; return none if they do not come in time.
+        """Wait until every driver has a command for the frame ``stamp``; return [] after ``timeout`` seconds.
 
-        The command has this stamp or a later one, or is the next step of the chunk executed last. After a frame had
-        to be sent again, a chunk for an earlier frame of this instruction is accepted.
+        A command counts if it has this stamp or a later one, or is the next step of the last chunk. Once a frame
+        had to be sent again, chunks for earlier frames of this instruction count, too.
         """
         deadline = time.monotonic() + timeout
         found: dict[str, Command] = {}
@@ -141,8 +140,8 @@ class Lockstep(Runner):
             if time.monotonic() >= deadline:
                 return []
             if resend:
-                # The frame may be lost, and the node uses no frame twice. If it was not lost, the node dropped its
-                # result, for example in a short hold; then a frame with a new stamp helps.
+                # The frame may be lost: send it again. If it was not lost, the node dropped its result, for example
+                # in a short hold, and uses no frame twice: then send frames with new stamps.
                 self._publish(again)
                 again, oldest = 0, self._instructed
         if not complete():
@@ -152,7 +151,7 @@ class Lockstep(Runner):
 
 
 class RealTime(Runner):
-    """Advances with the wall clock, regardless of the policy; slower if the machine cannot keep up."""
+    """Advances with the wall clock, or slower if the machine cannot keep up; never waits for the policy."""
 
     _next_frame = 0.0  # s of the monotonic clock; the camera keeps its rate from one episode to the next
 
@@ -170,7 +169,7 @@ class RealTime(Runner):
         return self._drive(episode, began)
 
     def _return(self, before: FloatArray) -> None:
-        """Publish the arm's motion back to the start, because the node would take a jump for a second driver."""
+        """Publish the arm's motion back to the start; the node would attribute a jump to a second driver."""
         after = self._world.joint_positions()
         ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
         for tick in range(1, ticks):
@@ -180,7 +179,7 @@ class RealTime(Runner):
             self._node.spin(lambda: False, _TICK)
 
     def _is_answered(self, began: int) -> bool:
-        """Publish frames of the world at rest until the policy reacts to one; False if it does not in time."""
+        """Publish frames of the world at rest until a command follows; return False if none does in time."""
         deadline = time.monotonic() + self._options.step_timeout
         answered = False
 

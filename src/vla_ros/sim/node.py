@@ -47,9 +47,9 @@ Tap = Callable[[str, str, Any], None]
 class Driver:
     """Receives the commands to some joints, as a real robot's driver does."""
 
-    topic: str  # where
-    output: str  # their message, as ``control.output`` has it
-    joints: tuple[str, ...]  # their order in a message that does not name them
+    topic: str
+    output: str  # a value of ``control.output``
+    joints: tuple[str, ...]  # order of the joints in messages without names
 
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
@@ -76,7 +76,7 @@ def wrist_topic(camera: str) -> str:
 class SimNode:
     """Publishes a :class:`TableTop` and receives the commands to its arms.
 
-    Everything, including callbacks, runs on the thread that calls these methods; they spin the graph.
+    All callbacks run on the thread that calls these methods, which spin the graph.
 
     Args:
         graph: The joined graph.
@@ -111,7 +111,7 @@ class SimNode:
             obeys = partial(self._on_command, driver)
             kind = graph.message(self._types[driver.topic])
             self._node.create_subscription(kind, driver.topic, obeys, graph.qos("command"))
-        # A queue, unlike commands: every action is to be received and recorded.
+        # Commands have a queue of one, but all actions must be received.
         self._node.create_subscription(
             graph.message(self._types[ACTION_TOPIC]), ACTION_TOPIC, self._on_action, graph.qos("default")
         )
@@ -164,7 +164,7 @@ class SimNode:
         self._send(OBJECT_TOPIC, self._joint_state(world.object_state(stamp)))
 
     def publish_image(self, image: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
-        """Publish an upright image uint8 [H, W, 3] upside down, as LIBERO's renderer delivers it."""
+        """Publish an upright image, uint8 [H, W, 3], upside down, as LIBERO's renderer delivers images."""
         frame = "front_camera" if topic == IMAGE_TOPIC else topic.split("/")[1]
         self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
 

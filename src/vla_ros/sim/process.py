@@ -39,7 +39,7 @@ def _is_free(port: int) -> bool:
 
 
 def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that isolate the demo: a free domain, on this host only; those that are set are kept."""
+    """Return the variables that isolate the demo (a free domain, on this host only), except those already set."""
     chosen: dict[str, str] = {}
     if not environment.get("ROS_DOMAIN_ID"):
         chosen["ROS_DOMAIN_ID"] = str(free_domain())

@@ -26,18 +26,18 @@ _EPISODE_FIGURES = ("seed", "instruction", "success", "steps", "reason", "touche
 
 @dataclass(frozen=True)
 class Commands:
-    """The commands of an episode, as the robot's side receives them."""
+    """The commands to the first arm in an episode."""
 
-    # Arrivals, seconds, and the end of the episode, float64 [T + 1]; empty in lockstep.
+    # Times of arrival and end of the episode, seconds, float64 [T + 1]; empty in lockstep.
     times: FloatArray = field(default_factory=lambda: np.zeros(0))
-    # Of the frame behind each, nanoseconds, int64 [T]; commands of one chunk share theirs.
+    # Stamp of each command's frame, nanoseconds, int64 [T]; all commands of a chunk have the same.
     stamps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    # Of the arm's joints, float64 [T, N], radians.
+    # Joint positions, float64 [T, N], radians.
     positions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 def steadiness(episodes: Iterable[Commands], rate_hz: float) -> dict[str, float]:
-    """Return how steady the commands were (:meth:`Steadiness.figures`); ``rate_hz`` of them are due per second."""
+    """Return gaps and seams of the commands (:meth:`Steadiness.figures`), which are due at ``rate_hz``."""
     found, period = Steadiness(), 1 / rate_hz
     for commands in episodes:
         found.interrupted()
@@ -68,7 +68,7 @@ class EpisodeResult:
     fingers: FloatArray = field(default_factory=lambda: np.zeros((0, 1)))
     target: str = ""  # names of the requested objects, for example ``red_cube and blue_ball``
     touched: str = ""  # name of the object that was moved instead, or ""
-    commands: Commands = field(default_factory=Commands)  # what the first arm was told
+    commands: Commands = field(default_factory=Commands)  # commands to the first arm
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class DemoResult:
     episodes: tuple[EpisodeResult, ...]
     # Stage of the policy node to ``{"p50": ms, "p99": ms}``.
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    # ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
+    # Frames ``received``, ``used`` and ``dropped`` (by reason) by the policy node.
     frames: Mapping[str, Any] = field(default_factory=dict)
-    # How steadily the policy node executed its plan (``ExecutionStats.summary``); may be empty.
+    # Steps, stalls and seams of the policy node's plan (``ExecutionStats.summary``); may be empty.
     execution: Mapping[str, float] = field(default_factory=dict)
-    # Stage to single measurements in milliseconds; may be empty.
+    # Stage to individual measurements in milliseconds; may be empty.
     latency_samples_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     # Options that made the task harder (dimmed camera, bumps, ...).
     controls: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class DemoResult:
 
     @property
     def action(self) -> tuple[Part, ...]:
-        """The meaning of the numbers of the policy's actions."""
+        """The parts of the policy's actions."""
         if self.config.policy.name == "expert":
             return ExpertPolicy(self.config).spec.action
         stated = self.config.features.action

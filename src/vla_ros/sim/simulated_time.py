@@ -24,11 +24,11 @@ from vla_ros.vision.messages import encode_image
 
 
 class SimulatedTime:
-    """A clock that stands still while the policy infers: results depend on no machine's speed and load.
+    """Runs episodes on a clock that stands still during an inference, so that the machine's speed has no influence.
 
-    Each answer comes ``control.inject_delay_ms`` after its question, and nothing else takes time. The control loop,
-    the watchdog and all limits are those of the node; the graph and its threads are left out. As in real time, an
-    episode begins with the first command.
+    Each inference takes ``control.inject_delay_ms`` on this clock, and nothing else takes time. The control loop,
+    the watchdog and all limits are those of the node, without the graph and its threads. As in real time, the
+    physics begins with the first command.
 
     Args:
         stepper: With a loaded policy.
@@ -140,4 +140,4 @@ class SimulatedTime:
             self._episode.actions.append(step.action)
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Outcomes of frames are counted by the node's statistics only."""
+        """Ignore the outcome of a frame, which the node's statistics count."""

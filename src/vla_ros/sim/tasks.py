@@ -37,11 +37,10 @@ _PUSH = re.compile(rf"push {_THING} to the (left|right)")
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do, with one object per arm."""
+    """Something to do with one object per arm."""
 
-    verb: Literal["pick", "push"]  # ``pick`` or ``push``
-    # Names of the objects, for example ``red_cube``: of one arm's, or the left and the right arm's.
-    targets: tuple[str, ...]
+    verb: Literal["pick", "push"]
+    targets: tuple[str, ...]  # name of the object of each arm, for example ``red_cube``
     side: str = ""  # ``left`` or ``right`` for a push, "" for a pick
 
     @property
@@ -56,7 +55,7 @@ class Task:
 
     @property
     def instruction(self) -> str:
-        """For example "push the red ball to the left"."""
+        """The instruction, for example "push the red ball to the left"."""
         things = [f"the {name.replace('_', ' ')}" for name in self.targets]
         if self.verb == "push":
             return f"push {things[0]} to the {self.side}"
@@ -77,7 +76,7 @@ def make_task(name: str, *targets: str) -> Task:
 
 
 def parse(instruction: str) -> Task | None:
-    """Return the task that an instruction names, or None if there is none. Case and spaces do not matter."""
+    """Return the task that an instruction describes, or None; case and spaces do not matter."""
     text = " ".join(instruction.lower().split()).rstrip(".!")
     if match := _PICK.fullmatch(text) or _PICK_TWO.fullmatch(text):
         words, side = match.groups(), ""

@@ -23,7 +23,7 @@ TIMESTEP = 0.002
 _JOINTS, _OF_AN_ARM = len(arm.JOINT_NAMES), len(arm.JOINT_NAMES) + len(arm.FINGER_NAMES)
 _TICK = 0.02 * 1.001  # s: joint states at 50 Hz or a little more
 _SETTLING = 50  # physics steps at the start of an episode
-_TWO_ARMS_FOVY = 62.0  # degrees: both arms' objects are in the image
+_TWO_ARMS_FOVY = 62.0  # degrees; shows the objects of both arms
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class WorldOptions:
 class TableTop:
     """A MuJoCo world; the same seed and commands give the same images and poses. Use it from one thread.
 
-    Vectors over joints have the nine joints of each arm (seven, then two fingers) one arm after the other, in
-    radians and metres. Positions are in the table's frame, which is a single arm's base frame.
+    Joint vectors hold the nine joints (seven, then two fingers) of one arm after the other, in radians and metres.
+    Positions are in the table's frame, which is the base frame of a single arm.
 
     Attributes:
         mounts: The arms.
         joint_names: All joints, in the order of the vectors.
         substeps: Physics steps of one control step.
-        ticks: Equal parts of a control step, each 0.02 s or a little less: how often joint states are published.
+        ticks: Parts of a control step, each about 0.02 s; joint states are published once per tick.
 
     Raises:
         MissingDependencyError: MuJoCo is not installed.
@@ -187,7 +187,7 @@ class TableTop:
         return self.watch()
 
     def watch(self) -> bool:
-        """Bump the arm if the options say so, and update the judge; call once per control step."""
+        """Bump the arm at random (``options.bump``) and update the judge; call once per control step."""
         if self.options.bump and self._random.random() < self.options.bump_chance:
             self._bump()
         return self.judge.update(self.object_positions())
@@ -238,9 +238,9 @@ class TableTop:
         }
 
     def object_state(self, stamp: int) -> JointState:
-        """Content of ``/sim/objects``: ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, ... of all kinds, metres.
+        """Return the content of ``/sim/objects``: ``red_cube/x``, ``red_cube/y``, ... of all kinds, metres.
 
-        Objects that the scene does not hold are a metre below the table.
+        Objects that are not in the scene are a metre below the table.
         """
         places = self.object_positions()
         absent = np.array([0.0, 0.0, -1.0])

@@ -1,6 +1,6 @@
-"""Turns the bytes of a camera message into the image that a checkpoint saw in training.
+"""Turns the bytes of a camera message into an image as the checkpoint saw it in training; needs no ROS, no torch.
 
-``messages`` reads and writes the CDR of the two image messages, ``decode`` turns them into RGB, ``geometry``
-applies the orientation and computes the centre crop, ``processors`` resizes exactly as the training code did, and
-``preprocess`` chains these steps. Needs numpy, OpenCV, simplejpeg and Pillow, but neither ROS nor torch.
+``messages`` reads and writes the CDR of both image messages, ``decode`` converts to RGB, ``geometry`` has the
+orientations and the centre crop, ``processors`` resizes as the training code did, ``preprocess`` chains these
+steps.
 """

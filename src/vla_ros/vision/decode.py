@@ -1,7 +1,6 @@
-"""Decodes camera messages to RGB without ROS and without a per-pixel Python loop.
+"""Decodes camera messages to RGB without ROS and without a per-pixel Python loop; any other input is an ImageError.
 
-The ``format`` strings of compressed images are those that ``compressed_image_transport`` writes. Any input either
-decodes or raises `ImageError`.
+The ``format`` strings of compressed images are those of ``compressed_image_transport``.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     """Decode a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
 
     The EXIF orientation is applied, as in cv_bridge and image_transport. The leading bytes of the data identify the
-    format, because drivers fill ``format`` inconsistently; ``format`` is used for what the bytes do not show:
-    depth, raw Bayer mosaics, swapped channels.
+    format, because drivers fill in ``format`` inconsistently; ``format`` shows only depth, raw Bayer mosaics and
+    swapped channels.
 
     Raises:
         ImageError: Truncated or damaged CDR or image, too many pixels, depth or Bayer data, another format.
@@ -134,7 +133,7 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
 
 
 def _other(header: ImageHeader) -> ImageError:
-    """Explain why an encoding is not supported, and what to do."""
+    """Return the error for an unsupported encoding."""
     _refuse_depth(IMAGE, "encoding", header.encoding)
     known = ", ".join(name for name in ENCODINGS if not name.startswith("bayer_"))
     return ImageError(
@@ -144,7 +143,7 @@ def _other(header: ImageHeader) -> ImageError:
 
 
 def _refuse_depth(message: str, what: str, name: str) -> None:
-    """Raise if the encoding or format is not a colour or grey image."""
+    """Raise ImageError if the encoding or format is depth or has more than 8 bits a channel."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
@@ -163,7 +162,7 @@ def _damaged(kind: str, data: memoryview, error: Exception) -> ImageError:
 def _decode_jpeg(data: memoryview) -> UInt8Array:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except Exception as error:  # a decoder of foreign bytes: whatever it raises, the image is damaged
+    except Exception as error:  # whatever the decoder raises, the image is damaged
         raise _damaged("JPEG", data, error) from error
     _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
     if colorspace in ("CMYK", "YCCK"):
@@ -189,5 +188,5 @@ def _decode_png(data: memoryview) -> UInt8Array:
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             return turned(np.asarray(image.convert("RGB"), np.uint8), image.info.get("exif", b""))
-    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for foreign bytes
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more
         raise _damaged("PNG", data, error) from error

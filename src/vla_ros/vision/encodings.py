@@ -1,7 +1,7 @@
-"""The encodings of ``sensor_msgs/Image`` that are colour or 8-bit grey, and their conversion to RGB.
+"""Converts the colour and 8-bit grey encodings of ``sensor_msgs/Image`` to RGB.
 
 Names are those of ``sensor_msgs/image_encodings.hpp``. The result is bit-identical to ``cv_bridge``'s conversion
-to ``rgb8`` (``test/ros/test_cv_bridge.py``) but does not need it, so a bag yields the same image without ROS.
+to ``rgb8`` (``test/ros/test_cv_bridge.py``), without ROS.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vla_ros.types import UInt8Array
 
 @dataclass(frozen=True)
 class Encoding:
-    """Layout of one encoding, and how its values become RGB."""
+    """Layout of an encoding, and its conversion to RGB."""
 
     channels: int  # values per pixel
-    code: int | None  # of cv2.cvtColor; None if the values are RGB already
+    code: int | None  # conversion of cv2.cvtColor; None if the values are RGB
     value_bytes: int = 1
-    multiple: int = 1  # of which the width must be one
+    multiple: int = 1  # divisor of every valid width
 
     @property
     def pixel_bytes(self) -> int:
@@ -33,7 +33,7 @@ class Encoding:
 _UYVY = Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple=2)
 _YUY2 = Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple=2)
 
-# OpenCV's RGGB constants name the upper left two by two pixels, as sensor_msgs does; its older BG constants do not.
+# OpenCV's RGGB constants name the upper left 2 x 2 pixels, as sensor_msgs does; its older BG constants do not.
 _MOSAICS = {
     "bayer_rggb": cv2.COLOR_BayerRGGB2RGB,
     "bayer_bggr": cv2.COLOR_BayerBGGR2RGB,
@@ -63,12 +63,12 @@ ENCODINGS = {
 def to_rgb(rows: UInt8Array, layout: Encoding, *, big_endian: bool) -> UInt8Array:
     """Convert rows of bytes [height, width * layout.pixel_bytes] to RGB, uint8 [height, width, 3].
 
-    ``big_endian`` is the order of values of two bytes (``is_bigendian`` of the message). Mosaics are interpolated
-    bilinearly; 65535 becomes 255. Of ``rgb8`` the result is a view of ``rows``.
+    ``big_endian`` is the byte order of 16-bit values (``is_bigendian`` of the message). Mosaics are interpolated
+    bilinearly; 65535 becomes 255. For ``rgb8`` the result is a view of ``rows``.
     """
     wide = layout.value_bytes == 2
     if wide:
         rows = np.ascontiguousarray(rows).view(">u2" if big_endian else "<u2").astype(np.uint16, copy=False)
-    pixels = rows.reshape(len(rows), -1, layout.channels)  # a view in spite of padding, as the last axis is split
+    pixels = rows.reshape(len(rows), -1, layout.channels)  # still a view: only the last axis is split
     result = pixels if layout.code is None else cv2.cvtColor(pixels, layout.code)
     return np.asarray(cv2.convertScaleAbs(result, alpha=255.0 / 65535.0) if wide else result, np.uint8)

@@ -13,7 +13,7 @@ _ORIENTATION = 0x0112
 
 
 def jpeg_exif(data: memoryview) -> bytes:
-    """Return the EXIF segment of a JPEG, or empty bytes; takes microseconds, because it stops before the pixels."""
+    """Return the EXIF segment of a JPEG, or empty bytes; reads only the segments before the pixels."""
     at = 2  # after the start marker
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         length = int.from_bytes(data[at + 2 : at + 4], "big")

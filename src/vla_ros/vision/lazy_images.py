@@ -11,8 +11,7 @@ from vla_ros.types import UInt8Array
 class LazyImages(Mapping[str, UInt8Array]):
     """Maps image keys to uint8 [H, W, 3]; each image is prepared on first access.
 
-    ``makers`` maps a key to the function that prepares its image; called at most once by each accessing thread.
-    ``spent_ms`` is the time spent so far.
+    ``makers`` maps a key to the function that prepares its image. ``spent_ms`` is the time spent so far.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], UInt8Array]]) -> None:

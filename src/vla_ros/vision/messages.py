@@ -1,9 +1,9 @@
 """CDR of ``sensor_msgs/Image`` and ``sensor_msgs/CompressedImage``: reading without a copy, and writing.
 
-The layout is the OMG's plain CDR, version 1, as used by every ROS 2 middleware: a 4-byte encapsulation
-header (second byte 0: big endian, 1: little endian), then the fields, each aligned to its size counted from the end
-of that header. A string is a uint32 length (with the closing zero byte) and its bytes; a byte sequence is a uint32
-length and its bytes. Both messages begin with ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
+The layout is the OMG's plain CDR, version 1: a 4-byte encapsulation header (second byte 0: big endian, 1: little
+endian), then the fields, each aligned to its size counted from the end of that header. A string is a uint32 length
+(with the closing zero byte) and its bytes, a byte sequence a uint32 length and its bytes. Both messages begin with
+a ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CompressedHeader:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Quote ``text`` and truncate it to ``limit`` characters, so that foreign strings in messages stay short."""
+    """Quote ``text`` for an error message, truncated to ``limit`` characters."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
@@ -65,8 +65,8 @@ class _Reader:
         self._message = message
         if len(self._bytes) < _HEADER_BYTES:
             raise ImageError(
-                f"{message}: truncated, found {len(self._bytes)} bytes, expected at least the {_HEADER_BYTES} bytes"
-                " of the encapsulation header; is the topic's type as configured?"
+                f"{message}: found {len(self._bytes)} bytes, expected at least the {_HEADER_BYTES} bytes of the"
+                " encapsulation header; does the topic have the configured type?"
             )
         kind = (self._bytes[0], self._bytes[1])
         if kind not in ((0, 0), (0, 1)):
@@ -83,9 +83,8 @@ class _Reader:
         start = self._offset
         if count > len(self._bytes) - start:
             raise ImageError(
-                f"{self._message}: {what} needs {count} bytes at offset {start}, but only"
-                f" {max(0, len(self._bytes) - start)} of the message's {len(self._bytes)} are left;"
-                " it is truncated, or of another type"
+                f"{self._message}: {what} needs {count} bytes at offset {start}, but the message has"
+                f" {len(self._bytes)}; it is truncated or has another type"
             )
         self._offset = start + count
         return start
@@ -103,7 +102,7 @@ class _Reader:
         start = self._take(length, what)
         if length and self._bytes[start + length - 1] != 0:
             raise ImageError(f"{self._message}: {what} of {length} bytes does not end in a zero byte; damaged CDR")
-        # A frame_id in some other character set is no reason to lose the image.
+        # A frame_id in another character set must not make the image unusable.
         return bytes(self._bytes[start : start + max(0, length - 1)]).decode("utf-8", errors="replace")
 
     def sequence(self, what: str) -> memoryview:
@@ -114,7 +113,7 @@ class _Reader:
     def stamp(self) -> int:
         sec = self.uint32("header.stamp.sec")
         nanosec = self.uint32("header.stamp.nanosec")
-        if sec >= 2**31 or nanosec >= _SECOND:  # int32 on the wire: the upper half is negative
+        if sec >= 2**31 or nanosec >= _SECOND:  # sec is an int32: the upper half is negative
             raise ImageError(
                 f"{self._message}: header.stamp of sec {sec} and nanosec {nanosec} found, expected sec below"
                 f" {2**31} and nanosec below {_SECOND}; damaged CDR, or a driver without a clock"
@@ -125,8 +124,8 @@ class _Reader:
 def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     """Return the header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
 
-    Raises ImageError if the bytes are not such a message: truncated, lengths beyond the buffer, an impossible
-    stamp. `decode.decode_image` checks that size, step and data agree.
+    Raises ImageError for truncated bytes, lengths beyond the buffer and an impossible stamp. `decode.decode_image`
+    checks that size, step and data agree.
     """
     reader = _Reader(cdr, IMAGE)
     stamp = reader.stamp()
@@ -150,7 +149,7 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Return the header of a serialised ``sensor_msgs/Image``; takes microseconds for any image size."""
+    """Return the header of a serialised ``sensor_msgs/Image``."""
     return read_image(cdr)[0]
 
 

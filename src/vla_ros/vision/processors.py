@@ -1,6 +1,6 @@
-"""Image processors that reproduce exactly how published code resizes images for the network.
+"""Image processors that resize uint8 RGB images bit for bit as the published code does.
 
-Each takes and returns uint8 RGB; normalisation is the policy's task.
+Normalisation is left to the policies.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
 
 def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Pillow's antialiased bicubic resize: ``resize-naive`` of the OpenVLA processor."""
+    """Resize with Pillow's antialiased bicubic filter, as OpenVLA's ``resize-naive`` does."""
     resized = pillow_resized(image, size, Image.Resampling.BICUBIC)
-    return np.array(resized, np.uint8)  # a copy: torch dislikes Pillow's read-only memory
+    return np.array(resized, np.uint8)  # a copy, because torch warns of read-only memory
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
@@ -43,23 +43,25 @@ def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
 
 
 def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """``tf.image.resize(method="lanczos3", antialias=True)`` to (height, width), then rounding to uint8."""
+    """Resize as ``tf.image.resize(method="lanczos3", antialias=True)`` does, and round to uint8."""
     height, width, _ = image.shape
-    if (height, width) == size:  # TensorFlow does nothing then, too
+    if (height, width) == size:  # TensorFlow returns the image, too
         return image
     return resample.lanczos3((height, width), size)(image)
 
 
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Centre crop that keeps the share ``area`` in (0, 1], resized bilinearly as in the OpenVLA evaluation.
+    """Crop the centre to the share ``area`` in (0, 1] and resize bilinearly, as the OpenVLA evaluation does.
 
-    TensorFlow's ``crop_and_resize`` on [0, 1] and its conversion to uint8, ``floor(255.5 x)``, in its order of
-    float32 operations, for bit-equal results.
+    Reproduces TensorFlow's ``crop_and_resize`` on [0, 1] and its conversion to uint8, ``floor(255.5 x)``, in the
+    same order of float32 operations.
     """
     rows = resample.crop_taps(image.shape[0], size[0], area)
     columns = resample.crop_taps(image.shape[1], size[1], area)
     flat = image.reshape(len(image), -1)
-    left, right = (3 * at[:, None] + np.arange(3) for at in (columns.below, columns.above))  # one for each level
+    left, right = (
+        3 * at[:, None] + np.arange(3) for at in (columns.below, columns.above)
+    )  # indices of single channels
     across = np.repeat(columns.share, 3)
 
     def along_columns(at: NDArray[np.intp]) -> Levels:
@@ -70,11 +72,11 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     result = _between(along_columns(rows.below), along_columns(rows.above), rows.share[:, None])
     np.clip(result, 0, 1, out=result)
     result *= np.float32(255.5)
-    return result.astype(np.uint8).reshape(*size, 3)  # the cast truncates, which is floor from 0 up
+    return result.astype(np.uint8).reshape(*size, 3)  # the cast truncates
 
 
 def _in_one(image: UInt8Array) -> Levels:
-    """Scales levels to [0, 1] as ``tf.image.convert_image_dtype`` does."""
+    """Scale levels to [0, 1] as ``tf.image.convert_image_dtype`` does."""
     levels = image.astype(np.float32)
     levels *= np.float32(1 / 255)
     return levels
@@ -90,7 +92,7 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
 
 @dataclass(frozen=True)
 class _Resize(ImageProcessor):
-    """Size of the result, and the share of the area that the centre crop keeps (1 crops nothing)."""
+    """Base class: ``size`` is (height, width), ``crop_area`` the share of the area to keep (1: no crop)."""
 
     size: tuple[int, int] = (224, 224)
     crop_area: float = 1.0
@@ -103,14 +105,13 @@ class _Resize(ImageProcessor):
 
 @dataclass(frozen=True)
 class ResizeNaive(_Resize):
-    """``resize-naive`` of the OpenVLA processor: bicubic, whatever the aspect ratio.
+    """``resize-naive`` of the OpenVLA processor: bicubic, regardless of the aspect ratio.
 
-    A crop comes first and resizes straight to ``size``, as the OpenVLA code does before its processor (bilinear
-    without antialiasing, meant for images near ``size``).
+    With a crop, the crop's bilinear resize to ``size`` replaces the bicubic one, as in the OpenVLA code.
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """See the base class."""
+        """Return the processed image."""
         require_image(image)
         if self.crop_area == 1.0:
             return resize_bicubic(image, self.size)
@@ -125,14 +126,13 @@ class ResizeNaive(_Resize):
 
 @dataclass(frozen=True)
 class LiberoResize(_Resize):
-    """JPEG round trip, Lanczos-3, then the crop, as RLDS and the LIBERO evaluation process images.
+    """JPEG round trip, Lanczos-3 and crop, for checkpoints fine-tuned on an RLDS data set such as LIBERO's.
 
-    For checkpoints fine-tuned on an RLDS data set; if they were trained with image augmentation, set ``crop_area``
-    to 0.9.
+    Checkpoints trained with image augmentation need a ``crop_area`` of 0.9.
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """See the base class."""
+        """Return the processed image."""
         require_image(image)
         return self._crop(resize_lanczos3(jpeg_round_trip(image), self.size))
 
@@ -156,7 +156,7 @@ class ResizeWithPad(ImageProcessor):
     size: tuple[int, int] = (224, 224)
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """See the base class."""
+        """Return the processed image."""
         require_image(image)
         return resize_with_pad(image, self.size)
 

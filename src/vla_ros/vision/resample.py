@@ -32,14 +32,13 @@ _CHANNELS = 3
 
 
 def lanczos3_matrix(source: int, target: int) -> Matrix:
-    """Weights [target, source] of ``tf.image.resize(method="lanczos3", antialias=True)`` on one axis, to the bit.
+    """Return the weights [target, source] of ``tf.image.resize`` (Lanczos-3, antialiased) on one axis, to the bit.
 
     Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at halves. The kernel is
     stretched by the scale when the image shrinks, truncated at the border, and normalised to a sum of one.
     """
     one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
-    # TensorFlow rounds the scale to float32 and takes its inverse: another float32 than source / target for every
-    # third or fourth size.
+    # TensorFlow rounds the scale to float32 and inverts it; for every third size this is not source / target.
     inverse = np.float32(1.0 / np.float64(np.float32(target) / np.float32(source)))
     stretch = max(inverse, one)
     matrix = np.zeros((target, source), np.float32)
@@ -49,7 +48,7 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
         last = min(source - 1, math.floor(position + radius * stretch - half))
         distance = np.abs((np.arange(first, last + 1, dtype=np.float32) + half - position) * (one / stretch))
         weights = _lanczos3(distance)
-        total = np.cumsum(weights)[-1]  # one after the other, where sum() goes in pairs
+        total = np.cumsum(weights)[-1]  # cumsum() adds in order, sum() pairwise
         matrix[index, first : last + 1] = weights * (one / total)
     return matrix
 
@@ -65,9 +64,9 @@ def _lanczos3(distance: Matrix) -> Matrix:
 
 
 def _sine(angle: Matrix) -> Matrix:
-    """C's ``sinf``, as TensorFlow calls it, for non-negative angles: glibc's polynomials in float64.
+    """Return C's ``sinf``, which TensorFlow calls, for non-negative angles: glibc's polynomials in float64.
 
-    They do not always round to the nearest float32, and numpy's own sine differs from both.
+    The result is not always the nearest float32; numpy's sine differs from both.
     """
     x = angle.astype(np.float64)
     quarter = np.floor(x * (2 / np.pi) + 0.5)
@@ -83,7 +82,7 @@ def _sine(angle: Matrix) -> Matrix:
 
 @lru_cache(maxsize=32)
 def crop_taps(source: int, target: int, area: float) -> CropTaps:
-    """Taps of ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialiasing) for a centre crop."""
+    """Return the taps of ``tf.image.crop_and_resize`` (bilinear, aligned corners, no antialiasing)."""
     low, high = center_crop_box(area)
     last = np.float32(source - 1)
     if target > 1:
@@ -102,7 +101,7 @@ PRECISION_BITS = 22
 def pillow_resize(
     source: tuple[int, int], target: tuple[int, int], name: str = "bicubic"
 ) -> tuple[FixedPointResize, ...]:
-    """Pillow's resize with antialias between two sizes (height, width): columns first, then rows."""
+    """Return the steps of Pillow's antialiased resize between two sizes (height, width): columns, then rows."""
     return tuple(
         FixedPointResize(axis, *pillow_taps(source[axis], target[axis], name))
         for axis in (1, 0)
@@ -112,7 +111,7 @@ def pillow_resize(
 
 @lru_cache(maxsize=16)
 def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Resampling:
-    """Return a centre crop between two sizes (height, width)."""
+    """Return the steps of :func:`crop_taps` between two sizes (height, width)."""
     rows, columns = (crop_taps(source[axis], target[axis], area) for axis in (0, 1))
     return (BilinearCrop(rows, columns),)
 
@@ -132,7 +131,7 @@ def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64],
     positions = first + np.arange(int((last - first).max()))[:, None]  # [K, target]
     weights = kernel(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
     weights[positions >= last] = 0.0
-    weights /= weights.sum(axis=0)  # tap after tap, in its order
+    weights /= weights.sum(axis=0)  # adds taps in Pillow's order
     fixed = np.trunc(weights * (1 << PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
     return np.minimum(positions, source - 1), fixed
 
@@ -142,7 +141,7 @@ def _hat(distance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    a, d = -0.5, distance  # Pillow's parameter of the cubic
+    a, d = -0.5, distance  # the cubic's parameter in Pillow
     near = ((a + 2.0) * d - (a + 3.0)) * d * d + 1
     far = (((d - 5) * d + 8) * d - 4) * a
     return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
@@ -162,8 +161,8 @@ def _blocks(matrix: Matrix, size: int) -> list[Block]:
 class Lanczos3:
     """TensorFlow's antialiased Lanczos-3 between two sizes (height, width), rounded to uint8, to the bit.
 
-    TensorFlow sums tap by tap, rows first. Matrix products sum in another order, several times as fast; the results
-    can only differ if a sum is close to the midpoint between two levels, and those samples are recomputed in
+    TensorFlow sums tap by tap, rows first. Matrix products sum in another order and are several times faster.
+    Results can differ only where a sum is close to the midpoint between two levels; these samples are recomputed in
     TensorFlow's order.
     """
 
@@ -233,7 +232,7 @@ class Lanczos3:
 
 
 def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Return the positions and weights [target, taps] of a banded matrix; the weight is 0 behind a band's end."""
+    """Return the positions and weights [target, taps] of a banded matrix; weights outside the band are 0."""
     used = matrix != 0
     first = used.argmax(axis=1)
     last = matrix.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
@@ -246,13 +245,13 @@ def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
 
 @lru_cache(maxsize=16)
 def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
-    """Return the resize between two sizes (height, width), cached because cameras keep their size."""
+    """Return the resize between two sizes (height, width); cached, because cameras keep their size."""
     return Lanczos3(source, target)
 
 
 @lru_cache(maxsize=16)
 def lanczos3_steps(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
-    """Return :func:`lanczos3` as steps for another device; none between equal sizes, as in TensorFlow."""
+    """Return the steps of :func:`lanczos3` for another device; none between equal sizes, as in TensorFlow."""
     if source == target:
         return ()
     rows, columns = (taps_of(lanczos3_matrix(source[axis], target[axis])) for axis in (0, 1))

@@ -1,7 +1,7 @@
 """Resizes images without distortion and pads them with black, as openpi and LeRobot do.
 
-The two differ when images shrink: openpi uses Pillow's antialiasing filter, LeRobot interpolates between four
-pixels. A checkpoint needs the one it was trained with; on fine textures they differ by up to 70 levels.
+When images shrink, openpi uses Pillow's antialiasing filter and LeRobot interpolates between four pixels. On fine
+textures the results differ by up to 70 levels, so a checkpoint needs the method it was trained with.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Taps = tuple[NDArray[np.intp], NDArray[np.intp], Levels]
 
 
 def fitted_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """Compute the (height, width) of ``source`` scaled into ``target``; at least one pixel each."""
+    """Return the (height, width) of ``source`` scaled to fit into ``target``, at least one pixel each."""
     ratio = max(source[0] / target[0], source[1] / target[1])
     return max(1, int(source[0] / ratio)), max(1, int(source[1] / ratio))
 
 
 def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Resize as openpi does: Pillow's bilinear filter with antialias, bit for bit.
+    """Resize uint8 [H, W, 3] as openpi does, bit for bit: Pillow's antialiased bilinear filter.
 
-    From uint8 [H, W, 3] to uint8 [height, width, 3]; ``image`` itself where it has that size already.
+    Returns uint8 [height, width, 3]: ``image`` itself if it has this size.
     """
     if image.shape[:2] == target:
         return image
@@ -38,9 +38,9 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
 
 
 def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resampling) -> Image.Image:
-    """Resize to (height, width) with Pillow: columns first, then rows, with rounding to 8 bits in between.
+    """Resize to (height, width) with Pillow: columns first, then rows, rounded to 8 bits in between.
 
-    So do the versions with which checkpoints were trained; newer ones may begin with the rows of tall images.
+    This is the order of the versions used in training; newer versions may resize the rows of tall images first.
     """
     height, width = size
     resized = Image.fromarray(np.ascontiguousarray(image))
@@ -51,9 +51,9 @@ def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resam
 
 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:
-    """Resize as LeRobot does: bilinear, without antialias and without rounding.
+    """Resize uint8 [H, W, 3] as LeRobot does: bilinear, without antialiasing and rounding.
 
-    From uint8 [H, W, 3] to float32 [height, width, 3] in [0, 1].
+    Returns float32 [height, width, 3] in [0, 1].
     """
     height, width = fitted_size(image.shape[:2], target)
     levels = image.astype(np.float32) / np.float32(255)
@@ -68,7 +68,7 @@ def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 22
 def _taps(source: int, target: int) -> Taps:
     """Return the neighbours in ``source`` of each sample of ``target``, and the weight of the second one."""
     scale = np.float64(np.float32(source) / np.float32(target))
-    # Rounded once, as by a fused multiplication and addition.
+    # Rounded once, as in a fused multiply-add.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
     first = np.minimum(position.astype(np.intp), source - 1)
     return first, np.minimum(first + 1, source - 1), position - first.astype(np.float32)
@@ -80,7 +80,7 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
 
 
 def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """(row, column) at which a centred image begins; odd padding puts the extra pixel at the bottom and right."""
+    """Return the (row, column) of a centred image; with odd padding, the extra pixel is at the bottom or right."""
     return (target[0] - source[0]) // 2, (target[1] - source[1]) // 2
 
 
