@@ -19,7 +19,7 @@ from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.stepper import Stepper
-from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
 from vla_ros.types import JointState, RawImage
 from vla_ros.vision.lazy_images import LazyImages

@@ -96,7 +96,7 @@ class Network:
 
     def __init__(self, arguments: argparse.Namespace, assignments: Sequence[str] = ()) -> None:
         from vla_ros.config import load
-        from vla_ros.policies.openvla import OpenVLAPolicy
+        from vla_ros.policies.openvla.policy import OpenVLAPolicy
 
         planned = plan(arguments)
         self._policy = OpenVLAPolicy(load(planned.files, (*planned.assignments, *assignments)))

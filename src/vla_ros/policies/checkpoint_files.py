@@ -1,4 +1,4 @@
-"""Reads the files of a checkpoint's folder: JSON, and safetensors by their headers. No torch is imported here.
+"""Reads the files of a checkpoint's folder: JSON, statistics, safetensors. No torch is imported here.
 
 Only safetensors: other weight files are pickles, which can run code when they are opened.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vla_ros.errors import CheckpointError
@@ -140,6 +142,33 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{file}: damaged, {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
         ) from error
+
+
+def read_statistics(
+    found: Any, names: tuple[str, str], where: str, dtype: type[np.floating[Any]] = np.float64
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return two lists of ``found`` as arrays [N]: a lower and an upper bound, or ``mean`` and ``std``.
+
+    ``where`` names file and feature in CheckpointErrors.
+    """
+    missing = [name for name in names if name not in found] if isinstance(found, Mapping) else names
+    if missing:
+        raise CheckpointError(
+            f"{where}: no {missing}; found {list(found) if isinstance(found, Mapping) else found}"
+        )
+    try:
+        first, second = (np.array(found[name], dtype) for name in names)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: {names} are not lists of numbers ({error})") from error
+    if first.ndim != 1 or not first.size or first.shape != second.shape:
+        raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected one length")
+    least = 0.0 if names[1] == "std" else first
+    if not np.isfinite([first, second]).all() or (second < least).any():
+        raise CheckpointError(
+            f"{where}: expected finite numbers and {names[1]} >= {'0' if names[1] == 'std' else names[0]}, found "
+            f"{names[0]} {first.tolist()} and {names[1]} {second.tolist()}"
+        )
+    return first, second
 
 
 def list_some(what: str, items: Iterable[str]) -> str:

@@ -19,7 +19,8 @@ from vla_ros.policies import create
 from vla_ros.policies.oft.network import Denoising, Layout, plan
 from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.policy import OFTPolicy
-from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
+from vla_ros.policies.openvla import OpenVLAOptions
+from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
 
 from .conftest import DATA, answer, cases, make_policy, observe
@@ -94,7 +95,7 @@ def _statistics(change):
         (_narrow, "proprio_projector.fc2.weight is"),
         (_other_width, "action_head.fc2.weight is"),
         (_noise_head, "without its projector"),
-        (_statistics(lambda entry: entry.pop("proprio")), "lack proprio.q01"),
+        (_statistics(lambda entry: entry.pop("proprio")), "proprio of '.*': no"),
         (_statistics(lambda entry: entry["proprio"].update(q01=[0.0], q99=[1.0])), "takes 8 numbers"),
         (lambda folder: component(folder, "action_head").write_bytes(b"PK"), "not readable|more than tensors"),
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "missing shards"),

@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 
 from vla_ros.config import Config
-from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
+from vla_ros.policies.openvla import OpenVLAOptions
+from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
 

@@ -304,7 +304,7 @@ def test_missing_statistics_are_not_passed_over(checkpoint):
     statistics = load_file(path)
     del statistics["action.q99"]
     save_file(statistics, path)
-    with pytest.raises(CheckpointError, match=r"action: normalising by quantile needs \['q99'\]"):
+    with pytest.raises(CheckpointError, match=r"action: no \['q99'\]"):
         read(folder)
     path.write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="not readable"):

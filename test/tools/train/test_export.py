@@ -30,7 +30,7 @@ from tools.train.recipe import (
 )
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.sim.tasks import make_task
 from vla_ros.types import Observation
 

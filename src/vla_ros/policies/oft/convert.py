@@ -7,7 +7,6 @@ their type. Tokenizer, statistics and configuration are copied.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, int]:
     """Write ``folder`` to ``output``, which must be empty; returns the number of tensors and their bytes."""
-    from safetensors.torch import save_file
-
-    from vla_ros.policies.checkpoint_files import INDEX, checkpoint_folder
+    from vla_ros.policies.checkpoint_files import checkpoint_folder
     from vla_ros.policies.oft.checkpoint import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture
+    from vla_ros.policies.openvla.checkpoints import write_shards
     from vla_ros.policies.openvla.loading import never_run
 
     checkpoint_folder(str(folder))
@@ -55,19 +53,7 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
                 break
     sizes = {name: _bytes(stored.shape, stored.dtype) for name, stored in weights.manifest.items()}
     names = sorted(name for name in sizes if not never_run(name, architecture))
-    shards = list(_shards({name: sizes[name] for name in names}))
-    index: dict[str, str] = {}
-    total = 0
-    for number, part in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: tensor.contiguous() for name, tensor in weights.produce(part)}
-        save_file(tensors, str(output / file), metadata={"format": "pt"})
-        shutil.copymode(output / "config.json", output / file)
-        index.update(dict.fromkeys(part, file))
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    content = {"metadata": {"total_size": total}, "weight_map": index}
-    (output / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return len(index), total
+    return write_shards(output, list(_shards({name: sizes[name] for name in names})), weights.produce)
 
 
 def _shards(sizes: dict[str, int]) -> Iterator[list[str]]:

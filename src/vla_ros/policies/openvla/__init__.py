@@ -1,27 +1,13 @@
-"""OpenVLA: the published checkpoints on current libraries, without remote code.
-
-``architecture`` reads ``config.json``; ``vision_tower`` and ``model`` are the network; ``prompt`` and ``actions``
-prepare its input and output; ``loading``, ``quantization`` and ``memory`` load the weights; ``policy`` combines
-them behind :class:`~vla_ros.policies.base.Policy`; ``checkpoints``, ``vocabulary`` and ``tiny`` write checkpoints
-in the same layout.
-
-Only ``OpenVLAPolicy`` needs torch.
-"""
+"""OpenVLA: the published checkpoints on current libraries, without remote code. Importing this needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config
 from vla_ros.policies.base import LazyPolicy, Policy
 from vla_ros.policies.openvla.options import CheckpointOptions, OpenVLAOptions
-
-if TYPE_CHECKING:
-    from vla_ros.policies.openvla.policy import OpenVLAPolicy
-
-__all__ = ["OpenVLAOptions", "OpenVLAPolicy"]
 
 
 class _OpenVLA(LazyPolicy):
@@ -52,11 +38,3 @@ OPENVLA = _OpenVLA(
     lambda config: 2 * (config.get("model_type") == "openvla"),
 )
 """The entry point's target."""
-
-
-def __getattr__(name: str) -> Any:
-    if name == "OpenVLAPolicy":
-        from vla_ros.policies.openvla.policy import OpenVLAPolicy
-
-        return OpenVLAPolicy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

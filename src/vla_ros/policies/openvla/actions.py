@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
+from vla_ros.policies import checkpoint_files
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.types import FloatArray, IntArray
 
@@ -147,21 +148,9 @@ def _fixed(array: FloatArray) -> FloatArray:
 def _parse(
     key: str, entry: Any, path: Path, group: str, bounds: tuple[str, str], margin: float
 ) -> ActionStatistics:
-    found = entry.get(group) if isinstance(entry, dict) else None
-    if not isinstance(found, dict) or not set(bounds) <= found.keys():
-        raise CheckpointError(f"{path}: statistics of '{key}' lack {group}.{bounds[0]} or {group}.{bounds[1]}")
-    try:
-        low, high = (np.asarray(found[name], dtype=np.float64) for name in bounds)
-        mask = np.asarray(found.get("mask", [True] * low.size), dtype=np.bool_)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: statistics of '{key}' are not lists of numbers ({error})") from error
-    if low.ndim != 1 or not low.size or low.shape != high.shape or low.shape != mask.shape:
-        raise CheckpointError(
-            f"{path}: statistics of '{key}': {bounds[0]} {low.shape}, {bounds[1]} {high.shape} and mask "
-            f"{mask.shape} must be lists of the same length"
-        )
-    if not (np.isfinite(low).all() and np.isfinite(high).all()) or (high < low).any():
-        raise CheckpointError(
-            f"{path}: statistics of '{key}': {bounds[0]} <= {bounds[1]} and finite expected, found {found}"
-        )
+    found, where = entry.get(group, {}) if isinstance(entry, dict) else {}, f"{path}: {group} of '{key}'"
+    low, high = checkpoint_files.read_statistics(found, bounds, where)
+    mask = np.asarray(found.get("mask", [True] * low.size), dtype=np.bool_)
+    if mask.shape != low.shape:
+        raise CheckpointError(f"{where}: mask has the shape {mask.shape}, the bounds {low.shape}")
     return ActionStatistics(key, low, high, mask, margin)

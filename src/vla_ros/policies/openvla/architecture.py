@@ -15,7 +15,7 @@ here. A checkpoint with other towers describes them in these entries, which publ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,6 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
         empty_token=empty,
         prompt_version=_prompt_version(config, path, folder_name),
     )
-
-
-def tower_entry(tower: TowerShape) -> dict[str, Any]:
-    """Return the object that describes ``tower`` in the ``vision_towers`` list of a ``config.json``."""
-    return asdict(tower)
 
 
 def _towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vla_ros.policies.checkpoint_files import INDEX
-from vla_ros.policies.openvla.architecture import Architecture, tower_entry
+from vla_ros.policies.checkpoint_files import INDEX, Produce
+from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.vocabulary import write_tokenizer
 
 Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]
@@ -26,7 +27,7 @@ def config_json(architecture: Architecture, statistics: Statistics, dtype: str) 
         "architectures": ["OpenVLAForActionPrediction"],
         "model_type": "openvla",
         "use_fused_vision_backbone": len(architecture.towers) > 1,
-        "vision_towers": [tower_entry(tower) for tower in architecture.towers],
+        "vision_towers": [asdict(tower) for tower in architecture.towers],
         "image_sizes": [tower.image_size for tower in architecture.towers],
         "image_resize_strategy": "resize-naive",
         "prompt_version": architecture.prompt_version,
@@ -78,16 +79,23 @@ def write_checkpoint(
 
     names = sorted(weights)
     count = max(1, min(shards, len(names)))
+    parts = [names[number * len(names) // count : (number + 1) * len(names) // count] for number in range(count)]
+    write_shards(folder, parts, lambda part: ((name, weights[name]) for name in part))
+
+
+def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce) -> tuple[int, int]:
+    """Write one safetensors file for each of ``parts``, and the index; return the number of tensors and bytes."""
     index: dict[str, str] = {}
-    for number in range(count):
-        part = names[number * len(names) // count : (number + 1) * len(names) // count]
-        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-        tensors = {name: weights[name].contiguous() for name in part}
+    size = 0
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        tensors = {name: tensor.contiguous() for name, tensor in produce(part)}
         save_file(tensors, str(folder / file), metadata={"format": "pt"})
         shutil.copymode(folder / "config.json", folder / file)  # safetensors lets the owner alone read it
         index.update(dict.fromkeys(part, file))
-    size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+        size += sum(tensor.nbytes for tensor in tensors.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+    return len(index), size
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.tokenizer_files import open_sentencepiece, open_tokenizer_json
+from vla_ros.policies.tokenizers import find_file, read_tokenizer
 from vla_ros.types import IntArray
 
 Encode = Callable[[str], list[int]]
@@ -80,40 +80,15 @@ def load_prompt_encoder(
 
 
 def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
-    """Return the tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
-
-    Both are read as data by the libraries that define these formats, so the tokens depend neither on the version of
-    transformers nor on code in the checkpoint.
-    """
-    if (folder / "tokenizer.json").exists():
-        encode = _tokenizers(folder / "tokenizer.json", architecture.llm.bos_token)
-    elif (folder / "tokenizer.model").exists():
-        encode = _sentencepiece(folder / "tokenizer.model")
-    else:
+    """Return the tokenizer of ``folder``; raises CheckpointError if it does not fit the model."""
+    path = find_file(folder, ("tokenizer.json", "tokenizer.model"))
+    if path is None:
         raise CheckpointError(f"{folder}: no tokenizer.json and no tokenizer.model; download the tokenizer's files")
+    encode = read_tokenizer(path).encode
     probe = encode(format_prompt("pick up the cube", architecture.prompt_version))
     if not probe or max(probe) >= architecture.llm.vocab_size or min(probe) < 0:
         raise CheckpointError(
             f"{folder}: the tokenizer has tokens up to {max(probe, default=-1)}, but the model has "
             f"{architecture.llm.vocab_size}; the tokenizer's files belong to another checkpoint"
         )
-    return encode
-
-
-def _tokenizers(path: Path, bos_token: int) -> Encode:
-    tokenizer = open_tokenizer_json(path)
-
-    def encode(text: str) -> list[int]:
-        ids = [int(token) for token in tokenizer.encode(text).ids]
-        return ids[1:] if ids[:1] == [bos_token] else ids
-
-    return encode
-
-
-def _sentencepiece(path: Path) -> Encode:
-    processor = open_sentencepiece(path)
-
-    def encode(text: str) -> list[int]:
-        return [int(token) for token in processor.encode(text)]
-
     return encode

@@ -1,13 +1,10 @@
-"""Writes a small random checkpoint in the published layout, for tests and for trials without weights.
+"""Writes a small random checkpoint in the published layout, for tests and benchmarks.
 
-``python -m vla_ros.policies.openvla.tiny DIR [--seed N]`` writes one. Its actions are
-meaningless, but depend on image and instruction like a real checkpoint's.
+Its actions are meaningless, but depend on image and instruction like a real checkpoint's.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -127,19 +124,3 @@ def write_tiny(
     ids = word_ids((*PROMPT_WORDS, *TABLE_WORDS), architecture.empty_token)
     write_checkpoint(Path(folder), architecture, random_weights(architecture, seed), statistics, ids, shards)
     return architecture
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a checkpoint to the folder on the command line, optionally with a seed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vla_ros.policies.openvla.tiny", description="Write a small random OpenVLA checkpoint."
-    )
-    parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
-    options = parser.parse_args(arguments)
-    write_tiny(options.folder, options.seed)
-    print(f"wrote {options.folder}")
-
-
-if __name__ == "__main__":
-    main()

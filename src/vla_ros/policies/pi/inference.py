@@ -23,7 +23,8 @@ from vla_ros.policies.pi.network import PiNetwork, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, padded, prefix_weights
-from vla_ros.policies.pi.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
+from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
+from vla_ros.policies.tokenizers import Tokenizer
 from vla_ros.types import IntArray, RawImage, UInt8Array
 
 

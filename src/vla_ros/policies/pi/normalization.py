@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.errors import CheckpointError
+from vla_ros.policies.checkpoint_files import read_statistics
 
 Array = NDArray[np.floating[Any]]
 
-FORMS = ("none", "z_score", "quantile")
 OPENPI_EPS = 1e-6
 LEROBOT_EPS = 1e-8
 
@@ -63,19 +62,7 @@ def make_normalization(
         nothing = np.zeros(0, dtype)
         return Normalization(nothing, nothing, nothing)
     names = ("mean", "std") if form == "z_score" else ("q01", "q99")
-    missing = [name for name in names if name not in statistics]
-    if missing:
-        raise CheckpointError(f"{where}: normalising by {form} needs {missing}; found {sorted(statistics)}")
-    try:
-        first, second = (np.array(statistics[name], dtype) for name in names)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{where}: {names} are not lists of numbers ({error})") from error
-    if first.ndim != 1 or not first.size or first.shape != second.shape:
-        raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected one length")
-    if not np.isfinite([first, second]).all():
-        raise CheckpointError(f"{where}: {names} contain NaN or Inf")
-    if (second < (0 if form == "z_score" else first)).any():
-        raise CheckpointError(f"{where}: a negative std or a q99 below its q01")
+    first, second = read_statistics(statistics, names, where, dtype)
     if form == "z_score":
         forward = second + dtype(LEROBOT_EPS if lerobot else OPENPI_EPS)
         return Normalization(first, forward, second if lerobot else forward)

@@ -1,0 +1,66 @@
+"""Reads tokenizer files as data, with the libraries that define their formats; nothing is downloaded.
+
+So the tokens depend neither on the version of transformers nor on code in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_ros.errors import CheckpointError, MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer; control tokens in a text are text."""
+
+    encode: Callable[[str], list[int]]  # text to ids, without BOS
+    size: int  # pieces of the vocabulary
+    special: Mapping[str, int | None]  # ``<pad>``, ``<eos>`` and ``<bos>`` to their ids; None if it lacks one
+
+
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of the files ``names`` that ``folder`` has."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a ``*.json`` (tokenizers) or ``*.model`` (SentencePiece); raises CheckpointError if it is neither."""
+    read, kind = (_json, "tokenizer") if path.suffix == ".json" else (_sentencepiece, "sentencepiece model")
+    try:
+        return read(path)
+    except ImportError as error:
+        raise MissingDependencyError(f"{error.name} is not installed: pip install 'vla_ros[openvla]'") from error
+    except Exception as error:  # the libraries raise plain Exception, OSError or RuntimeError
+        raise CheckpointError(f"{path}: not a {kind} ({error}); download the file again") from error
+
+
+def _json(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(path))
+    backend.no_truncation()  # files saved after training may truncate or pad
+    backend.no_padding()
+    backend.encode_special_tokens = True  # an instruction must not be able to write control tokens
+    size, image = backend.get_vocab_size(), backend.token_to_id("<image>")
+    # The processor of transformers adds <image> behind the vocabulary; the embedding has no row for it.
+    size -= int(image is not None and image == size - 1)
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in backend.encode(text, add_special_tokens=False).ids]
+
+    return Tokenizer(encode, size, {name: backend.token_to_id(name) for name in ("<pad>", "<eos>", "<bos>")})
+
+
+def _sentencepiece(path: Path) -> Tokenizer:
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(path))
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in processor.encode(text)]
+
+    special = {"<pad>": processor.pad_id(), "<eos>": processor.eos_id(), "<bos>": processor.bos_id()}
+    return Tokenizer(encode, int(processor.get_piece_size()), special)
