@@ -112,7 +112,7 @@ def wrong_kernel(monkeypatch):
             forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
             return super().add_linear(forgotten, rows, matrix, norm)
 
-    monkeypatch.setattr(policy_module, "make_ops", lambda device: Forgetful())
+    monkeypatch.setattr("vla_ros.policies.openvla.network_policy.make_ops", lambda device: Forgetful())
 
 
 def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):

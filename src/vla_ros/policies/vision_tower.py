@@ -66,13 +66,13 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with a GELU between."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map [..., width] to [..., width]."""
+        """Map [..., inputs] to [..., outputs]."""
         output: Tensor = self.fc2(functional.gelu(self.fc1(tokens)))
         return output
 
@@ -94,7 +94,7 @@ class Block(nn.Module):
         self.attn = Attention(shape, eager)
         self.ls1 = LayerScale(shape.width) if shape.layer_scale else None
         self.norm2 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
-        self.mlp = Mlp(shape.width, shape.mlp_width)
+        self.mlp = Mlp(shape.width, shape.mlp_width, shape.width)
         self.ls2 = LayerScale(shape.width) if shape.layer_scale else None
         if film:
             self.scale, self.shift = nn.Linear(film, shape.width), nn.Linear(film, shape.width)

@@ -1,8 +1,7 @@
-"""Tiny random checkpoints, and the plain re-statement of the model."""
+"""Tiny random checkpoints."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +23,6 @@ DATA = Path(__file__).parents[2] / "data" / "openvla"
 def data():
     """Folder with the answers of the published code."""
     return DATA
-
-
-@pytest.fixture(scope="session")
-def plain():
-    """The class PlainOpenVLA."""
-    spec = importlib.util.spec_from_file_location("plain_openvla", Path(__file__).with_name("plain_openvla.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PlainOpenVLA
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,7 @@ def test_the_folders_own_statistics_win(tmp_path):
     ("statistics", "words"),
     [
         ({}, "no action statistics"),
-        ({"a": {}}, r"action of 'a': no \('q01', 'q99'\)"),
+        ({"a": {}}, r"action of 'a': no \['q01', 'q99'\]"),
         ({"a": {"action": {"q01": [0], "q99": [1, 2]}}}, "one length"),
         ({"a": {"action": {"q01": [0], "q99": [1], "mask": [True, False]}}}, "mask has the shape"),
         ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q99 >= q01"),

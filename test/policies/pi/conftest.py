@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from vla_ros.errors import VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
@@ -130,6 +132,25 @@ def networks(folders):
         return kept[kind, layout, dtype]
 
     return load
+
+
+class Chunk(NamedTuple):
+    """A model's answer."""
+
+    normalized: np.ndarray
+    actions: np.ndarray
+    tokens: np.ndarray
+    state: np.ndarray
+
+
+def infer(model, images, state, instruction, noise, rtc=None):
+    """One chunk, without a policy."""
+    request = model.request(images, state, instruction, noise, rtc)
+    [answer] = model.engine.answer([request])
+    if isinstance(answer, VlaRosError):
+        raise answer
+    actions = model.processing.robot_actions(answer.actions, state)
+    return Chunk(answer.actions, actions, request.tokens, request.state[: model.processing.state_size])
 
 
 def edit_json(path, change):

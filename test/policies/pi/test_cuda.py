@@ -14,7 +14,7 @@ from vla_ros.policies.pi.robots import find_robot
 from vla_ros.types import Observation, PreviousChunk, RawImage
 from vla_ros.vision.processors import ResizeWithPad
 
-from .conftest import CASES, MODELS
+from .conftest import CASES, MODELS, infer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,15 +29,15 @@ def test_a_gpu_gives_the_published_chunks(folders, kind, dtype):
         checkpoint = read_checkpoint(folders[kind, "openpi"], find_robot(case.text("robot")))
         model = load_model(checkpoint, "cuda", dtype)
         arguments = (case.images, case["state"], case.text("prompt"))
-        eager = model.infer(*arguments, case["noise"]).normalized  # its graphs are captured meanwhile
+        eager = infer(model, *arguments, case["noise"]).normalized  # its graphs are captured meanwhile
         assert model.engine.wait(120)
-        graph = model.infer(*arguments, case["noise"]).normalized
+        graph = infer(model, *arguments, case["noise"]).normalized
         np.testing.assert_array_equal(graph, eager)
         error = np.abs(graph - case["actions_normalized"])
         own = np.abs(case["actions_normalized_bf16"] - case["actions_normalized"])
         assert error.max() < (2e-5 if dtype == "float32" else 1.5 * own.max())
         assert dtype == "float32" or error.mean() < own.mean()
-        seeds = [model.infer(*arguments, seed).normalized for seed in (3, 4, 3)]
+        seeds = [infer(model, *arguments, seed).normalized for seed in (3, 4, 3)]
         np.testing.assert_array_equal(seeds[0], seeds[2])
         assert not np.array_equal(seeds[0], seeds[1])
         model.engine.close()
@@ -50,9 +50,9 @@ def test_a_chunk_is_continued_as_on_a_cpu(folders, mode):
     chunks = []
     for device in ("cpu", "cuda"):
         model = load_model(checkpoint, device, "float32", jacobian=mode == "jacobian")
-        first = model.infer(*arguments).normalized
+        first = infer(model, *arguments).normalized
         assert model.engine.wait(120)
-        chunks.append(model.infer(*arguments).normalized)  # by graphs
+        chunks.append(infer(model, *arguments).normalized)  # by graphs
         np.testing.assert_array_equal(chunks[-1], first)
         model.engine.close()
     np.testing.assert_allclose(chunks[1], chunks[0], rtol=0, atol=1e-4)

@@ -210,8 +210,6 @@ def request(**changes):
         (request(previous=np.full((3, 7), np.nan)), 0, "NaN"),
         (request(delay=11), 0, "delay of 11"),
         (request(delay=-1), 0, "delay of -1"),
-        (request(mode="frozen"), 0, "mode 'frozen'"),
-        (request(schedule="COSINE"), 0, "schedule 'COSINE'"),
         (request(mode="trained"), 0, "trained for at most 0"),
         (request(mode="trained", delay=5), 4, "expected 0 to 4"),
         (request(mode="trained", delay=3, previous=np.zeros((2, 7))), 8, "expected 0 to 2"),

@@ -12,7 +12,7 @@ from vla_ros.policies.pi import prompt
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.network import euler_times
 
-from .conftest import CASES, MODELS
+from .conftest import CASES, MODELS, infer
 
 ACTIONS, VELOCITY, KEYS = 2e-5, 3e-5, 5e-5
 OPENPI = [(kind, number) for kind in MODELS for number in range(6)]
@@ -45,7 +45,7 @@ def test_openpis_answers(loaded, networks, kind, number, layout):
     model = loaded(kind, "openpi", case.text("robot"))
     if layout == "lerobot":  # the weights of the other file behind openpi's processing
         model = replace(model, engine=make_engine(networks(kind, "lerobot"), model.processing, 10))
-    chunk = model.infer(case.images, case["state"], case.text("prompt"), case["noise"])
+    chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"])
     np.testing.assert_array_equal(chunk.tokens, case.tokens)
     size = model.processing.state_size
     np.testing.assert_allclose(chunk.state, case["state_normalized"][:size], rtol=1e-6, atol=1e-9)
@@ -58,7 +58,7 @@ def test_openpis_answers(loaded, networks, kind, number, layout):
 def test_lerobots_answers(loaded, kind, number):
     case = CASES[f"{kind}_lerobot"][number]
     model = replace(loaded(kind, "lerobot"), trained_delay=5)  # the tiny weights were not trained for it
-    chunk = model.infer(case.images, case["state"], case.text("prompt"), case["noise"], case.rtc)
+    chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"], case.rtc)
     np.testing.assert_array_equal(chunk.tokens, case.tokens)
     np.testing.assert_allclose(chunk.state, case["state_normalized"], rtol=0, atol=1e-6)
     np.testing.assert_allclose(chunk.normalized, case["actions_normalized"], rtol=0, atol=ACTIONS)
@@ -116,7 +116,7 @@ def test_prefix_and_suffix_of_the_first_case(loaded, kind, monkeypatch):
 def test_bfloat16_is_closer_than_openpis_own(loaded, kind, number):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"), "bfloat16")
-    chunk = model.infer(case.images, case["state"], case.text("prompt"), case["noise"])
+    chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"])
     error = np.abs(chunk.normalized - case["actions_normalized"])
     own = np.abs(case["actions_normalized_bf16"] - case["actions_normalized"])
     assert error.mean() < own.mean()
@@ -156,7 +156,7 @@ def test_state_bins_moved_by_one_are_seen(loaded, monkeypatch):
     model = loaded("pi05", "openpi", "droid")
     bins = prompt.state_bins
     monkeypatch.setattr(prompt, "state_bins", lambda state: bins(state) + 1)
-    chunk = model.infer(case.images, case["state"], case.text("prompt"), case["noise"])
+    chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"])
     assert chunk.tokens.tolist() != case.tokens.tolist()
     assert np.abs(chunk.normalized - case["actions_normalized"]).max() > 0.01
 
@@ -170,5 +170,5 @@ def test_the_references_times_differ_where_they_say(loaded, networks, kind):
     model = loaded(kind, "openpi")
     processing = replace(model.processing, summed_times=False)
     other = replace(model, engine=make_engine(networks(kind, "openpi"), processing, 10))
-    chunk = other.infer(case.images, case["state"], case.text("prompt"), case["noise"])
+    chunk = infer(other, case.images, case["state"], case.text("prompt"), case["noise"])
     assert ACTIONS < np.abs(chunk.normalized - case["actions_normalized"]).max() < 2e-4

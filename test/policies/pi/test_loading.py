@@ -18,7 +18,7 @@ from vla_ros.policies.pi.memory import plan_memory
 from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.robots import find_robot
 
-from .conftest import MODELS, edit_json
+from .conftest import MODELS, edit_json, infer
 
 LIBERO = find_robot("libero")
 
@@ -375,9 +375,9 @@ def test_a_chunk_that_is_no_number_is_refused(loaded):
     images = {key: np.zeros((8, 8, 3), np.uint8) for key in model.processing.images}
     noise = np.full((10, 32), np.inf)
     with pytest.raises(VlaRosError, match="NaN or Inf; the frame is dropped"):
-        model.infer(images, np.zeros(8), "go", noise)
+        infer(model, images, np.zeros(8), "go", noise)
 
 
 def test_noise_of_another_shape_is_refused(loaded):
     with pytest.raises(ConfigError, match=r"noise has shape \[9, 32\], expected \[10, 32\]"):
-        loaded("pi0", "openpi").infer({}, np.zeros(8), "go", np.zeros((9, 32)))
+        infer(loaded("pi0", "openpi"), {}, np.zeros(8), "go", np.zeros((9, 32)))

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.vision_tower import Mlp
 from vla_ros.types import IntArray
 
 TRAINING_STEPS = 50
@@ -42,20 +43,6 @@ class Layout:
     def extras(self) -> int:
         """Positions between the patches and the prompt: state, diffusion timestep."""
         return int(self.state > 0) + int(self.head == "diffusion")
-
-
-class Mlp2(nn.Module):
-    """Two linear layers with a GELU between: the projectors of state and of noisy actions."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(inputs, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Map [..., inputs] to [..., width]."""
-        projected: Tensor = self.fc2(functional.gelu(self.fc1(numbers)))
-        return projected
 
 
 class ResidualBlock(nn.Module):
@@ -101,8 +88,8 @@ class OFTModel(OpenVLAModel):
         width = architecture.llm.hidden_size
         self.layout = layout
         self.action_head = None if layout.head == "none" else ActionHead(width, layout.action)
-        self.proprio_projector = Mlp2(layout.state, width) if layout.state else None
-        self.noisy_action_projector = Mlp2(1, width) if layout.head == "diffusion" else None
+        self.proprio_projector = Mlp(layout.state, width, width) if layout.state else None
+        self.noisy_action_projector = Mlp(1, width, width) if layout.head == "diffusion" else None
 
 
 class Plan(NamedTuple):

@@ -15,8 +15,6 @@ import torch
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
-from vla_ros.engine.device_ops import make_ops
-from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, options_of
@@ -27,7 +25,7 @@ from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.oft.variant import BOUNDS, Variant
+from vla_ros.policies.oft.variant import BOUNDS, choose_variant
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights, empty
@@ -39,7 +37,6 @@ from vla_ros.policies.openvla.network_policy import (
     PromptSession,
 )
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
@@ -110,14 +107,24 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
     def _describe(self, *, towers: bool = True) -> Description:
         """Read the files; without ``towers`` nothing is merged, and no weights can be loaded."""
         options, folder = self._options, self.folder
-        variant = Variant.of(options, self._preset, self._keys)
+        variant = choose_variant(options, self._preset)
+        keys = self._keys[: options.images or None]
+        if len(keys) < options.images:
+            raise ConfigError(
+                f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
+                "add the missing cameras, in the order of its training"
+            )
         architecture = read_architecture(self._base)
         self._bounds = variant.bounds
         statistics = self._chosen(options.unnorm_key)
         dimension = statistics.dimension
-        variant.check(statistics.key, dimension)
+        if variant.action not in (0, dimension):
+            raise ConfigError(
+                f"preset: {self._preset} has actions of {variant.action} numbers, but the checkpoint's statistics "
+                f"for '{statistics.key}' have {dimension}; it was trained for another robot"
+            )
         weights = read_weights(folder, self._base if options.base else None, towers=towers)
-        layout = layout_of(weights, architecture, folder, len(variant.keys), variant.chunk, dimension)
+        layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
         state = self._chosen(statistics.key, "proprio") if layout.state else None
         if state is not None and state.dimension != layout.state:
             raise CheckpointError(
@@ -127,7 +134,7 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         size = (architecture.image_size, architecture.image_size)
         processor = OFTResize(size, options.crop_area, variant.camera_side)
         spec = PolicySpec(
-            images=tuple(ImageFeature(key, processor) for key in variant.keys),
+            images=tuple(ImageFeature(key, processor) for key in keys),
             state=(StateFeature(self._state_key(), size=layout.state),) if layout.state else (),
             action=self._action(dimension, NATIVE_GRIPPER),
             dimension=dimension,
@@ -166,14 +173,10 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
     ) -> ChunkInference | None:
         """Return an engine that passed its tests, or None if ``auto`` falls back to ``plain``."""
         options, ids, size = self._options, prompt.encode(SELF_TEST_INSTRUCTION), model.architecture.image_size
-        pair, strict = two_images(size, size), options.engine != "auto"
+        pair = two_images(size, size)
 
         def make() -> ChunkInference:
-            encode, ops = VisionEncoder(model), None
-            if options.self_test and not model.layout.film:
-                encode = checked_encoder(model, pair, strict=strict)
-            if options.self_test and decoder is not None:
-                ops = checked(make_ops(decoder.device), decoder, strict=strict)
+            ops, encode = self._kernels(model, decoder, pair, model.layout.film)
             return make_chunk_engine(model, decoder, ops, encode, options.denoising_steps)
 
         def check(engine: ChunkInference) -> None:

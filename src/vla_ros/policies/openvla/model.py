@@ -15,25 +15,22 @@ from vla_ros.engine.llama import LlamaDecoder, as_loaded
 from vla_ros.engine.ops import KVCache, Ops
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.vision_tower import VisionBackbone
+from vla_ros.policies.vision_tower import Mlp, VisionBackbone
 
 
-class Projector(nn.Module):
-    """Maps patch features to the language model's embedding space.
+class Projector(Mlp):
+    """Maps patch features [B, patches, vision_width] to the language model's embedding space.
 
     Three layers after two towers, two layers after one, as the Prismatic models have it.
     """
 
     def __init__(self, vision_width: int, llm_width: int, fused: bool) -> None:
-        super().__init__()
-        hidden = 4 * vision_width if fused else llm_width
-        self.fc1 = nn.Linear(vision_width, hidden)
-        self.fc2 = nn.Linear(hidden, llm_width)
+        super().__init__(vision_width, 4 * vision_width if fused else llm_width, llm_width)
         self.fc3 = nn.Linear(llm_width, llm_width) if fused else None
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Project [B, patches, vision_width] to [B, patches, llm_width]."""
-        hidden: Tensor = self.fc2(functional.gelu(self.fc1(features)))
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See :class:`~vla_ros.policies.vision_tower.Mlp`."""
+        hidden = super().forward(tokens)
         return hidden if self.fc3 is None else self.fc3(functional.gelu(hidden))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,9 @@ import torch
 from vla_ros.config import Config
 from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError
 from vla_ros.policies.base import Progress, Session
@@ -27,8 +30,9 @@ from vla_ros.policies.openvla.memory import CHOICES, plan_memory
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import CheckpointOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder
+from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
 from vla_ros.policies.weights import fill, parameter_shapes
-from vla_ros.types import FloatArray, IntArray
+from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +129,19 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
             return fill_quantized(model, produce, where.device, dtype, kind, progress)
         fill(model, produce, where.device, dtype, progress)
         return None
+
+    def _kernels(
+        self, model: OpenVLAModel, decoder: DecoderWeights | None, images: Sequence[UInt8Array], film: bool = False
+    ) -> tuple[Ops | None, VisionEncoder | None]:
+        """Return the operations and the vision encoder that passed their checks; None leaves it to the device.
+
+        ``decoder`` is the quantised one, whose answers the reference path cannot check as a whole.
+        """
+        if not self._network_options.self_test:
+            return None, None
+        strict = self._network_options.engine != "auto"
+        encode = None if film else checked_encoder(model, images, strict=strict)
+        return None if decoder is None else checked(make_ops(decoder.device), decoder, strict=strict), encode
 
     def _engine(self, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool) -> E | None:
         """Make and check an engine; None if it fails and ``policy.engine`` is ``auto``, which then falls back."""

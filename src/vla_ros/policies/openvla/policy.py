@@ -14,10 +14,8 @@ import torch
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.device_errors import NotFiniteError
-from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, Request
-from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Progress, options_of
@@ -36,7 +34,6 @@ from vla_ros.policies.openvla.network_policy import (
 )
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.policies.openvla.vision_encoder import checked_encoder
 from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import ResizeNaive
@@ -132,11 +129,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         images, prompt = two_images(*self.spec.processors[self._image_key].size), self._prompt(loaded)
 
         def make() -> Engine:
-            ops, encode, strict = None, None, options.engine != "auto"
-            if options.self_test:
-                encode = checked_encoder(model, images, strict=strict)
-            if options.self_test and weights is not None:
-                ops = checked(make_ops(weights.device), weights, strict=strict)
+            ops, encode = self._kernels(model, weights, images)
             return make_engine(model, count, drafts=options.drafts, weights=weights, ops=ops, encode=encode)
 
         def check(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""A loaded model, which turns images, state, instruction and noise into one chunk."""
+"""Loads a model, and prepares observations for its engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
 from vla_ros.engine.flow_check import checked
-from vla_ros.engine.flow_engine import Continuation, FlowAnswer, FlowEngine, FlowRequest
+from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError
@@ -25,18 +24,7 @@ from vla_ros.policies.pi.processing import Processing, pad_state
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, padded, prefix_weights
 from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 from vla_ros.policies.tokenizers import Tokenizer
-from vla_ros.types import IntArray, RawImage, UInt8Array
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """One answer."""
-
-    normalized: Array  # float32 [H, action_dim], the end of the flow. Real-time chunking continues this.
-    actions: Array  # float [H, action_size] in the robot's units
-    tokens: IntArray  # int64 [L] of the prompt, without padding
-    state: Array  # float [state_size], normalised
-    stages_ms: Mapping[str, float]  # milliseconds of the engine's stages
+from vla_ros.types import RawImage, UInt8Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,27 +66,6 @@ class PiModel:
         return FlowRequest(
             prepared, tokens, pad_state(normalized, sizes.action_dim), noise, self._continuation(rtc)
         )
-
-    def infer(
-        self,
-        images: Mapping[str, UInt8Array | RawImage],
-        state: Array,
-        instruction: str,
-        noise: Array | int,
-        rtc: RealTimeChunk | None = None,
-    ) -> Chunk:
-        """Compute one chunk from the arguments of :meth:`request`; raises NotFiniteError for NaN or Inf."""
-        request = self.request(images, state, instruction, noise, rtc)
-        [answer] = self.engine.answer([request])
-        if isinstance(answer, NotFiniteError):
-            raise answer
-        return self.chunk(request, state, answer)
-
-    def chunk(self, request: FlowRequest, state: Array, answer: FlowAnswer) -> Chunk:
-        """Convert the engine's answer; ``state`` in the robot's units."""
-        actions = self.processing.robot_actions(answer.actions, state)
-        normalized = request.state[: self.processing.state_size]
-        return Chunk(answer.actions, actions, request.tokens, normalized, answer.stages_ms)
 
     def _continuation(self, rtc: RealTimeChunk | None) -> Continuation | None:
         if rtc is None:

@@ -162,13 +162,13 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
                 yield answer
                 continue
             one.session.answered += 1
-            chunk = model.chunk(one.request, self._state(one.observation), answer)
+            actions = model.processing.robot_actions(answer.actions, self._state(one.observation))
             yield ActionChunk(
-                actions=np.asarray(chunk.actions, np.float64),
+                actions=np.asarray(actions, np.float64),
                 stamp=one.observation.stamp,
-                normalized=np.asarray(chunk.normalized[:, : chunk.actions.shape[1]], np.float64),
-                stages_ms=chunk.stages_ms,
-                info={"prompt_tokens": len(chunk.tokens)},
+                normalized=np.asarray(answer.actions[:, : actions.shape[1]], np.float64),
+                stages_ms=answer.stages_ms,
+                info={"prompt_tokens": len(one.request.tokens)},
             )
 
     def _continue(self, previous: PreviousChunk, state: FloatArray) -> RealTimeChunk | None:

@@ -45,10 +45,6 @@ def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: in
         )
     if not np.isfinite(rtc.previous).all():
         raise ConfigError("RTC: the previous actions hold NaN or Inf")
-    if rtc.mode not in MODES or rtc.schedule not in SCHEDULES:
-        raise ConfigError(
-            f"RTC: mode {rtc.mode!r} and schedule {rtc.schedule!r}, expected one of {MODES} and {SCHEDULES}"
-        )
     limit = min(max_delay, shape[0], horizon - 1) if rtc.mode == "trained" else horizon
     if not 0 <= rtc.delay <= limit:
         trained = f" (the checkpoint was trained for at most {max_delay})" if rtc.mode == "trained" else ""
