@@ -22,8 +22,8 @@ from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.pi.architecture import GEMMA_2B, GEMMA_300M, PUBLISHED, SO400M, PiArchitecture
 from vla_ros.policies.pi.inference import make_engine
-from vla_ros.policies.pi.loading import build_empty, parameter_dtype
-from vla_ros.policies.pi.network import PiNetwork
+from vla_ros.policies.pi.loading import parameter_dtype
+from vla_ros.policies.pi.network import PiNetwork, build_empty
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm

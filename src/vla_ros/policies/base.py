@@ -100,7 +100,13 @@ class Policy(ABC):
 
         Each session occurs at most once. An invalid request does not affect the others.
         """
-        return [_tried(self, *request) for request in requests]
+        answers: list[ActionChunk | VlaRosError] = []
+        for session, observation in requests:
+            try:
+                answers.append(self.infer(session, observation))
+            except VlaRosError as error:  # noqa: PERF203 (one robot's error is not the others')
+                answers.append(error)
+        return answers
 
     def prepare(self, batch: int) -> bool:
         """Prepare for batches of this size; called after :meth:`load`, which prepares for one request.
@@ -122,13 +128,6 @@ class Policy(ABC):
 
     def close(self) -> None:  # noqa: B027 (nor memory of their own)
         """Free the memory; the policy can be loaded again."""
-
-
-def _tried(policy: Policy, session: Any, observation: Observation) -> ActionChunk | VlaRosError:
-    try:
-        return policy.infer(session, observation)
-    except VlaRosError as error:
-        return error
 
 
 @dataclass(frozen=True)

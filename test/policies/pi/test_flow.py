@@ -15,8 +15,7 @@ from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache, guidance_scale
 from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.architecture import PI05, PUBLISHED
-from vla_ros.policies.pi.loading import build_empty
-from vla_ros.policies.pi.network import PiNetwork, euler_times, make_flow
+from vla_ros.policies.pi.network import PiNetwork, build_empty, euler_times, make_flow
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, prefix_weights
 
 from .conftest import CASES, MODELS

@@ -15,7 +15,6 @@ from vla_ros.policies.pi.robots import (
     add_state,
     aloha_actions,
     aloha_state,
-    droid_command,
     find_robot,
     subtract_state,
 )
@@ -124,11 +123,6 @@ def test_alohas_arms():
     actions = aloha_actions(np.zeros((3, 14)))
     assert actions[:, 6] == pytest.approx((0.5476 + 0.6213) / 2.1123)
     assert state[6] == 0.0, "the caller's array is not changed"
-
-
-def test_droids_client():
-    action = np.array([[2.0, -3.0, 0.5, 0, 0, 0, 0, 0.51], [0, 0, 0, 0, 0, 0, 0, 0.5]])
-    assert droid_command(action).tolist() == [[1, -1, 0.5, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0]]
 
 
 def test_robots_are_consistent():

@@ -5,6 +5,7 @@ Its actions are meaningless, but depend on image and instruction like a real che
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,24 +46,15 @@ def tiny_architecture(
     Each tower stores ``vision_blocks``, of which one fewer runs. ``vocabulary`` counts the tokens without
     ``padding``, of which the last 255 are actions; ``empty_token`` closes a prompt.
     """
-    dino = TowerShape(
-        width=vision_width,
-        blocks=vision_blocks,
-        heads=vision_heads,
-        mlp_width=4 * vision_width,
-        used_blocks=vision_blocks - 1,
-        class_token=True,
-        register_tokens=4,
-        layer_scale=True,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
     siglip = TowerShape(
         width=vision_width,
         blocks=vision_blocks,
         heads=vision_heads,
         mlp_width=4 * vision_width,
         used_blocks=vision_blocks - 1,
+    )
+    dino = replace(
+        siglip, class_token=True, register_tokens=4, layer_scale=True, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )
     llm = LlmShape(
         vocab_size=vocabulary + padding,

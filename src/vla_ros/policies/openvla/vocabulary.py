@@ -2,8 +2,7 @@
 
 Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, 3 to 258 the bytes, then the words; one further id is a single space
 and closes every prompt, as 29871 does in Llama-2. Words outside the vocabulary are spelled in bytes, so any text
-can be encoded. The file is a ``tokenizer.json`` that the ``tokenizers`` library and
-transformers' ``PreTrainedTokenizerFast`` read.
+can be encoded.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN
 
@@ -55,70 +53,29 @@ def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dic
     return ids
 
 
-def tokenizer_json(ids: dict[str, int]) -> dict[str, Any]:
-    """Return the content of a ``tokenizer.json`` for the pieces of :func:`word_ids`."""
-    special = [
-        {
-            "id": ids[name],
-            "content": name,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for name in ("<unk>", "<s>", "</s>")
-    ]
-    bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False},
-                {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True},
-                {"type": "Punctuation", "behavior": "Isolated"},
-            ],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [ids["<s>"]], "tokens": ["<s>"]}},
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "ByteFallback"},
-                {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True},
-            ],
-        },
-        # No merges: a word is one piece (ignore_merges) or its bytes.
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "<unk>",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": True,
-            "ignore_merges": True,
-            "vocab": ids,
-            "merges": [],
-        },
-    }
-
-
 def write_tokenizer(folder: Path, ids: dict[str, int]) -> None:
-    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    """Write the tokenizer of the pieces of :func:`word_ids`, with the two files that transformers also reads."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    # No merges: a word is one piece (ignore_merges) or its bytes.
+    model = models.BPE(ids, [], unk_token="<unk>", byte_fallback=True, ignore_merges=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in ("<unk>", "<s>", "</s>")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="first"),
+            pre_tokenizers.Punctuation("isolated"),
+        ]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", ids["<s>"])]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     config = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, content in (
-        ("tokenizer.json", tokenizer_json(ids)),
+        ("tokenizer.json", json.loads(tokenizer.to_str())),
         ("tokenizer_config.json", config),
         ("special_tokens_map.json", names),
     ):

@@ -17,8 +17,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.checkpoint import PiCheckpoint
-from vla_ros.policies.pi.loading import build_empty, check_weights, fill
-from vla_ros.policies.pi.network import PiNetwork, make_flow
+from vla_ros.policies.pi.loading import check_weights, fill
+from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, padded, prefix_weights

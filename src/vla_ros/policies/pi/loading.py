@@ -49,13 +49,6 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
     return parts
 
 
-def build_empty(architecture: PiArchitecture) -> PiNetwork:
-    """Build the network on ``meta``, ready for :func:`fill`."""
-    with torch.device("meta"):
-        network = PiNetwork(architecture)
-    return network.eval().requires_grad_(False)
-
-
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the data type of a parameter in a model of ``dtype``."""
     return torch.float32 if FLOAT32.match(name) else dtype

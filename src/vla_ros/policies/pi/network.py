@@ -175,6 +175,13 @@ class PiNetwork(nn.Module):
         return tokens
 
 
+def build_empty(architecture: PiArchitecture) -> PiNetwork:
+    """Build the network on ``meta``, without memory for its weights."""
+    with torch.device("meta"):
+        network = PiNetwork(architecture)
+    return network.eval().requires_grad_(False)
+
+
 @torch.no_grad()
 def make_flow(
     network: PiNetwork,

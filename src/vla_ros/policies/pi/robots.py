@@ -140,10 +140,3 @@ def aloha_targets(actions: Array) -> Array:
     result = actions * _SIGNS
     result[..., _GRIPPERS] = actions[..., _GRIPPERS] * (_JOINT_OPEN - _JOINT_CLOSED) + _JOINT_CLOSED - _ANGLE_CLOSED
     return result
-
-
-def droid_command(actions: Array) -> Array:
-    """Apply what DROID's client does: clip to +-1; the gripper is closed (1) above one half, else open (0)."""
-    result = np.clip(actions, -1.0, 1.0)
-    result[..., -1] = actions[..., -1] > 0.5
-    return result
