@@ -13,7 +13,7 @@ import pytest
 from vla_ros.cli import doctor
 from vla_ros.cli.main import main
 
-HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy")
+HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy", "rosbags", "cv2")
 
 
 def vla_ros(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_doctor_does_not_wrap_commands(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert fix in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["config"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["doctor"], ["config"]])
 def test_light_commands_import_no_heavy_libraries(arguments: list[str]) -> None:
     script = (
         "import sys\n"

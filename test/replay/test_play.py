@@ -19,6 +19,7 @@ from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import samples
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
+from vla_ros.replay.records import BagError
 from vla_ros.replay.report import Moment, images_of
 from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk
@@ -55,21 +56,6 @@ def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brig
         "pick up the red cube",
         "pick up the blue ball",
     ]
-
-
-def test_wrong_policies_are_recognised(play, write_bag, recording, brightness_policy, replay_config):
-    path = write_bag("bag", recording)
-    found, judgement = summary(play(path, brightness_policy(gain=-1.0)), replay_config)
-    assert found["direction_cosine"] == pytest.approx(-1)
-    assert judgement.level == "bad"
-    assert any("camera.orientation" in reason for reason in judgement.reasons)
-    assert any("axes (-x" in reason for reason in judgement.reasons)
-    _, judgement = summary(play(path, brightness_policy(flip_gripper=True)), replay_config)
-    assert any("gripper does the opposite" in reason for reason in judgement.reasons)
-    _, judgement = summary(play(path, brightness_policy(gain=8.0)), replay_config)
-    assert any("times as large" in reason for reason in judgement.reasons)
-    _, judgement = summary(play(path, HoldPolicy(replay_config)), replay_config)
-    assert any("same action for every frame" in reason for reason in judgement.reasons)
 
 
 def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recording, brightness_policy):
@@ -212,27 +198,17 @@ def test_an_interrupted_run_resumes_where_it_stopped(play, write_bag, recording,
     assert joined.complete
     for name in ("times", "predicted", "recorded", "episodes", "commands"):
         assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=True), name
-    assert joined.instructions == whole.instructions
+    for name in ("command_names", "instructions", "rule", "dropped", "losses", "topics", "images"):
+        assert getattr(joined, name) == getattr(whole, name), name
     assert (first.received, joined.received) == (27, 40)
+    (file,) = (tmp_path / "partial").iterdir()
     third = brightness_policy()
     again = play(path, third, partial=tmp_path / "partial").samples
     assert third.asked == []
     assert np.array_equal(again.predicted, whole.predicted)
-
-
-def test_samples_survive_the_disk(play, write_bag, recording, brightness_policy, tmp_path):
-    found = play(write_bag("bag", recording), brightness_policy()).samples
-    samples.save(found, tmp_path / "samples.npz")
-    back = samples.load(tmp_path / "samples.npz")
-    for name, value in vars(found).items():
-        if isinstance(value, np.ndarray):
-            assert np.array_equal(value, getattr(back, name), equal_nan=True), name
-        elif name != "stages_ms":
-            assert value == getattr(back, name), name
-    assert back.stages_ms.keys() == found.stages_ms.keys()
-    (tmp_path / "samples.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(Exception, match="delete the file to start again"):
-        samples.load(tmp_path / "samples.npz")
+    file.write_bytes(b"PK nonsense")
+    with pytest.raises(BagError, match="delete the file to start again"):
+        samples.load(file)
 
 
 def test_the_images_of_single_moments_are_the_live_ones(
