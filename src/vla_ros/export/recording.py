@@ -7,6 +7,7 @@ a message without a header is interpolated between the images received before an
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -159,7 +160,7 @@ class Recorded:
             found = self._bag.topics.get(topic, "nothing")
             raise ExportError(f"{self._bag.path}: --episodes {marker}: found {found} on {topic}, expected {kind}")
         edges: list[int] = []
-        for time, message in series.messages(self._bag, topic):
+        for time, _, message in series.messages(self._bag, [topic], Counter()):
             if bool(lasts(message)) == (len(edges) % 2 == 0):
                 edges.append(self._time(time))
         edges += [int(self.times[0][-1])] * (len(edges) % 2)

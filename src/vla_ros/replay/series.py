@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -27,11 +26,11 @@ from vla_ros.types import FloatArray, IntArray, JointState
 class Table:
     """Named numbers over time, one row per message."""
 
-    names: tuple[str, ...]  # columns: joints, or "" for plain numbers
+    names: tuple[str, ...]  # of the columns
     times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
-    stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 where the type has none
+    stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 without a header
     values: FloatArray  # float64 [N, C]
-    # Float64 [N, C], of joint states; without rows where the publisher gives none.
+    # Float64 [N, C]; no rows if the publisher sets none.
     velocities: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     efforts: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -47,12 +46,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Feed:
-    """A topic whose messages may name different joints, because of several publishers or changing objects.
+    """A topic whose messages may name different joints, because of several publishers or changing objects."""
 
-    There is a table per set of names (and of what is known of them), the one with the most messages first.
-    """
-
-    tables: tuple[Table, ...]
+    tables: tuple[Table, ...]  # one per set of names, the one with the most messages first
 
     @property
     def main(self) -> Table:
@@ -61,26 +57,23 @@ class Feed:
 
     def newest(self, time: int) -> JointState | None:
         """Return the newest message at ``time``, as in the live node; None before the first."""
-        found = [(table, row) for table in reversed(self.tables) if (row := table.newest(time)) >= 0]
+        rows = [(table, table.newest(time)) for table in reversed(self.tables)]
+        found = [(int(table.times[row]), table, row) for table, row in rows if row >= 0]
         if not found:
             return None
-        table, row = max(found, key=lambda item: int(item[0].times[item[1]]))
+        _, table, row = max(found, key=lambda item: item[0])
         return table.joint_state(row)
 
     def age(self, time: int) -> int:
-        """Nanoseconds since the newest message at ``time`` was received; before the first since the epoch."""
+        """Return the nanoseconds since the newest message at ``time``; before the first message since the epoch."""
         received = [int(table.times[row]) for table in self.tables if (row := table.newest(time)) >= 0]
         return time - max(received, default=0)
 
     def at(self, time: int, stamp: int) -> JointState | None:
-        """Return the newest message at ``time``; in lockstep (``stamp`` is not 0) the one with this stamp."""
-        return (self.from_stamp(stamp) if stamp else None) or self.newest(time)
-
-    def from_stamp(self, stamp: int) -> JointState | None:
-        """Return the first message with a header stamp of at least ``stamp`` (lockstep), or None."""
-        rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables]
+        """Return the newest message at ``time``; with a ``stamp`` (lockstep), the first from that stamp on."""
+        rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables if stamp]
         found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
-        return min(found, key=lambda state: state.stamp, default=None)
+        return min(found, key=lambda state: state.stamp) if found else self.newest(time)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
         """Return the message received until ``now`` with the nearest header stamp within ``tolerance``, or None."""
@@ -96,9 +89,8 @@ class Feed:
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     """Merge joint states of several publishers as the live node does (``control.joints``).
 
-    The result has one row per message that changes the merged state. ``feed`` itself is returned if one publisher
-    has all ``needed`` joints, or if they never arrive within ``timeout`` seconds of each other; a later error then
-    names the missing ones.
+    Returns ``feed`` itself if one publisher has all ``needed`` joints, or if they never arrive within ``timeout``
+    seconds of each other; a later error then names the missing joints.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed
@@ -124,12 +116,12 @@ class Recording:
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
-        """Return the newest messages at ``time``; in lockstep (``stamp`` is not 0) those with this stamp."""
+        """Return the inputs of a frame, as :meth:`Feed.at` finds them."""
         state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
         return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
-        """Return the instruction at ``time``; the first one also counts before it was recorded."""
+        """Return the instruction at ``time``; the first one also applies before it was recorded."""
         if not self.instructions:
             return default
         at = bisect.bisect_right(self.instructions, time, key=lambda item: item[0]) - 1
@@ -137,10 +129,10 @@ class Recording:
 
 
 class _Collector:
-    """Collects the messages of one topic in flat arrays, which need a fifth of the memory of message objects."""
+    """Collects messages in flat arrays, which need a fifth of the memory of message objects."""
 
     def __init__(self) -> None:
-        # By names, and whether there are velocities and efforts: times, stamps and three kinds of numbers.
+        # Key: names, has velocities, has efforts. Value: times, stamps, positions, velocities, efforts.
         self._columns: dict[tuple[tuple[str, ...], bool, bool], tuple[array[Any], ...]] = {}
 
     def add(
@@ -152,7 +144,7 @@ class _Collector:
         velocities: Sequence[float] = (),
         efforts: Sequence[float] = (),
     ) -> bool:
-        """Add a message, without velocities and efforts that do not fit; False if it has not one value per name."""
+        """Add a message; False if its numbers of names and values differ. Velocities and efforts may be dropped."""
         if not names or len(values) != len(names):
             return False
         more = [each if len(each) == len(names) else () for each in (velocities, efforts)]
@@ -174,7 +166,7 @@ class _Collector:
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
-    """Read every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
+    """Read all topics of ``selection`` but cameras; joint states are :func:`merged` for the joints ``needed``."""
     several = next((topics for topics in (selection.joint_states, selection.truth) if len(topics) > 1), ())
     if several and len(set(needed)) < len(needed):
         raise BagError(
@@ -186,27 +178,20 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
     collected = {role: _Collector() for role, topics in roles.items() if topics}
     skipped: Counter[str] = Counter()
     instructions: list[tuple[int, str]] = []
-    types, store = bag.topics, message_types()
-    wanted = {topic for topics in (*roles.values(), (selection.instruction,)) for topic in topics if topic}
-    classes = {topic: store.message(types[topic]) for topic in wanted}
-    for record in bag.records(wanted, verify=False):
-        kind = types[record.topic]
-        try:
-            message = store.deserialize(record.data, classes[record.topic])
-        except VlaRosError:
-            skipped[f"{record.topic}: damaged message"] += 1
-            continue
-        if kind == TEXT:
+    types = bag.topics
+    topics = {topic for topics in (*roles.values(), (selection.instruction,)) for topic in topics if topic}
+    for time, topic, message in messages(bag, topics, skipped):
+        if types[topic] == TEXT:
             if not instructions or instructions[-1][1] != message.data:
-                instructions.append((record.time, message.data))
+                instructions.append((time, message.data))
             continue
-        stamp, names, *numbers = _columns(message, kind)
+        stamp, names, *numbers = _columns(message, types[topic])
         for role, rows in collected.items():
-            if record.topic in roles[role]:
+            if topic in roles[role]:
                 # A joint state without a stamp was measured when it was received, as for the live node.
-                when = stamp if role == "truth" else stamp or record.time
-                if not rows.add(record.time, when, names, *numbers):
-                    skipped[f"{record.topic}: without a number for every name"] += 1
+                when = stamp if role == "truth" else stamp or time
+                if not rows.add(time, when, names, *numbers):
+                    skipped[f"{topic}: without a number for every name"] += 1
     feeds = {role: feed for role, rows in collected.items() if (feed := rows.feed())}
     joints, truth = feeds.pop("joints", None), feeds.pop("truth", None)
     joints = merged(joints, needed, timeout) if joints is not None else None
@@ -214,13 +199,17 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
     return Recording(joints, truth, tuple(instructions), state, skipped)
 
 
-def messages(bag: Bag, topic: str) -> Iterator[tuple[int, Any]]:
-    """Yield the messages of one topic with their times of reception; damaged ones are skipped."""
-    store = message_types()
-    kind = store.message(bag.topics[topic])
-    for record in bag.records([topic], verify=False):
-        with contextlib.suppress(VlaRosError):
-            yield record.time, store.deserialize(record.data, kind)
+def messages(bag: Bag, topics: Collection[str], skipped: Counter[str]) -> Iterator[tuple[int, str, Any]]:
+    """Yield time of reception, topic and message; damaged messages are counted in ``skipped``."""
+    store, types = message_types(), bag.topics
+    classes = {topic: store.message(types[topic]) for topic in topics}
+    for record in bag.records(topics, verify=False):
+        try:
+            message = store.deserialize(record.data, classes[record.topic])
+        except VlaRosError:
+            skipped[f"{record.topic}: damaged message"] += 1
+            continue
+        yield record.time, record.topic, message
 
 
 def _columns(message: Any, kind: str) -> tuple[Any, ...]:

@@ -1,7 +1,4 @@
-"""Converts recorded actions into the policy's numbers and pairs them with frames.
-
-docs/replay.md ("Recorded actions") has the rules, :data:`RULES` names them.
-"""
+"""Pairs recorded actions with frames and converts them into the policy's numbers (docs/replay.md has the rules)."""
 
 from __future__ import annotations
 
@@ -32,15 +29,14 @@ RULES = {
 class Truth:
     """Recorded actions for the frames of one bag."""
 
-    actions: FloatArray  # float64 [F, D]; rows of NaN for frames without a recorded action, NaN for unknown numbers
+    actions: FloatArray  # float64 [F, D], NaN where unknown
     rule: str  # key of :data:`RULES`
     problem: str = ""  # why nothing can be compared, or ""
 
 
 def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance: int) -> tuple[IntArray, str]:
-    """Pair frames with recorded messages by stamp, or else by time.
+    """Pair frames with recorded messages by stamp, or else by the recorder's times.
 
-    Times are the recorder's, since a ``Float64MultiArray`` has no stamp and drivers' clocks are often wrong.
     Returns the row of ``table`` for each frame (-1: none) and the rule: ``stamp``, ``after`` (within ``tolerance``
     ns) or ``none``.
     """
@@ -72,24 +68,23 @@ def align(
 ) -> Truth:
     """Express the recorded action of every frame in the policy's numbers.
 
-    ``frame_times`` [F] are the recorder's, ascending, ``frame_stamps`` [F] the headers', ``tolerance`` (see
-    :func:`pair`) and ``period``, the length of a step, are durations: all in nanoseconds.
+    All in nanoseconds: the recorder's ``frame_times`` [F], ascending; the headers' ``frame_stamps`` [F]; the
+    ``tolerance`` of :func:`pair`; the length of a step, ``period``.
     """
     actions = np.full((len(frame_times), spec.dimension), np.nan)
     try:
         if not selection.truth_type:
             raise BagError("the bag has neither actions, commands nor joint states")
-        if not selection.truth:
-            rule = "difference"
-            known, target = _differenced(frame_times, recording, period)
-        else:
+        if selection.truth:
             rule, known, target = _paired(frame_times, frame_stamps, recording, selection, tolerance)
+        else:
+            rule, known, target = "difference", *_differenced(frame_times, recording, period)
         if selection.truth_type == ARRAY:
             if target.values.shape[1] != spec.dimension:
-                found = f"{selection.truth[0]} has {target.values.shape[1]} numbers"
                 raise BagError(
-                    f"{found}, the policy's actions have {spec.dimension}; name the recorded commands, or take the "
-                    "measured motion: --topics truth=/COMMANDS, or truth=joint_states"
+                    f"{selection.truth[0]} has {target.values.shape[1]} numbers, the policy's actions have "
+                    f"{spec.dimension}; name the recorded commands, or take the measured motion: "
+                    "--topics truth=/COMMANDS, or truth=joint_states"
                 )
             actions[known] = target.values
         elif selection.truth_type == TWIST:
@@ -113,7 +108,7 @@ def _paired(
     if recording.truth is None:
         raise BagError(f"{named} holds no message that can be used")
     tables: list[Table] = []
-    for table in recording.truth.tables:  # of each topic the most frequent set of names
+    for table in recording.truth.tables:  # the most frequent set of names of each topic
         if len(tables) < len(selection.truth) and not any(set(table.names) & set(one.names) for one in tables):
             tables.append(table)
     pairs = [pair(frame_times, frame_stamps, table, tolerance) for table in tables]
@@ -127,7 +122,7 @@ def _paired(
 
 
 def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tuple[IntArray, Table]:
-    """Return the frames for which joint states are known, and the joints one period after each."""
+    """Return the frames with known joint states, and the joints one period after each."""
     if recording.joints is None:
         raise BagError("the bag has no usable joint states")
     joints = recording.joints.main
@@ -144,16 +139,14 @@ def _interpolated(table: Table, times: IntArray) -> FloatArray:
 
 
 def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Config, period: int) -> FloatArray:
-    """Actions [N, D] that lead from the joints measured at the same times to ``target``; NaN where unknown."""
+    """Return the actions [N, D] that lead from the measured joints to ``target``; NaN where unknown."""
     try:
         arms = make_arms(config)
         writer = ActionWriter(spec.action, arms, config.control)
     except ConfigError as error:
         raise BagError(str(error)) from None
     if writer.dimension != spec.dimension:
-        raise BagError(
-            f"the policy's actions have {spec.dimension} numbers, the robot's joints give {writer.dimension}"
-        )
+        raise BagError(f"the policy's actions have {spec.dimension} numbers, the robot's joints {writer.dimension}")
     starts = np.zeros((len(target.times), 0)) if joints is None else _interpolated(joints, target.times)
     names = joints.names if joints else ()
     rows = [
@@ -162,13 +155,11 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
     ]
     actions = np.array(rows).reshape(len(rows), spec.dimension)
     if np.isnan(actions[:, motion_columns(spec)]).all():
+        if not names:
+            raise BagError("the bag has no joint states, from which the recorded commands' motions start")
         for what, found in (("recorded commands", target.names), ("joint states", names)):
-            for arm in arms.values():
-                missing = [name for name in arm.joints if name not in found]
-                if missing and not found:
-                    raise BagError(f"the bag has no {what}, which are the start of the recorded commands' motions")
-                if missing:
-                    raise BagError(f"the {what} lack the joints {missing}; they have {list(found)}")
+            if missing := [name for arm in arms.values() for name in arm.joints if name not in found]:
+                raise BagError(f"the {what} lack the joints {missing}; they have {list(found)}")
     return actions
 
 
