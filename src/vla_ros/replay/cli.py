@@ -99,6 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
+    from rich.console import Console
+    from rich.prompt import IntPrompt
+
     from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
     from vla_ros.replay.evaluate import Job, play_all
@@ -123,20 +126,38 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
         if arguments.restart:
             shutil.rmtree(partial, ignore_errors=True)
     jobs = [Job(bag, config, options, partial) for bag in find_bags(arguments.bags)]
-    with contextlib.ExitStack() as stack, _Progress(len(jobs), check) as progress:
+    seen: set[str] = set()
+    with contextlib.ExitStack() as stack, Console(stderr=True).status("loading the policy") as status:
+
+        def say(text: str) -> None:
+            check()
+            status.update(text)
 
         @functools.cache
         def policy() -> Policy:
             created = create(config)
             stack.callback(created.close)
-            created.load(progress.load)
+            created.load(lambda fraction, text: say(f"{text} ({fraction:.0%})"))
             return created
 
-        ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        outcomes = play_all(jobs, policy, arguments.workers, ask, progress.advance)
+        def advance(bag: str, frames: int) -> None:
+            check()
+            seen.add(bag)
+            if frames % 50 == 0:
+                say(f"bag {len(seen)} of {len(jobs)}, {bag}: {frames} frames")
+
+        def ask(question: str, candidates: Sequence[str]) -> str:
+            status.stop()
+            print("\n".join(f"  {number}  {name}" for number, name in enumerate(candidates, start=1)))
+            chosen = IntPrompt.ask(question, choices=[str(number) for number in range(1, len(candidates) + 1)])
+            status.start()
+            return candidates[chosen - 1]
+
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        outcomes = play_all(jobs, policy, arguments.workers, ask if terminal else None, advance)
         result = make_result(outcomes, config, options)
         if not (arguments.no_trials or result.figures["interrupted"]):
-            progress.say("trying other settings")
+            say("trying other settings")
             result = explain(result, policy)
     lines = "\n".join(summary_lines(result.figures))
     print(lines, file=sys.stderr if _STANDARD_OUTPUT in (arguments.json, arguments.report) else sys.stdout)
@@ -184,50 +205,3 @@ def _swallowed_interrupts() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class _Progress:
-    """A progress line, shown only on a terminal. ``check`` is called with every report of progress."""
-
-    def __init__(self, bags: int, check: Callable[[], None]) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        self._bags, self._seen, self._check = bags, set[str](), check
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("loading the policy")
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._bar.stop()
-
-    def ask(self, question: str, candidates: Sequence[str]) -> str:
-        """Ask a question on the terminal; the progress line pauses meanwhile."""
-        from rich.prompt import IntPrompt
-
-        self._bar.stop()
-        print("\n".join(f"  {number}  {name}" for number, name in enumerate(candidates, start=1)))
-        chosen = IntPrompt.ask(question, choices=[str(number) for number in range(1, len(candidates) + 1)])
-        self._bar.start()
-        return candidates[chosen - 1]
-
-    def say(self, message: str) -> None:
-        """Show a message beside the spinner."""
-        self._check()
-        self._bar.update(self._task, description=message)
-
-    def load(self, fraction: float, message: str) -> None:
-        """Show how much of the policy has been loaded."""
-        self.say(f"{message} ({100 * fraction:.0f} %)")
-
-    def advance(self, bag: str, frames: int) -> None:
-        """Show how many frames of a bag have been played; called after each of them."""
-        self._check()
-        self._seen.add(bag)
-        if frames % 50 == 0:
-            self.say(f"bag {len(self._seen)} of {self._bags}, {bag}: {frames} frames")
