@@ -19,14 +19,9 @@ from tools.faults.rows import ROWS
 
 
 def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
-    """Run rows, ``jobs`` at a time, each in its own DDS domain, and print each when it ends.
+    """Run rows in DDS domains of their own, ``jobs`` at a time, and print each outcome as soon as it is known.
 
-    Args:
-        rows: The rows to run.
-        repeat: Injections of each.
-        seed: Seed of all randomness.
-        jobs: Rows at a time.
-        records: Folder for the robot's records of rows with violations.
+    ``repeat`` is the number of injections per row, ``records`` a folder for the records of rows with violations.
     """
     domains = random.Random(seed).sample(DOMAINS, min(len(rows), len(DOMAINS)))
 
@@ -44,7 +39,7 @@ def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Pa
 
 
 def line(outcome: Outcome) -> str:
-    """Format the outcome of a row, with its violations below."""
+    """Return the outcome of a row as a table row, followed by its first violations."""
     row = outcome.row
     text = (
         f"| {row.name:<26} | {row.reaction.value:<8} | {len(outcome.injections):>10} | {outcome.motions:>7} "
@@ -65,10 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
     parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")
-    parser.add_argument("--seed", type=int, default=None, help="of everything random; printed with each row")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all randomness; printed with each row")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time (default: 1)")
-    parser.add_argument("--records", type=Path, metavar="DIR", help="keep what the robot saw where it went wrong")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    parser.add_argument(
+        "--records", type=Path, metavar="DIR", help="write the robot's records of rows with violations"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes as JSON")
     given = parser.parse_args(arguments)
     rows = [row for row in ROWS if not given.row or any(text in row.name for text in given.row)]
     if not rows:

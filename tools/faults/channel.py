@@ -1,7 +1,6 @@
-"""Corrupts messages between a driver and the node, from a seed; knows nothing of DDS or time.
+"""Corrupts messages between a driver and the node, reproducibly from a seed. Pure logic.
 
-A channel takes messages as CDR bytes and returns the bytes to send now. All messages here begin with a
-``std_msgs/Header``, whose stamp is in bytes 4 to 12.
+Messages are CDR bytes that begin with a ``std_msgs/Header``, whose stamp is in bytes 4 to 12.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ SECOND = 1_000_000_000
 _STAMP = slice(4, 12)
 
 Sent = list[tuple[float, bytes]]
-"""Seconds from now, and the bytes that are sent then."""
+"""Messages to send, each with its delay in seconds."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a channel."""
+    """A fault of a channel."""
 
     kind: str  # a key of :data:`KINDS`
-    amount: float = 1.0  # its strength, in the unit that the kind's description names
+    amount: float = 1.0  # strength, in the unit given in :data:`KINDS`
 
 
 @dataclass
 class Channel:
-    """Passes messages on, changed by the current fault; ``rng`` makes every random choice."""
+    """Forwards messages, changed by the current fault; ``rng`` makes all random choices."""
 
     rng: random.Random
     fault: Fault | None = None
     _kept: list[bytes] = field(default_factory=list)
 
     def set(self, fault: Fault | None) -> Sent:
-        """Set the fault (None: none); return the messages that the previous one held back."""
+        """Set the fault or None; return messages that the previous fault held back."""
         kept = [(0.0, message) for message in self._kept] if self.fault and self.fault.kind in _GIVES_BACK else []
         self._kept.clear()
         self.fault = fault
@@ -118,7 +117,7 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
 
 
 def _rebuilt(message: bytes, **changes: Any) -> bytes:
-    """Return a ``sensor_msgs/Image`` with contradictory fields, in valid CDR, without which Cyclone rejects it."""
+    """Return a ``sensor_msgs/Image`` with changed fields, in valid CDR, because Cyclone rejects other messages."""
     header, pixels = read_image(message)
     found: dict[str, Any] = {
         "height": header.height,
@@ -164,39 +163,35 @@ def _empty(channel: Channel, message: bytes, _: float) -> Sent:
 
 
 KINDS: Mapping[str, Callable[[Channel, bytes, float], Sent]] = {
-    "drop": _drop,  # share that is lost
-    "delay": _delay,  # seconds
-    "jitter": _jitter,  # seconds at most, each its own: messages overtake each other
-    "duplicate": _duplicate,  # further copies
-    "reorder": _reorder,  # messages that are shuffled
-    "burst": _burst,  # messages that come at once
-    "freeze": _freeze,  # the same content with new stamps
-    "repeat": _repeat,  # the same message, stamp and all
-    "shift": _shift,  # seconds by which stamps are wrong
-    "corrupt": _corrupt,  # bits that flip
+    "drop": _drop,  # amount: share of messages
+    "delay": _delay,  # amount: seconds
+    "jitter": _jitter,  # random delays, so that messages overtake each other; amount: longest delay, seconds
+    "duplicate": _duplicate,  # amount: further copies
+    "reorder": _reorder,  # amount: messages that are shuffled together
+    "burst": _burst,  # amount: messages that are sent together
+    "freeze": _freeze,  # the first content with new stamps
+    "repeat": _repeat,  # the first message with its stamp
+    "shift": _shift,  # wrong stamps; amount: seconds
+    "corrupt": _corrupt,  # flipped bits; amount: their number
     "short": _short,  # pixels are missing at the end
-    "garbage": _garbage,  # size, encoding and pixels at random
-    "encoding": _encoding,  # one that is none
-    "huge": _huge,  # size says terabytes
-    "empty": _empty,  # no pixels at all
+    "garbage": _garbage,  # random size, encoding and pixels
+    "encoding": _encoding,  # an unknown encoding
+    "huge": _huge,  # a size of terabytes
+    "empty": _empty,  # no pixels
 }
-"""What can be done to a message, and what the amount means."""
+"""The kinds of faults."""
 
 _GIVES_BACK = frozenset({"reorder", "burst"})
-"""Kinds that keep messages back which are sent after all when the fault ends."""
+"""Kinds that hold messages back, which are sent when the fault ends."""
 
 
 def spoil_joints(
     kind: str, names: list[str], positions: list[float], rng: random.Random
 ) -> tuple[list[str], list[float]]:
-    """Return a joint state with wrong content in a valid message.
+    """Return the names and positions of a joint state with wrong content.
 
-    Args:
-        kind: ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
-            (beyond the URDF's limits), ``renamed`` or ``none`` (no joints).
-        names: Names of all joints, the arm's seven first.
-        positions: Their positions.
-        rng: Chooses the joint.
+    ``kind`` is ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
+    (beyond the URDF's limits), ``renamed`` or ``none`` (no joints). ``rng`` chooses one of the first seven joints.
     """
     names, positions = list(names), list(positions)
     index = rng.randrange(7)

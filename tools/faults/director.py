@@ -1,4 +1,4 @@
-"""Runs one row of the table: arms, injects at random times, observes, and asks the judge."""
+"""Runs one row of the fault table: arms the node, injects the fault at random times, and calls the judge."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vla_ros.config import load
 from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError
 
-_GUESS = 1 / 30  # s; the node's guess of a step's time where control.rate_hz is 0
+_GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
-_ENDED = 5.0  # s; for a process that was told to go
+_ENDED = 5.0  # s; within which the node must end after its launcher
 
 
 @dataclass
 class Injection:
-    """When one fault began and ended, on the steady clock."""
+    """When a fault began and ended, seconds of the steady clock."""
 
     begin: float
     end: float = 0.0
@@ -40,21 +40,14 @@ class Outcome:
 
     row: Row
     seed: int  # seed of all randomness
-    injections: list[Injection] = field(default_factory=list)  # the faults that were injected
-    violations: list[str] = field(default_factory=list)  # violated invariants, with seconds since the row began
-    motions: int = 0  # number of motions that the robot received
+    injections: list[Injection] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)  # with the time since the beginning of the row
+    motions: int = 0  # motions that the robot received
     seconds: float = 0.0  # duration of the row
 
 
 class Director:
-    """Runs one row.
-
-    Args:
-        row: The row.
-        seed: Seed of all randomness.
-        domain: DDS domain of its processes.
-        sabotage: Options of the node that the judge does not know about.
-    """
+    """Runs one row in a DDS domain. ``sabotage`` are options of the node that the judge does not know."""
 
     def __init__(
         self, row: Row, seed: int, domain: int, sabotage: Mapping[str, str] = MappingProxyType({})
@@ -82,14 +75,14 @@ class Director:
         )
 
     def run(self, repeat: int) -> Outcome:
-        """Inject the fault ``repeat`` times; the outcome lists every violation, and none is raised."""
+        """Inject the fault ``repeat`` times and return the outcome, also if the row fails."""
         status = 0
         with self._rig as rig:
             try:
                 self._arm()
                 for _ in range(repeat):
                     self._once()
-                time.sleep(1.1 * _STATUS_PERIOD)  # its last words
+                time.sleep(1.1 * _STATUS_PERIOD)  # for the last status
                 status = rig.node.end()
             except VlaRosError as error:
                 self._complain(str(error))
@@ -160,7 +153,7 @@ class Director:
         self._recover()
 
     def _start_without(self, what: str) -> None:
-        """Start a node while the robot lacks something, arm it, and let that come later."""
+        """Start and arm a node while the robot lacks ``what``, and add it later."""
         row, rig = self._row, self._rig
         rig.node.end()
         injection = Injection(time.monotonic())
@@ -177,7 +170,7 @@ class Director:
         rig.wait_for_motion("motion with all drivers")
 
     def _signal(self, index: int) -> None:
-        """Send the row's signals: those that begin the fault (0) or those that end it (1)."""
+        """Send the row's signals that begin the fault (index 0) or end it (1)."""
         if self._row.server:
             self._rig.server.do(self._row.server[index])
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
@@ -185,7 +178,7 @@ class Director:
                 process.signal(names[index])
 
     def _recover(self) -> None:
-        """End the fault, then waits for motion if it may resume, or provokes it if it may not."""
+        """End the fault, do what a person does to resume motion, and wait for it."""
         row, rig = self._row, self._rig
         if row.reaction is Reaction.HOLDS:
             self._allow()
@@ -259,7 +252,7 @@ class Director:
             self._nothing_from_before_a_jump()
 
     def _holds(self, injection: Injection) -> int:
-        """Return the number of holds during the fault."""
+        """Return the number of hold commands during the fault."""
         moved = {record.stamp for record in self._rig.motions}
         return sum(
             record.kind == "command"
@@ -269,7 +262,7 @@ class Director:
         )
 
     def _is_named(self, begin: float, until: float) -> bool:
-        """Return True if the node named one of the row's reasons: in force, or counted more often than before."""
+        """Return True if ``~/status`` had one of the row's reasons, active or in a counter that increased."""
         before: Mapping[str, Any] = {}
         for record in self._rig.records:
             if record.kind != "status" or record.time > until:

@@ -1,10 +1,9 @@
-"""A robot in its own process: cameras, joint states, a kinematic arm that follows its commands, a stop button.
+"""A robot in a process of its own: cameras, joint states, an arm that follows commands, a stop button.
 
-Orders are JSON lines on standard input. Records are lines on standard output, each written before the next event,
-so a killed driver has reported everything it did. Messages pass a :class:`~tools.faults.channel.Channel`.
+Reads orders as JSON lines from standard input and writes records to standard output, each before the next event, so
+that the records of a killed robot are complete. Messages pass a :class:`~tools.faults.channel.Channel`.
 
-Stamps of frames are odd and stamps of joint states even, so the stamp of a command distinguishes a motion from a
-hold.
+Stamps of frames are odd and stamps of joint states even, so the stamp of a command tells a motion from a hold.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
 _IMAGES = 16
-_DRIVER_TIMEOUT = 1.0  # s; a velocity that nothing follows ends, whatever the node does
+_DRIVER_TIMEOUT = 1.0  # s; the driver ends a velocity after that, whatever the node does
 
 
 @dataclass
@@ -64,18 +63,20 @@ class _Beat:
 
 
 class Robot:
-    """The robot; :meth:`run` works until it is ordered to end.
+    """The robot; :meth:`run` returns after the order to end.
 
     Args:
-        graph: The graph it joined; this object spins it.
+        graph: The graph that the robot joins and spins.
         cameras: Number of cameras.
         size: Width and height of the images in pixels.
         rate: Frames per second of each camera.
         simulated: Publish ``/clock``.
         seed: Seed of all randomness.
-        arm: Name of the arm, before its topics; "" for a robot with one.
-        listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo;
-            ``action``: the fingers behind an action; ``goals``: as ``joints``, beside a behaviour tree.
+        listens: ``joints``: one driver for arm and fingers; ``apart``: two drivers; ``twist`` and ``velocity``:
+        drivers
+            of velocities; ``action``: a gripper action; ``goals``: as ``joints``, with a client of
+            ``~/run_policy``.
+        arm: Prefix of the arm's topics; "" for a robot with one arm.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Robot:
         self._frames = Channel(random.Random(seed + 1))
         self._joints = Channel(random.Random(seed + 2))
         self._content = ""
-        self._which = 0  # the joint that a fault is about is the same as long as it lasts
+        self._which = 0  # seed of the joint that a fault affects
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
@@ -125,7 +126,7 @@ class Robot:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
     def run(self) -> None:
-        """Send and receive until the order to end, or the end of standard input."""
+        """Send and receive until the order to end or the end of standard input."""
         receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
         receiving.start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -160,7 +161,7 @@ class Robot:
         self._ended = True
 
     def _wait(self, until: float) -> None:
-        """Wait until the next action is due; orders are followed at once."""
+        """Wait until the next action is due or an order arrives, and follow all orders."""
         due = min(until, self._due[0][0] if self._due else until)
         with self._changed:
             self._changed.wait_for(lambda: self._orders, max(0.0, due - time.monotonic()))
@@ -313,20 +314,20 @@ class Robot:
             heapq.heappop(self._due)[2]()
 
     def _send(self, what: str, kind: Kind, message: bytes) -> None:
-        """Record the bytes, then sends them."""
+        """Record the message, then send it."""
         if what not in self._ends:
             return
         if kind == "frame":
             self._emit(kind, stamp=stamp_of_frame(message))
         else:
             self._emit(kind, **read_joints(message))
-        with contextlib.suppress(VlaRosError):  # Cyclone refuses bytes that are no whole message: they are lost
+        with contextlib.suppress(VlaRosError):  # Cyclone refuses incomplete messages, which are lost
             self._ends[what].publish(message)
 
     # In
 
     def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, sent: bytes) -> None:
-        """Pass a command on; note how long ago the node sent it."""
+        """Pass a command on, and store how long ago the node sent it."""
         self._delay = max(0.0, (time.time_ns() - int.from_bytes(sent, "little")) / SECOND)
         take(self._graph.deserialize(cdr, self._graph.message(kind)))
 
@@ -344,14 +345,14 @@ class Robot:
             time.sleep(self._slow)
 
     def _on_twist(self, message: Any) -> None:
-        """Record a twist; the arm does not follow it."""
+        """Record a twist; the arm does not move."""
         stamp = stamp_of(message)
         parts = (message.twist.linear, message.twist.angular)
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
 
     def _on_velocity(self, message: Any) -> None:
-        """Move the joints until the next command, or until the driver's own timeout."""
+        """Move the joints until the next command or the driver's timeout."""
         stamp = stamp_of(message)
         names, values = tuple(message.name), tuple(float(value) for value in message.velocity)
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=names)

@@ -1,4 +1,4 @@
-"""The other ends of actions, on the embedded participant: a gripper, and a behaviour tree."""
+"""A gripper's action server and a client of ``~/run_policy``, on the embedded participant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.gripper_goals import TYPES
 
 NAME = "/hand"
-"""Of the action."""
+"""Name of the gripper's action."""
 
 _SUCCEEDED, _ABORTED = 4, 6  # action_msgs/msg/GoalStatus
 
@@ -20,10 +20,10 @@ class Hand:
 
     Args:
         output: As ``gripper.output``.
-        answer: What becomes of a goal: ``done``, ``stalled``, ``aborted``, ``rejected`` or ``late`` (no result).
+        answer: Result of every goal: ``done``, ``stalled``, ``aborted``, ``rejected`` or ``late`` (no result).
 
     Attributes:
-        goals: What came, with the end of the action's name.
+        goals: Goals received, each with the suffix of the action's name.
     """
 
     def __init__(self, graph: Graph, output: str = "gripper_command", answer: str = "done") -> None:
@@ -57,7 +57,7 @@ class Hand:
 
 
 class Tree:
-    """A client of ``~/run_policy`` that leaves the graph as soon as its goal was accepted."""
+    """A client of ``~/run_policy`` that leaves the graph as soon as its goal is accepted."""
 
     def __init__(self, graph: Graph) -> None:
         self._node = graph.create_node("tree")

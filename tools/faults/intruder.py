@@ -1,4 +1,4 @@
-"""A second node that claims or commands the arm, has the policy's name, or is a second source."""
+"""A second node that claims or commands the arm, has the policy node's name, or publishes the robot's data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _QOS = {"joints": "state_publisher", "camera": "camera"}
 
 
 class Intruder:
-    """Appears at once, and leaves with :meth:`close`.
+    """Joins the graph when created, and leaves with :meth:`close`.
 
     Args:
+        graph: The graph.
         what: ``claim``, ``name``, ``command``, ``gripper``, ``joints`` or ``camera``.
-        topic: Of the command, or of the second source.
-        data: Makes the false data of a second source. They are not recorded: no command may be based on them.
+        topic: Topic of the command or of the data.
+        data: Makes false data, which are not recorded, because no command may be based on them.
     """
 
     def __init__(self, graph: Graph, what: str, topic: str, data: Callable[[], bytes] | None) -> None:
@@ -33,6 +34,6 @@ class Intruder:
             self._publisher = node.create_publisher(kind, topic, graph.qos(_QOS.get(what, "command")))
 
     def send(self) -> None:
-        """Send false data, if it is a second source."""
+        """Send false data if this intruder has any."""
         if self._publisher is not None and self._data is not None:
             self._publisher.publish(self._data())

@@ -1,7 +1,6 @@
-"""Checks the invariants on the robot's records: a pure function, the same for live runs and tests.
+"""Checks the invariants on the robot's records. Pure logic.
 
-The stamp tells motions and holds apart: a motion carries the stamp of its frame, a hold that of its joint state. A
-command with any other stamp is a violation.
+A motion has the stamp of its frame, a hold that of its joint state; any other stamp is a violation.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import FloatArray
 
 GRACE = 0.15
-"""Seconds for a message on its way, and for processes that get no time on a busy machine."""
-_SAG = 0.02  # rad; a hold stays where the hold began while the arm is measured within this
-_BELIEVABLE = 0.1  # rad; a joint that is measured further outside its limits is not built upon
+"""Seconds that a message may take, with the processes on a busy machine."""
+_SAG = 0.02  # rad; a hold keeps its position while the arm is measured within this distance
+_BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
 
 
@@ -31,8 +30,8 @@ _ROUNDING = 1e-6
 class Violation:
     """A violated invariant."""
 
-    name: str  # the invariant
-    time: float  # when, in seconds of the steady clock
+    name: str  # name of the invariant
+    time: float  # seconds of the steady clock
     detail: str  # what was found and what is allowed
 
 
@@ -42,26 +41,26 @@ class Permission:
 
     time: float  # seconds of the steady clock
     allowed: bool  # True if motion is allowed
-    grace: float = GRACE  # seconds during which motions may still arrive after motion was forbidden
-    why: str = ""  # reason, for the text of a violation
-    armed: bool = False  # True if a person armed: nothing that the node began before may move the arm
-    renewed: bool = False  # True if the task changed: after ``grace``, the same
+    grace: float = GRACE  # seconds for which motions may still arrive after motion was forbidden
+    why: str = ""  # why motion is forbidden
+    armed: bool = False  # True if a person armed: no earlier frame may move the arm
+    renewed: bool = False  # True if the task changed: after ``grace``, no earlier frame may move the arm
 
 
 class Judge:
-    """Checks runs of one arm with its limits.
+    """Checks the records of one arm.
 
     Args:
         config: The node's options.
         kinematics: The arm.
-        period: Seconds for which a command is made: ``1 / control.rate_hz``, or the node's default of 1/30 s.
-        lag: Seconds by which the robot's process is late, if the fault slows it down.
-        memory: Seconds during which the node could measure nothing, if the fault suspends it: it holds its last
-            measurement.
-        steps: Steps of a chunk; later ones are executed as many periods later.
-        simulated: The ROS clock may jump, so a frame's age counts from its sending.
-        pieces: The fault removes joints from joint states and the node merges the rest: each joint may be where any
-            recent joint state had it, and the tip is not checked.
+        period: Duration of a step in seconds: ``1 / control.rate_hz``, or 1/30 s.
+        lag: Seconds by which the fault delays the robot's process.
+        memory: Seconds for which the fault keeps the node from measuring, so that it holds an old measurement.
+        steps: Steps of a chunk; the frame of a later step is so many periods older.
+        simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
+        pieces: The fault damages single joints of joint states. A command may be based on the positions of
+        different
+            joint states, and the tip is not checked.
     """
 
     def __init__(
@@ -87,15 +86,15 @@ class Judge:
         self._pieces = pieces
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
-        # A joint state may have been the newest that the node knew for so long.
+        # Seconds for which a joint state may have been the newest that the node knew.
         self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
 
     def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
-        """Return all violations of a run in order of time.
+        """Return all violations of a run.
 
         Args:
-            records: Everything that the robot sent and received.
-            permissions: When motion was allowed, in order of time; before the first one it is not.
+            records: All messages that the robot sent and received.
+            permissions: When motion was allowed, in order of time; before the first, it is not.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
         if self._config.control.output in VELOCITY_OUTPUTS:
@@ -110,9 +109,9 @@ class Judge:
         ] + [*self._between(commands, frames)]
 
     def _between(self, commands: Sequence[Record], frames: Mapping[int, float]) -> Iterator[Violation]:
-        """Commands between steps: each no further from the one before than the joints may go meanwhile.
+        """Check that each command between steps is within reach of the previous one.
 
-        Of commands that arrive faster than they are read, the older ones are lost.
+        If commands arrive faster than the robot reads them, older ones are lost.
         """
         control = self._config.control
         if not control.command_rate_hz:
@@ -120,7 +119,7 @@ class Judge:
         interval = self._period / max(1, round(self._period * control.command_rate_hz))
         fastest = self._arm.velocity_limits * self._limits.velocity_scale
         for earlier, before, command in zip(commands, commands[1:], commands[2:], strict=False):
-            since = command.time - earlier.time  # a robot that paused reads an old one and at once the newest
+            since = command.time - earlier.time  # a robot that paused reads an old command and then the newest
             if before.stamp in frames and command.stamp in frames and FINGERS not in (before.names, command.names):
                 moved = np.abs(_arm(command) - _arm(before))
                 if np.any(moved > fastest * (interval + since) + _ROUNDING):
@@ -154,18 +153,18 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Return True if a command may be based on this joint state, or with ``pieces`` on any joint in it."""
+        """Return True if a command may be based on this joint state (with ``pieces``: on one of its joints)."""
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 
     def _believed(self, arm: FloatArray) -> FloatArray:
-        """Return the positions [7]; NaN for joints that are outside their limits or not named."""
+        """Return the positions [7], with NaN for joints that are missing or outside their limits."""
         low, high = self._arm.position_low - _BELIEVABLE, self._arm.position_high + _BELIEVABLE
         found: FloatArray = np.where((low <= arm) & (arm <= high), arm, np.nan)
         return found
 
     def _nearest(self, wanted: FloatArray, records: Sequence[Record]) -> FloatArray:
-        """For each joint the position in any of ``records`` that is nearest to ``wanted``; NaN if there is none."""
+        """Return for each joint the position in ``records`` that is nearest to ``wanted``, or NaN."""
         known = np.array([self._believed(_arm(record)) for record in records] or [np.full(len(ARM), np.nan)])
         off = np.where(np.isnan(known), np.inf, np.abs(known - wanted))
         nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
@@ -174,7 +173,7 @@ class Judge:
     def _velocities(
         self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
     ) -> Iterator[Violation]:
-        """Velocities: each within limits, for a frame, permitted, and none in force for too long."""
+        """Check that velocities are within limits, based on a frame, permitted, and not in force for too long."""
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
         stands = (self._config.timeouts.twist or 2 * self._period) + self._slack
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
@@ -200,7 +199,7 @@ class Judge:
             yield from self._passed(records)
 
     def _twist(self, velocity: FloatArray) -> str:
-        """What is wrong with a twist, or ""."""
+        """Return what is wrong with a twist, or ""."""
         limits = self._limits
         moved, turned = (float(np.linalg.norm(part)) * self._period for part in (velocity[:3], velocity[3:]))
         if moved > limits.max_translation_step * 1.01 + 2e-4 or turned > limits.max_rotation_step * 1.01 + 2e-4:
@@ -208,7 +207,7 @@ class Judge:
         return ""
 
     def _joint_velocity(self, velocity: FloatArray) -> str:
-        """What is wrong with joint velocities, or ""."""
+        """Return what is wrong with joint velocities, or ""."""
         fastest = np.minimum(
             self._arm.velocity_limits * self._limits.velocity_scale, self._limits.max_joint_step / self._period
         )
@@ -218,7 +217,7 @@ class Judge:
         return ""
 
     def _passed(self, records: Sequence[Record]) -> Iterator[Violation]:
-        """Joints that velocities carried beyond their limits, by more than a message on its way explains."""
+        """Check that velocities carry no joint beyond its limit, apart from the delay of a message."""
         slack = self._arm.velocity_limits * self._limits.velocity_scale * self._slack
         for record in records:
             if record.kind != "joints" or record.positions is None:
@@ -239,7 +238,7 @@ class Judge:
         allowed = timeouts.frame_age + timeouts.inference + self._steps * self._period + self._slack
         if age > allowed:
             yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
-        # The node built on one of the newest joint states; which one, only it knows.
+        # The command is based on one of the newest joint states; only the node knows which.
         wanted, complaint = _arm(command), "blind: no usable joint state was sent for so long"
         late = [record for record in known if record.time >= command.time - self._window]
         candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
@@ -266,7 +265,7 @@ class Judge:
             return f"velocity: {ARM[worst]} is to move {step[worst]:.4g} rad in {self._period:.4g} s"
         if np.any(step > limits.max_joint_step + _ROUNDING):
             return f"jump: {step.max():.4g} rad from the measured position, allowed {limits.max_joint_step:g}"
-        if self._pieces:  # where the tip was, only the node knows
+        if self._pieces:  # only the node knows where the tip was
             return ""
         begin, end = self._arm.forward(measured), self._arm.forward(wanted)
         moved = float(np.linalg.norm(end.position - begin.position))
@@ -333,6 +332,6 @@ def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[
 
 
 def _arm(record: Record) -> FloatArray:
-    """Return the positions of the arm's joints [7], NaN for those that are not named."""
+    """Return the positions of the arm's joints [7], NaN for missing joints."""
     by_name = dict(zip(record.names, record.positions or (), strict=False))
     return np.array([by_name.get(name, np.nan) for name in ARM])

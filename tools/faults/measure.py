@@ -1,7 +1,7 @@
-"""Measures stopping, overload and endurance of the real node on the robot's side of the wire.
+"""Measures stopping, overload and endurance of the real node, as the robot sees them.
 
-``python -m tools.faults.measure stop|overload|soak`` prints figures together with the machine's load, because other
-work on the same processors affects every percentile.
+``python -m tools.faults.measure stop|overload|soak`` also prints the machine's load, which affects every
+percentile.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _CAMERAS = {
     "timeouts.joint_state": "1.0",
     "timeouts.joint_state_age": "1.0",
 }
-_SECONDS = 0.2  # of an inference of a large model
+_SECONDS = 0.2  # duration of an inference
 _CHUNKS = ("--horizon", "16", "--seconds", str(_SECONDS))
 
 
 def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) -> Mapping[str, Any]:
-    """Times from the operator's stop message to the last motion and to the hold, as the robot receives them.
+    """Return the times from an operator's stop message to the last motion and to the hold that the robot receives.
 
     Args:
         domain: DDS domain.
-        count: Stops.
-        rate: Motions per second; the more, the likelier one is in progress when the stop arrives.
-        command_rate: Of commands between the steps of chunks at 20 Hz instead (``control.command_rate_hz``).
+        count: Number of stops.
+        rate: Motions per second.
+        command_rate: If not 0, chunks are executed at 20 Hz with commands in between at this rate.
     """
     last, hold = [], []
     options = {"control.rate_hz": "20.0", "control.command_rate_hz": str(command_rate)} if command_rate else {}
@@ -59,7 +59,7 @@ def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) ->
             said = next(r.time for r in reversed(rig.records) if r.kind == "mark" and '"stop"' in r.name)
             last.append(max(0.0, rig.motions[-1].time - said))
             held = [r.time for r in rig.records if r.kind == "command" and r.time > said and r not in rig.motions]
-            hold += [held[0] - said] if held else []  # none where it held already for another reason
+            hold += [held[0] - said] if held else []  # none if the arm was holding already
             rig.reset()
             rig.forget()
             rig.ready()
@@ -72,12 +72,9 @@ def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) ->
 
 
 def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, Any]:
-    """Return the age of commands with four cameras at half the policy's rate and at ten times its rate.
+    """Return the age of commands with four cameras, at half the policy's rate and at ten times its rate.
 
-    Args:
-        domain: DDS domain.
-        seconds: Duration of each.
-        size: Width and height of the images in pixels.
+    ``seconds`` is the duration of each run, ``size`` width and height of the images in pixels.
     """
     ages: dict[str, Any] = {}
     for name, factor in (("unloaded", 0.5), ("overloaded", 10.0)):
@@ -99,12 +96,9 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
 
 
 def soak(domain: int, minutes: float, every: float = 5.0) -> Mapping[str, Any]:
-    """Run at 30 Hz with a stop, a reset and a new instruction every half minute, and record resource usage.
+    """Run at 30 Hz with a stop, a reset and a new instruction every half minute, and return the resource usage.
 
-    Args:
-        domain: DDS domain.
-        minutes: Duration.
-        every: Seconds between measurements.
+    ``every`` is the time between two measurements in seconds.
     """
     looks: list[dict[str, float]] = []
     with Rig(domain, {"timeouts.frozen_frames": "30"}) as rig:

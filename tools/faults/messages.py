@@ -1,4 +1,4 @@
-"""Messages of the robot, as the bytes that it sends."""
+"""Serialises and reads the robot's messages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def joint_state(names: Sequence[str], positions: Sequence[float], stamp: int) ->
 
 
 def read_joints(cdr: bytes) -> dict[str, Any]:
-    """Return the stamp, names and positions of a joint state with as many positions as names; else what is known.
+    """Return the stamp, names and positions of a joint state, as far as they can be read.
 
-    Positions may have any value: a node may use the arm's although a finger's is NaN.
+    Without as many positions as names, both are left out.
     """
     types = message_types()
     try:
@@ -36,12 +36,12 @@ def read_joints(cdr: bytes) -> dict[str, Any]:
 
 
 def stamp_of(message: Any) -> int:
-    """Return the nanoseconds of a message's header."""
+    """Return the stamp of a message's header in nanoseconds."""
     return int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
 
 
 def stamp_of_frame(cdr: bytes) -> int:
-    """Return the nanoseconds of an image's header; 0 if it cannot be read."""
+    """Return the stamp of an image's header in nanoseconds; 0 if it cannot be read."""
     try:
         return image_stamp(cdr)
     except ImageError:

@@ -1,10 +1,9 @@
-"""Runs the real node with a policy that always exceeds the limits, and fails on command.
+"""Runs the real node with a policy that often exceeds every limit and fails on command.
 
-Takes the arguments of ``vla-ros run`` and runs the same code with another policy. The instruction selects what it
-does: ``wave`` moves in steps that are often far beyond every limit; ``late 0.5`` takes half a second for each
-inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` fail in the way that their name says. ``turn``
-needs joint positions: the first and the last joint say, as the angle of a slow circle, for which time an action is
-meant.
+Takes the arguments of ``vla-ros run``. The instruction selects what the policy does: ``wave`` moves in random
+steps; ``late 0.5`` takes half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty``
+return the error that they name. ``turn`` moves the first and the last joint on a slow circle, whose angle is the
+time for which an action is meant.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _SPREAD: dict[str, FloatArray] = {
     "joint_velocity": np.array(0.5),
 }
 TURN_SECONDS = 10.0
-"""Of one circle of ``turn``."""
+"""Duration of a circle of ``turn``, seconds."""
 _TURN = 0.2  # rad
-_WILD = 0.15  # share of steps that no arm should make
+_WILD = 0.15  # share of steps far beyond every limit
 
 
 class WildPolicy(Policy):
-    """A deterministic policy whose action depends on the frame's stamp only.
+    """A policy whose actions depend only on the stamp of the frame and on the instruction.
 
     Args:
         config: Provides the image keys.
@@ -55,7 +54,7 @@ class WildPolicy(Policy):
         self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Does what the instruction says."""
+        """Return a chunk, or fail, as the instruction says."""
         word, _, amount = observation.instruction.partition(" ")
         if word == "raise":
             raise RuntimeError("the model broke, as it was told to")
@@ -86,7 +85,7 @@ class WildPolicy(Policy):
         rng = np.random.default_rng(seed)
         if part.quantity == "gripper":
             return rng.random(1)
-        # The direction is kept for a second, so that the arm comes to the borders of its workspace.
+        # The direction changes once a second, so that the arm reaches the borders of its workspace.
         drift = np.random.default_rng([seed[0] // 1_000_000_000, seed[2]]).normal(size=size)
         numbers: FloatArray = (drift + 0.3 * rng.normal(size=size)) * _SPREAD[part.quantity]
         if rng.random() < _WILD:

@@ -26,10 +26,10 @@ _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
 
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
-    """Environment of the processes: on this host and among themselves only, whatever the shell's settings.
+    """Return an environment in which processes discover only each other, whatever the shell's settings.
 
-    Wild commands are sent here, which no robot may receive. Participants with another domain tag do not discover
-    these.
+    No robot may receive these commands: participants with another domain tag are not discovered. ``lease`` is the
+    time in seconds after which DDS considers a silent process dead; 0 is Cyclone's default of 10.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
     kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
@@ -39,7 +39,7 @@ def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
 
 
 class Process:
-    """A process and its signals. A context manager, on exit of which the process has ended."""
+    """A Python module that runs as a process of its own."""
 
     def __init__(self, words: Sequence[str], domain: int, lease: float, **pipes: Any) -> None:
         command = [sys.executable, "-m", *words]
@@ -51,7 +51,7 @@ class Process:
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Send a signal, or stops its files from growing (``DISK_FULL``)."""
+        """Send a signal, or keep the process's files from growing (``DISK_FULL``)."""
         if name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
@@ -60,7 +60,7 @@ class Process:
             self.process.wait(10)
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
-        """End the process and return its exit status (negative: killed by a signal)."""
+        """End the process and return its exit status."""
         self.signal("SIGCONT")
         self.signal(name)
         try:
@@ -71,18 +71,7 @@ class Process:
 
 
 class NodeProcess(Process):
-    """The node under test.
-
-    Attributes:
-        module: The module that is run.
-
-    Args:
-        domain: DDS domain.
-        log: File to which its log is appended.
-        options: ``name: value`` for ``-p``.
-        words: Further arguments.
-        lease: As in :func:`environment`.
-    """
+    """The node under test; its output is appended to ``log``, ``options`` are passed with ``-p``."""
 
     module = "tools.faults.node"
 
@@ -98,7 +87,7 @@ class NodeProcess(Process):
 
 
 class LaunchedNode(NodeProcess):
-    """The node under test behind a launcher, which gets SIGTERM and SIGKILL; the node gets the other signals."""
+    """The node under test, started by a launcher that gets SIGTERM and SIGKILL; the node gets other signals."""
 
     module = "tools.faults.launcher"
 
@@ -131,12 +120,7 @@ class LaunchedNode(NodeProcess):
 
 
 class ServerProcess(Process):
-    """The policy server; started again as often as it is told.
-
-    Args:
-        domain: DDS domain.
-        words: Arguments of :mod:`tools.faults.server` at every start.
-    """
+    """The policy server; ``words`` are arguments of :mod:`tools.faults.server` at every start."""
 
     def __init__(self, domain: int, words: Sequence[str] = ()) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -145,7 +129,7 @@ class ServerProcess(Process):
         self._start(())
 
     def do(self, what: str) -> None:
-        """Send a signal, start it again (``start`` with arguments), or tell it a fault."""
+        """Send a signal, restart the server (``start`` with arguments), or set its fault."""
         if what.startswith("SIG"):
             self.signal(what)
         elif what.startswith("start"):
@@ -169,14 +153,7 @@ class ServerProcess(Process):
 
 
 class RobotProcess(Process):
-    """The robot; its records are read as they arrive.
-
-    Args:
-        domain: DDS domain.
-        words: Arguments of :mod:`tools.faults.driver`.
-        take: Called with every record in this object's thread.
-        lease: As in :func:`environment`.
-    """
+    """The robot; ``take`` is called with each of its records, on a thread of this object."""
 
     def __init__(
         self, domain: int, words: Sequence[str], take: Callable[[Record], None], lease: float = 0.0
@@ -195,7 +172,7 @@ class RobotProcess(Process):
         self._reader.start()
 
     def order(self, **words: Any) -> None:
-        """Send an order; the robot records when it followed it."""
+        """Send an order; the robot records when it is followed."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(words) + "\n")
@@ -206,7 +183,7 @@ class RobotProcess(Process):
         """End the robot and wait until its last record was read."""
         if self.alive:
             self.signal("SIGCONT")
-            with contextlib.suppress(VlaRosError):  # it ended meanwhile
+            with contextlib.suppress(VlaRosError):  # the process has ended meanwhile
                 self.order(do="end")
             try:
                 self.process.wait(10)
@@ -223,7 +200,7 @@ class RobotProcess(Process):
         lines: IO[str] | None = self.process.stdout
         assert lines is not None
         for line in lines:
-            with contextlib.suppress(ValueError):  # the last words of a process that was killed
+            with contextlib.suppress(ValueError):  # an incomplete line of a killed process
                 self._take(Record.parse(line))
 
 

@@ -1,4 +1,4 @@
-"""Records of what the robot saw and did, as lines between processes; times are of CLOCK_MONOTONIC."""
+"""Records of all messages that the robot sends and receives, passed between processes as lines of JSON."""
 
 from __future__ import annotations
 
@@ -11,34 +11,27 @@ Kind = Literal["frame", "joints", "command", "status", "mark"]
 
 @dataclass(frozen=True)
 class Record:
-    """One event on the robot's side of the wire, or a mark of the director."""
+    """A message that the robot sent or received, or an order that it followed."""
 
-    # ``frame`` or ``joints``: sent by the robot. ``command`` or ``status``: from the node. ``mark``: an order was
-    # followed (``name`` says which).
+    # ``frame`` and ``joints`` are sent by the robot, ``command`` and ``status`` by the node; ``mark`` is an order.
     kind: Kind
-    time: float  # seconds of the steady clock: before sending, or at arrival
-    stamp: int = 0  # stamp of the message in nanoseconds; 0 if it has none
+    time: float  # when the message was sent or arrived, seconds of the steady clock
+    stamp: int = 0  # stamp of the message in nanoseconds; 0 for none
     ros: int = 0  # nanoseconds of the ROS clock at ``time``
-    # Joint positions, if the record has any; None for an unreadable joint state.
-    positions: tuple[float, ...] | None = None
-    names: tuple[str, ...] = ()  # their names
-    name: str = ""  # name of a mark
+    positions: tuple[float, ...] | None = None  # joint positions; None if there are none or they are unreadable
+    names: tuple[str, ...] = ()  # names of these joints
+    name: str = ""  # the order of a mark
     text: str = ""  # JSON of a status
-    arm: str = ""  # which arm's; "" for the first and for what concerns none
-    # Seconds since the node sent a command: what the way took, and a robot that got no processor.
-    delay: float = 0.0
+    arm: str = ""  # name of the arm; "" for the first one and for messages of no arm
+    delay: float = 0.0  # seconds from sending to receiving a command
 
     def line(self) -> str:
-        """Return the record as one line of JSON, without empty fields."""
+        """Return the record as a line of JSON, without empty fields."""
         return json.dumps({key: value for key, value in asdict(self).items() if value})
 
     @classmethod
     def parse(cls, line: str) -> Record:
-        """Read the record of a line.
-
-        Raises:
-            ValueError: The line is not a record, such as the last line of a killed process.
-        """
+        """Parse a line; raises ValueError if it is no record, such as the last line of a killed process."""
         words: dict[str, Any] = json.loads(line)
         if not isinstance(words, dict) or "kind" not in words:
             raise ValueError(f"no record: {line[:60]!r}")

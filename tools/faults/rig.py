@@ -1,4 +1,4 @@
-"""The node and the robot as one rig: arm, order, wait, read the robot's records."""
+"""Runs the node and the robot together: arms, gives orders, waits, and collects the robot's records."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tools.faults.setups import OPTIONS
 from vla_ros.errors import VlaRosError
 
 PATIENCE = 30.0
-"""Seconds for what must come, on a machine with other work."""
+"""Seconds within which an expected event must occur, on a busy machine."""
 
 
 class Rig(AbstractContextManager["Rig"]):
-    """A node and a robot in their own processes. A context manager, on exit of which both have ended.
+    """A node and a robot in processes of their own. A context manager that ends both on exit.
 
     Args:
         domain: DDS domain.
-        options: Options of the node besides :data:`~tools.faults.rows.OPTIONS`.
+        options: Options of the node besides :data:`~tools.faults.setups.OPTIONS`.
         node_words: Further arguments of the node.
         robot_words: Arguments of the robot.
-        arms: Names of its arms, each a process of its own; the first has the cameras. Empty for one arm.
-        traced: Let the node write ``node.trace`` into the folder.
+        arms: Names of several arms, each a process of its own; the first has the cameras.
+        lease: As in :func:`~tools.faults.processes.environment`.
+        traced: Let the node write ``node.trace``.
         launched: Start the node by a launcher.
-        served: Arguments of a policy server, which the node asks; none starts none.
-        lease: Seconds after which DDS considers a silent process dead; 0: Cyclone's default of 10.
+        served: Arguments of a policy server; empty for none.
 
     Attributes:
-        records: What the robot sent and received.
-        motions: Those that are motions.
-        status: The node's last message on ``~/status``.
-        marks: Orders that robots have followed so far.
-        log: The node's log.
-        trace: Its trace, if it writes one.
+        records: All messages that the robot sent and received.
+        motions: The motion commands among them.
+        status: The last message on ``~/status``.
+        marks: Number of orders that the robot has followed.
+        log: File of the node's log.
+        trace: File of the node's trace.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Rig(AbstractContextManager["Rig"]):
             raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
 
     def arm(self) -> None:
-        """Arms the node and waits for a motion."""
+        """Arm the node and wait for a motion."""
         self.node.signal("SIGUSR1")
         self.wait_for_motion("motion after arming")
 
@@ -145,11 +145,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``ready()``, which is called under the lock of the records.
-
-        Raises:
-            VlaRosError: It did not become true; the text has the node's status.
-        """
+        """Wait until ``ready()`` is True; VlaRosError with the node's status after :data:`PATIENCE`."""
 
         def asked() -> bool:
             with self._lock:

@@ -7,10 +7,10 @@ from typing import Any
 from tools.faults.row import Order, Reaction, Row
 from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, SERVO, SINGLE, VELOCITY
 
-_SUPERVISION = 0.1  # s; for a watchdog that looks every 20 ms on a machine with other work
+_SUPERVISION = 0.1  # s; for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
-_EASED = 0.3 + _SUPERVISION  # s; an answer under way, and coming to rest
-_NOTICED = 0.35  # s; half a second with the grace that every row has
+_EASED = 0.3 + _SUPERVISION  # s; for a pending inference and the deceleration
+_NOTICED = 0.35  # s; half a second with the grace of every row
 _FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}
 
@@ -32,7 +32,7 @@ def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reaso
 
 
 def _content(kind: str) -> Row:
-    # What other publishers say of a joint that is not named would do, for as long as it is fresh.
+    # A missing joint keeps its last position until timeouts.joint_state.
     unnamed = kind in ("missing", "renamed", "none")
     return Row(
         f"joint states {kind}",
@@ -70,14 +70,14 @@ def _operator(name: str, **more: Any) -> Row:
 
 
 def _leaves(name: str, what: str, *then: Order, **more: Any) -> Row:
-    """A driver that unsubscribes, or an action's server that ends."""
+    """Return a row in which a driver unsubscribes or an action server ends."""
     arm = {"arm": more["arms"][-1]} if "arms" in more else {}
     begin, end = ({"do": do, "what": what} | arm for do in ("leave", "join"))
     return Row(name, _STOPS, ("driver_gone",), (begin,), (end, *then), within=_SILENT, lasts=(0.7, 0.9), **more)
 
 
 def _late(name: str, **more: Any) -> Row:
-    """Answers that come later than a velocity may stand."""
+    """Return a row in which inferences take longer than a velocity lasts."""
     late = ({"do": "instruct", "text": "late 0.6"},)
     return Row(f"{name}, late answers", _GOES_ON, ("twist_expired",), late, (_WAVE,), **more)
 
@@ -88,19 +88,16 @@ def _instruction(name: str, **more: Any) -> Row:
 
 
 def _clock(name: str, by: float, **more: Any) -> Row:
-    """Simulated time may run fifty times as fast as real time; what is faster has jumped.
-
-    The hold lasts until every input was seen anew, a few hundredths of a second.
-    """
+    """Return a row in which simulated time jumps; the hold lasts until every input has arrived again."""
     jump = ({"do": "jump", "seconds": by},)
     reasons = ("clock_jump", "frame_old", "frame_from_future")
     return Row(name, _GOES_ON, reasons, jump, simulated=True, lasts=(0.3, 0.6), **more)
 
 
 def _hand(name: str, answer: str) -> Row:
-    """A gripper's action that does something else with a goal; the arm goes on."""
+    """Return a row in which a gripper's action does not execute a goal; the arm continues."""
     begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
-    lasts = (2.4, 2.7)  # a second since the goal before, timeouts.gripper, and a second to the next status
+    lasts = (2.4, 2.7)  # a second after the previous goal, timeouts.gripper, and a second until the next status
     return Row(
         f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **ACTION
     )
@@ -131,7 +128,7 @@ def _server(
 
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
-    """A row in which a second node does what only one may do."""
+    """Return a row in which a second node does what only one node may do."""
     return Row(
         f"{what} contested",
         reaction,
@@ -153,7 +150,7 @@ ROWS: tuple[Row, ...] = (
     _camera("duplicated", _GOES_ON, "duplicate", 2),
     _camera("reordered", _GOES_ON, "reorder", 4),
     _camera("in bursts", _GOES_ON, "burst", 6),
-    # Six frames that came: on a machine that has no time for the node, that is longer than six periods.
+    # Six received frames, which take more than six periods on a busy machine.
     _camera("frozen pixels", _HOLDS, "freeze", 1.0, "camera_frozen", within=1.2, lasts=(1.5, 1.8)),
     _camera("repeats a message", _HOLDS, "repeat", 1.0, "camera_stale"),
     _camera("stamps 5 s old", _HOLDS, "shift", -5.0, "frame_old", within=_SUPERVISION),
@@ -278,7 +275,7 @@ ROWS: tuple[Row, ...] = (
         ("no_instruction",),
         ({"do": "goal", "prompt": "wave on"},),
         ({"do": "join", "what": "tree"}, _WAVE),
-        within=0.4 + _SUPERVISION,  # with what the goal needs to arrive
+        within=0.4 + _SUPERVISION,  # including the time for the goal to arrive
         lasts=(0.9, 1.1),
         options={"timeouts.run": "0.3"},
         robot_words=("--listens", "goals"),
@@ -290,7 +287,7 @@ ROWS: tuple[Row, ...] = (
     _leaves(
         "gripper action server dies within a goal",
         "hand",
-        {"do": "hand", "answer": "late"},  # from the second time on
+        {"do": "hand", "answer": "late"},  # from the second injection on
         **{**ACTION, "options": {**ACTION["options"], "timeouts.gripper": "30.0"}},
     ),
     Row(
@@ -338,7 +335,7 @@ ROWS: tuple[Row, ...] = (
         robot=("SIGKILL",),
         within=_SILENT,
         lasts=(0.5, 1.0),
-        lease=60.0,  # its successor comes before DDS believes it dead
+        lease=60.0,  # the next driver starts before DDS considers the killed one dead
     ),
     Row(
         "driver killed for good",
@@ -366,7 +363,7 @@ ROWS: tuple[Row, ...] = (
     _contested("camera", _HOLDS, "camera_contested"),
     _contested("name", _HOLDS, "name_contested"),
     *(
-        # A node that stays behind would contest whatever is started next.
+        # A node that is left behind would contest the next one.
         Row(f"launcher {name}, uncontested", _ENDS, node=(name,), within=1.0, lasts=(1.2, 1.4), launched=True)
         for name in ("SIGTERM", "SIGKILL")
     ),

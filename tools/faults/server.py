@@ -1,7 +1,7 @@
-"""Serves the wild policy with the real policy server; a line on standard input says how it breaks its answers.
+"""Serves the wild policy with the real policy server, whose responses it breaks as standard input says.
 
-``delay`` sends them too late, ``lose`` not at all, ``mix`` sends another request's answer, ``truncate`` half of it,
-``oversize`` two megabytes, ``error`` a text, ``cut`` closes the connection; an empty line ends the fault.
+``delay`` sends responses too late, ``lose`` none, ``mix`` those of other requests, ``truncate`` the first half,
+``oversize`` two megabytes, ``error`` a text; ``cut`` closes the connection. An empty line ends the fault.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from vla_ros.config import load
 from vla_ros.serve import server
 from vla_ros.serve.service import Send, Service
 
-_LATE = 0.6  # s; twice timeouts.inference of the rows
-_LONG = bytes(2 << 20)  # twice policy.max_answer of the row
+_LATE = 0.6  # s; twice the rows' timeouts.inference
+_LONG = bytes(2 << 20)  # twice the row's policy.max_answer
 
 
 class BreakingService(Service):
-    """Spoils what it sends as :attr:`fault` says."""
+    """Breaks its responses as :attr:`fault` says."""
 
     fault = ""
 
     async def converse(
         self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
-        """Talks with one robot through a spoiled channel."""
+        """Serve one robot, and break the responses after the greeting."""
         before: bytes | str | None = None
         greeted = False
 
