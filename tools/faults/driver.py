@@ -170,45 +170,43 @@ class Robot:
             self._follow(order)
 
     def _follow(self, order: dict[str, Any]) -> None:
-        what = order["do"]
         self._emit("mark", name=json.dumps(order))
-        if what == "frames":
-            self._send_later(self._frames.set(_fault(order)), self._cameras[0], "frame")
-        elif what == "joints":
-            self._send_later(self._joints.set(_fault(order)), "joints", "joints")
-        elif what == "content":
-            self._content, self._which = order["kind"], self._rng.randrange(2**31)
-        elif what == "stop":
-            self._ends["stop"].publish(self._graph.message("std_msgs/msg/Bool")(data=True))
-        elif what == "instruct":
-            self._ends["instruction"].publish(self._graph.message("std_msgs/msg/String")(data=order["text"]))
-        elif what == "hand":
-            self._ends["hand"].answer = order["answer"]
-        elif what == "goal":
-            self._ends["tree"].run(order["prompt"])
-        elif what == "deaf":
-            self._deaf = order["on"]
-        elif what == "heartbeat":
-            self._beating = order["on"]
-        elif what == "jump":
-            self._offset += int(order["seconds"] * SECOND)
-        elif what == "slow":
-            self._slow = order["seconds"]
-        elif what == "rate":
-            self._frame_period = 1 / order["hz"]
-        elif what == "leave":
-            self._leave(order["what"])
-        elif what == "join":
-            self._join(order["what"])
-        elif what == "intrude":
-            self._intrude(order["what"])
-        elif what == "withdraw" and self._intruder is not None:
-            self._intruder.close()
-            self._intruder = None
-        elif what == "end":
-            self._ended = True
-        else:
-            raise VlaRosError(f"no such order: {order}")
+        match order:
+            case {"do": "frames"}:
+                self._send_later(self._frames.set(_fault(order)), self._cameras[0], "frame")
+            case {"do": "joints"}:
+                self._send_later(self._joints.set(_fault(order)), "joints", "joints")
+            case {"do": "content", "kind": kind}:
+                self._content, self._which = kind, self._rng.randrange(2**31)
+            case {"do": "stop"}:
+                self._ends["stop"].publish(self._graph.message("std_msgs/msg/Bool")(data=True))
+            case {"do": "instruct", "text": text}:
+                self._ends["instruction"].publish(self._graph.message("std_msgs/msg/String")(data=text))
+            case {"do": "hand", "answer": answer}:
+                self._ends["hand"].answer = answer
+            case {"do": "goal", "prompt": prompt}:
+                self._ends["tree"].run(prompt)
+            case {"do": "deaf", "on": on}:
+                self._deaf = on
+            case {"do": "heartbeat", "on": on}:
+                self._beating = on
+            case {"do": "jump", "seconds": seconds}:
+                self._offset += int(seconds * SECOND)
+            case {"do": "slow", "seconds": seconds}:
+                self._slow = seconds
+            case {"do": "leave", "what": what}:
+                self._leave(what)
+            case {"do": "join", "what": what}:
+                self._join(what)
+            case {"do": "intrude", "what": what}:
+                self._intrude(what)
+            case {"do": "withdraw"} if self._intruder is not None:
+                self._intruder.close()
+                self._intruder = None
+            case {"do": "end"}:
+                self._ended = True
+            case _:
+                raise VlaRosError(f"unknown order: {order}")
 
     def _intrude(self, what: str) -> None:
         topic = {"joints": "/joint_states", "camera": TOPICS[0], "claim": _COMMANDS["command"]}

@@ -78,8 +78,9 @@ class NodeProcess(Process):
     def __init__(
         self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
     ) -> None:
-        self.log = log
-        first = [str(log.with_name("pid"))] if self.module != NodeProcess.module else []
+        self._file = log.with_name("pid")  # written by the launcher
+        self._file.unlink(missing_ok=True)
+        first = [str(self._file)] if self.module != NodeProcess.module else []
         given = [word for name, value in options.items() for word in ("-p", f"{name}:={value}")]
         with log.open("a", encoding="utf-8") as file:
             command = [self.module, *first, *given, *words]
@@ -90,13 +91,6 @@ class LaunchedNode(NodeProcess):
     """The node under test, started by a launcher that gets SIGTERM and SIGKILL; the node gets other signals."""
 
     module = "tools.faults.launcher"
-
-    def __init__(
-        self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
-    ) -> None:
-        self._file = log.with_name("pid")
-        self._file.unlink(missing_ok=True)
-        super().__init__(domain, log, options, words, lease)
 
     @property
     def alive(self) -> bool:
