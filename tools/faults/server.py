@@ -75,13 +75,9 @@ def main() -> int:
             service.fault = line.strip()
             print("done", flush=True)
 
-    async def serve() -> None:
-        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ready.add_done_callback(lambda _: print("ready", flush=True))
-        await server.run(service, server.Address(port=arguments.port, api_key=arguments.api_key), 1.0, ready)
-
     threading.Thread(target=listen, daemon=True).start()
-    asyncio.run(serve())
+    address = server.Address(port=arguments.port, api_key=arguments.api_key)
+    asyncio.run(server.run(service, address, 1.0, lambda port: print("ready", flush=True)))
     service.close(1.0)
     return 0
 

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -97,7 +98,6 @@ class Recorded:
             state={key: self._clock.feed(feed) for key, feed in recording.state.items()},
             instructions=tuple((self._time(time), text) for time, text in recording.instructions),
         )
-        self._commands: list[Feed] | None = None
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
         """Yield the processed images of one camera with these indices of its times, ascending."""
@@ -119,16 +119,15 @@ class Recorded:
 
         Raises ExportError if no command was recorded.
         """
-        if self._commands is None:
-            self._commands = self._read_commands()
         known = [one for feed in self._commands if (one := feed.newest(time)) is not None]
         if len(known) < len(self._commands):
             return None
         names = tuple(name for one in known for name in one.names)
         return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
 
-    def _read_commands(self) -> list[Feed]:
-        """Return the commands by topic; arm and fingers may have separate topics."""
+    @cached_property
+    def _commands(self) -> list[Feed]:
+        """The commands by topic; arm and fingers may have separate topics."""
         found = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)

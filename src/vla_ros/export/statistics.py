@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.types import FloatArray, UInt8Array
+from vla_ros.types import UInt8Array
 
 Statistics = dict[str, NDArray[Any]]
 
@@ -79,20 +79,15 @@ class ImageStatistics:
 
     def result(self) -> Statistics:
         """Return the statistics of the images added so far, each [3, 1, 1], and ``count`` [1]."""
-        columns = [_of_levels(counts) for counts in self._counts]
-        found: Statistics = {
-            name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]
-        }
+        columns = []
+        for each in self._counts:
+            levels, counts = np.flatnonzero(each).astype(float), each[each > 0]
+            mean = np.average(levels, weights=counts)
+            deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))
+            extent = {"min": levels[0], "max": levels[-1], "mean": mean, "std": deviation}
+            columns.append({**extent, **_quantiles(levels, counts)})
+        found = {name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]}
         return {**found, "count": np.array([self._images])}
-
-
-def _of_levels(counts: FloatArray) -> dict[str, float]:
-    levels = np.flatnonzero(counts).astype(float)
-    counts = counts[counts > 0]
-    mean = float(np.average(levels, weights=counts))
-    deviation = float(np.sqrt(np.average((levels - mean) ** 2, weights=counts)))
-    extent = {"min": float(levels[0]), "max": float(levels[-1])}
-    return {**extent, "mean": mean, "std": deviation, **_quantiles(levels, counts)}
 
 
 def over_episodes(episodes: Sequence[Statistics]) -> Statistics:

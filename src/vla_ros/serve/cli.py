@@ -102,14 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     service = Service(create(config), limits, config, aliases(arguments.image), own_metadata(arguments.metadata))
     sys.setswitchinterval(SWITCH_INTERVAL)
 
-    async def serve() -> None:
-        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ready.add_done_callback(lambda port: _announce(config.policy.name, address, port.result()))
-        await server.run(service, address, arguments.drain, ready)
+    def announce(port: int) -> None:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        print(f"serving {config.policy.name} on {'wss' if address.tls else 'ws'}://{host}:{port}", flush=True)
 
     try:
         service.load(_progress())
-        asyncio.run(serve())
+        asyncio.run(server.run(service, address, arguments.drain, announce))
     finally:
         ended = service.close(arguments.drain)
     if service.worker.error is not None:
@@ -152,11 +151,6 @@ def _progress() -> Progress:
             logging.getLogger(__name__).info("%3.0f %% %s", 100 * fraction, message)
 
     return progress
-
-
-def _announce(name: str, address: Any, port: int) -> None:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    print(f"serving {name} on {'wss' if address.tls else 'ws'}://{host}:{port}", flush=True)
 
 
 def chosen(policy: str | None, checkpoint: str | None, files: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ import http
 import logging
 import signal
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -36,19 +37,19 @@ class Address:
     tls: ssl.SSLContext | None = None  # certificate and key; None for plain websockets
 
 
-async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:
+async def run(
+    service: Service, address: Address, drain: float, ready: Callable[[int], None] = lambda port: None
+) -> None:
     """Serve a loaded policy until SIGTERM or SIGINT, then answer waiting requests for up to ``drain`` seconds.
 
-    ``ready`` receives the port once the server listens. Raises OSError if the address is not available.
+    ``ready`` is called with the port once the server listens. Raises OSError if the address is not available.
     """
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.set)
     async with listening(service, address) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        if ready is not None:
-            ready.set_result(port)
+        ready(next(iter(server.sockets)).getsockname()[1])
         gc.collect()
         gc.freeze()  # a collection of the policy's objects would delay answers
         try:

@@ -71,16 +71,6 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         ) from error
     try:
         found = get_policy_class(kind)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{folder}: type '{kind}' is not a policy of the installed LeRobot ({error})"
-        ) from None
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{folder}: the policy '{kind}' needs a library that cannot be imported ({error}); "
-            f"install it with: pip install 'lerobot[{kind}]'"
-        ) from error
-    try:
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         config.device = device
         if tokenizer and hasattr(config, _BACKBONE):
@@ -89,10 +79,13 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{folder}: {error}; install it with: pip install 'lerobot[{kind}]'"
+            f"{folder}: the policy '{kind}' lacks a library ({error}); install it with: pip "
+            f"install 'lerobot[{kind}]'"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: LeRobot cannot load it: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{folder}: the installed LeRobot cannot load this '{kind}': {type(error).__name__}: {error}"
+        ) from error
     policy.reset()
     return Checkpoint(policy.eval().to(device), before, after, _continues_chunks(policy))
 

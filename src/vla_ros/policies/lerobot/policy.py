@@ -33,13 +33,6 @@ class LeRobotPolicy(Policy):
         self._options = options_of(config, LeRobotOptions)
         self._checkpoint: Checkpoint | None = None
 
-    @property
-    def loaded(self) -> Checkpoint:
-        """The checkpoint; raises VlaRosError before :meth:`load`."""
-        if self._checkpoint is None:
-            raise VlaRosError("the policy is not loaded; call load() first")
-        return self._checkpoint
-
     def describe(self) -> PolicySpec:
         """Return inputs and outputs from the checkpoint's ``config.json``."""
         return read_spec(Path(self._options.checkpoint))
@@ -70,7 +63,8 @@ class LeRobotPolicy(Policy):
         """Infer a chunk from one observation."""
         began = time.perf_counter()
         values: dict[str, Any] = {}
-        for name, feature in self.loaded.config.input_features.items():
+        assert self._checkpoint is not None
+        for name, feature in self._checkpoint.config.input_features.items():
             values[name] = (observation.images if is_image(name) else observation.state)[key_of(name)]
             expected = _shape(name, feature)
             if is_image(name) and values[name].shape[-3:] != expected:
@@ -87,7 +81,8 @@ class LeRobotPolicy(Policy):
         self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
     ) -> tuple[Any, Any]:
         """Return actions and normalised actions, float64 [K, D] each."""
-        checkpoint = self.loaded
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
         if previous is not None:  # the preprocessor normalises it as in training
