@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from test.serve.serving import served
 from vla_ros.config import Config, load
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Policy, create
+from vla_ros.policies.lerobot import make
 from vla_ros.policies.lerobot.options import LeRobotOptions
 from vla_ros.policies.lerobot.policy import LeRobotPolicy
 from vla_ros.types import Observation, PreviousChunk
@@ -111,6 +113,18 @@ def test_our_client_gets_the_librarys_chunk_to_the_bit(folder: Path, words: Path
         torch.manual_seed(3)
         chunk = client.infer(session, asked)
     assert np.array_equal(chunk.actions, theirs(folder, words, asked)[1])
+
+
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
+def test_a_child_process_returns_the_same_chunk(folder: Path, policy: LeRobotPolicy) -> None:
+    options = LeRobotOptions("lerobot", checkpoint=str(folder), device="cpu", python=sys.executable)
+    with closing(make(Config(policy=options))) as child:
+        assert child.describe().images == policy.spec.images
+        child.load()
+        with closing(child.start_session()) as session:
+            actions = child.infer(session, observation(policy)).actions
+    assert child.spec == policy.spec
+    assert np.array_equal(actions, policy.infer(policy.start_session(), observation(policy)).actions)
 
 
 @pytest.mark.parametrize("folder", ["smolvla", "pi0", "pi05"], indirect=True)

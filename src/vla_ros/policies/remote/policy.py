@@ -67,7 +67,6 @@ class RemotePolicy(Policy):
             WireError: The server speaks another protocol, or refuses this client.
             ConfigError: The server's description of its policy contradicts ``features``.
         """
-        self.close()
         keep_freed_memory()
         progress(0.0, f"connecting to {self._options.server}")
         self.__dict__.pop("spec", None)
