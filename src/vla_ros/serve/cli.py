@@ -168,20 +168,16 @@ def api_key(arguments: argparse.Namespace) -> str:
     """Return the key that robots must send; "" admits every client (on loopback, or with ``--no-api-key``)."""
     if arguments.api_key_file is not None:
         return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
-    if not arguments.no_api_key and not is_loopback(arguments.host):
+    try:
+        loopback = ipaddress.ip_address(arguments.host).is_loopback
+    except ValueError:
+        loopback = arguments.host == "localhost"
+    if not (arguments.no_api_key or loopback):
         raise ConfigError(
             f"--host {arguments.host}: other machines can reach this address; give --api-key-file, or --no-api-key "
             "to admit every client"
         )
     return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:

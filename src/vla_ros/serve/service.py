@@ -122,14 +122,6 @@ class Service:
         self._pool.shutdown(wait=False)
         return self.worker.stop(timeout)
 
-    def refusal(self) -> str:
-        """Return why a new connection is refused; "" if it is accepted."""
-        if not self.healthy():
-            return f"the server is {self.worker.state.value}"
-        if self.robots >= self.limits.max_robots:
-            return f"over capacity: {self.robots} robots are connected, allowed {self.limits.max_robots}"
-        return ""
-
     def healthy(self) -> bool:
         """Return True while the server can answer requests."""
         return self.worker.state is State.READY
@@ -139,16 +131,19 @@ class Service:
 
         ``key`` is the API key ("" for none), ``given`` the request's ``Authorization`` headers.
         """
+        unavailable = 503, f"the server is {self.worker.state.value}\n".encode()
         if path.endswith("/healthz"):
-            return (200, b"OK\n") if self.healthy() else (503, f"{self.worker.state.value}\n".encode())
+            return (200, b"OK\n") if self.healthy() else unavailable
         if key and not (len(given) == 1 and hmac.compare_digest(given[0], f"Api-Key {key}".encode())):
             return 401, b"a valid API key is needed: Authorization: Api-Key KEY\n"
         if path.endswith("/metrics"):
             self.metrics.waiting.set(self.worker.waiting)
             self.metrics.robots.set(self.robots)
             return 200, generate_latest(self.metrics.registry)
-        refusal = self.refusal()
-        return (503, f"{refusal}\n".encode()) if refusal else None
+        if self.healthy() and self.robots >= self.limits.max_robots:
+            text = f"over capacity: {self.robots} robots are connected, allowed {self.limits.max_robots}\n"
+            return 503, text.encode()
+        return None if self.healthy() else unavailable
 
     async def converse(
         self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
@@ -227,8 +222,7 @@ class Service:
 
     def _arrived(self, done: Sequence[Done]) -> None:
         for each in done:
-            future = self._futures.get(each.job)
-            if future is not None and not future.done():
+            if (future := self._futures.get(each.job)) is not None and not future.done():
                 future.set_result(each)
         asyncio.get_running_loop().call_soon(self._observe, done)  # after the answers are sent
 

@@ -235,10 +235,8 @@ def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) ->
 
 
 def _noise(value: Any, known: Vocabulary) -> FloatArray | None:
-    if value is None:
-        return None
-    noise = finite(value, "noise")
-    if noise.shape != known.spec.noise:
+    noise = None if value is None else finite(value, "noise")
+    if noise is not None and noise.shape != known.spec.noise:
         raise WireError(f"the noise is {described(value)}, expected {list(known.spec.noise)}")
     return noise
 
