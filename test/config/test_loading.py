@@ -33,6 +33,17 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
     assert load([path]) == config
 
 
+TWO = {
+    "robot.arms": ["left", "right"],
+    "robot.urdf": "demo",
+    "left.command": "/l",
+    "right.command": "/r",
+    "right.workspace_low": [0.0, 0.0, 0.0],
+    "right.workspace_high": [1.0, 1.0, 1.0],
+    "right.joint_names": ["a"],
+}
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -69,17 +80,6 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
         ({"limits.workspace_low": [0.0, 0.0, 0.0]}, "expected both corners of the box or neither"),
         ({"gripper.open_value": 0.0}, "the same as gripper.closed_value"),
         ({"robot.state_topics": ["objects"]}, "expected key=/topic"),
-    ],
-)
-def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(values)
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
         ({"gripper.threshold": 0.3, "gripper.hysteresis": 0.4}, "never close"),
         ({"gripper.threshold": 1.0}, "never open"),
         (
@@ -98,13 +98,33 @@ def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[st
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
         ({"robot.state_topics": ["x=/a", "x=/b"]}, "each key once"),
         ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
+        ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
+        ({"robot.arms": ["a", "a"]}, "each once"),
+        ({"robot.arms": ["a b"]}, "a word"),
+        ({"left.urdf": "x"}, "'left' is not one of robot.arms, which are: none"),
+        ({**TWO, "left.urfd": "x"}, "did you mean 'left.urdf'"),
+        ({**TWO, "left.home": "x"}, "left.home: found 'x' (str), expected a list"),
+        ({**TWO, "right.command": "/l"}, "right.command: found /l, the same as left.command"),
+        (
+            {**TWO, "right.gripper": "/l", "robot.gripper_joint_names": ["f"]},
+            "right.gripper: found /l, the same as left.command",
+        ),
+        ({**TWO, "left.workspace_low": [0.0, 0.0, 0.0]}, "left.workspace_low and limits.workspace_high"),
+        ({"robot.state_topics": ["force=/f:Wrench"]}, "JointState|Float64MultiArray|PoseStamped|WrenchStamped"),
+        ({"preset": "libro"}, "preset: found 'libro'"),
+        ({"preset": 3}, "preset: found 3 (int)"),
+        (
+            {"robot.joint_names": ["a", "a", "b"]},
+            "robot.joint_names and robot.gripper_joint_names: found a more than",
+        ),
+        ({"robot.joint_names": ["a", "b"], "robot.gripper_joint_names": ["b"]}, "found b more than once"),
+        ({"topics.command": "/joint_states"}, "the same as topics.joint_states"),
     ],
 )
-def test_options_that_are_right_alone_and_wrong_together_are_refused(
-    values: dict[str, object], expected: str
-) -> None:
-    with pytest.raises(ConfigError, match=expected):
+def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         build(values)
+    assert expected in str(caught.value)
 
 
 def test_a_gripper_that_is_not_used_contradicts_nothing() -> None:
@@ -210,17 +230,6 @@ def test_a_robot_with_one_arm_has_the_options_of_the_sections_under_the_name_arm
     assert (arm.robot, arm.gripper, arm.limits) == (config.robot, config.gripper, config.limits)
 
 
-TWO = {
-    "robot.arms": ["left", "right"],
-    "robot.urdf": "demo",
-    "left.command": "/l",
-    "right.command": "/r",
-    "right.workspace_low": [0.0, 0.0, 0.0],
-    "right.workspace_high": [1.0, 1.0, 1.0],
-    "right.joint_names": ["a"],
-}
-
-
 def test_each_of_several_arms_has_a_section_whose_defaults_are_what_all_share() -> None:
     config = build(TWO)
     left, right = config.arms
@@ -241,32 +250,6 @@ def test_the_sections_of_arms_are_printed_and_read_back(tmp_path: Path) -> None:
     assert flatten(again) == flatten(config)
     assert again.arms == config.arms
     assert flatten(config)["left.command"] == "/l"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
-        ({"robot.arms": ["a", "a"]}, "each once"),
-        ({"robot.arms": ["a b"]}, "a word"),
-        ({"left.urdf": "x"}, "'left' is not one of robot.arms, which are: none"),
-        ({**TWO, "left.urfd": "x"}, "did you mean 'left.urdf'"),
-        ({**TWO, "left.home": "x"}, "left.home: found 'x' (str), expected a list"),
-        ({**TWO, "right.command": "/l"}, "right.command: found /l, the same as left.command"),
-        (
-            {**TWO, "right.gripper": "/l", "robot.gripper_joint_names": ["f"]},
-            "right.gripper: found /l, the same as left.command",
-        ),
-        ({**TWO, "left.workspace_low": [0.0, 0.0, 0.0]}, "left.workspace_low and limits.workspace_high"),
-        ({"robot.state_topics": ["force=/f:Wrench"]}, "JointState|Float64MultiArray|PoseStamped|WrenchStamped"),
-        ({"preset": "libro"}, "preset: found 'libro'"),
-        ({"preset": 3}, "preset: found 3 (int)"),
-    ],
-)
-def test_wrong_arms_feeds_and_presets_are_named(values: dict[str, object], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(values)
-    assert expected in str(caught.value)
 
 
 def test_joints_of_arms_that_publish_apart_may_have_the_same_names() -> None:
@@ -369,23 +352,6 @@ def test_lists_of_aliases_are_never_written_out(tmp_path: Path) -> None:
     path.write_text(f"l0: &l0 [x]\n{levels}\n/**: {{ros__parameters: {{camera: {{topics: *l11}}}}}}")
     with pytest.raises(ConfigError, match=r"camera\.topics: found .*, expected a list, each item text"):
         load([path])
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (
-            {"robot.joint_names": ["a", "a", "b"]},
-            "robot.joint_names and robot.gripper_joint_names: found a more than",
-        ),
-        ({"robot.joint_names": ["a", "b"], "robot.gripper_joint_names": ["b"]}, "found b more than once"),
-        ({"topics.command": "/joint_states"}, "the same as topics.joint_states"),
-    ],
-)
-def test_a_joint_or_topic_that_is_named_twice_is_refused(values: dict[str, object], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(values)
-    assert expected in str(caught.value)
 
 
 def test_the_pages_options_for_an_arm_without_a_gripper_load() -> None:

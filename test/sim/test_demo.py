@@ -20,7 +20,6 @@ from rosbags.highlevel import AnyReader
 from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.policies.shipped import folder_of
 from vla_ros.sim import process
 from vla_ros.sim.arguments import parse, plan
@@ -234,29 +233,6 @@ def test_the_expert_answers_as_asked():
     assert planned("--policy", "expert", "--actions", "eef_pose").actions == "eef_pose"
     with pytest.raises(ConfigError, match=r"policy\.actions: an option of the policy 'expert'"):
         planned("--actions", "eef_pose")
-
-
-def test_two_arms_have_their_own_joints_and_topics():
-    config = options("--policy", "expert", "--arms", "2")
-    assert [(arm.name, arm.command) for arm in config.arms] == [
-        ("left", "/left_arm/joint_command"),
-        ("right", "/right_arm/joint_command"),
-    ]
-    spec = ExpertPolicy(config).spec
-    assert [str(part) for part in spec.action] == [
-        "left.tip_delta",
-        "left.gripper",
-        "right.tip_delta",
-        "right.gripper",
-    ]
-    for arm, mount in zip(config.arms, TWO_ARMS, strict=True):
-        assert arm.robot.joint_names + arm.robot.gripper_joint_names == mount.joint_names
-        assert (
-            Kinematics.from_urdf(
-                arm.robot.urdf, arm.robot.joint_names, arm.robot.base_frame, arm.robot.tip_frame
-            ).joint_names
-            == mount.joint_names[:7]
-        )
 
 
 @pytest.mark.parametrize(

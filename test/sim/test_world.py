@@ -51,13 +51,6 @@ def test_a_command_is_reached_within_its_step(world):
     assert np.abs(world.joint_positions()[:7] - target[:7]).max() < 0.004
 
 
-def test_the_arm_holds_its_place_without_commands(world):
-    before = world.tool_position()
-    for _ in range(20):
-        world.step()
-    np.testing.assert_allclose(world.tool_position(), before, atol=1e-3)
-
-
 def test_a_step_in_ticks_equals_one_step(world):
     """Real time advances in small ticks."""
     target = world.joint_positions() + 0.02
@@ -99,15 +92,6 @@ def test_a_bad_command_is_refused_and_changes_nothing(world, names, positions):
         world.command_named(names, positions)
     world.step()
     np.testing.assert_allclose(world.joint_positions(), before, atol=1e-3)
-
-
-def test_a_partial_command_leaves_the_other_joints(world):
-    before = world.joint_positions()
-    world.command_named(("finger_left", "finger_right"), (0.0, 0.0))
-    world.step()
-    after = world.joint_positions()
-    np.testing.assert_allclose(after[:7], before[:7], atol=2e-3)
-    assert np.abs(after[7:]).max() < 2e-3
 
 
 def test_a_velocity_moves_its_joints_until_they_are_commanded_again(world):
@@ -181,10 +165,6 @@ def test_the_image_is_upright_and_shows_the_objects_where_they_are(world):
     assert np.corrcoef(y, column)[0, 1] > 0.9
     sky, table = world.render()[:4].mean(axis=(0, 1)), world.render()[-4:].mean(axis=(0, 1))
     assert table[0] - table[2] > sky[0] - sky[2] + 20, "the brown table is below, the grey background above"
-
-
-def test_the_wrist_camera_sees_something_else(world):
-    assert np.abs(world.render("wrist").astype(int) - world.render("front")).mean() > 10
 
 
 def test_gain_dims_the_camera(world):
