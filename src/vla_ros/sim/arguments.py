@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 # In lockstep the simulation waits, so nothing is late; only a policy node that hangs times out.
 LOCKSTEP = (
     "control.lockstep:=true",
-    "timeouts.camera:=600.0",
-    "timeouts.joint_state:=600.0",
-    "timeouts.inference:=600.0",
-    "timeouts.driver:=600.0",
-    "timeouts.frame_age:=0.0",
-    "timeouts.joint_state_age:=0.0",
+    *(f"timeouts.{name}:=600.0" for name in ("camera", "joint_state", "inference", "driver")),
+    *(f"timeouts.{name}:=0.0" for name in ("frame_age", "joint_state_age")),
 )
+_OPTIONS = {
+    "schedule": "control.schedule",
+    "delay_ms": "control.inject_delay_ms",
+    "server": "policy.server",
+    "actions": "policy.actions",
+}
+"""Arguments that set an option of the policy node."""
 CONTROLS = (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
@@ -139,26 +142,18 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
     if mode_name == "simulated_time" and (arguments.record or arguments.attach):
         raise ConfigError("--record and --attach need a graph, but in simulated time there is none")
-    if arguments.delay_ms:
-        mode.append(f"control.inject_delay_ms:={arguments.delay_ms}")
-    if policy:
-        model.append(f"policy.name:={policy}")
+    if policy or arguments.server:
+        model.append(f"policy.name:={'remote' if arguments.server else policy}")
     if arguments.checkpoint:
         shipped = arguments.checkpoint in SHIPPED
         folder = arguments.checkpoint if shipped else Path(arguments.checkpoint).expanduser().resolve()
         model.append(assignment("policy.checkpoint", str(folder)))
-    if arguments.schedule:
-        model.append(f"control.schedule:={arguments.schedule}")
-    if arguments.server:
-        model += ["policy.name:=remote", f"policy.server:={arguments.server}"]
-    if arguments.actions:
-        model.append(f"policy.actions:={arguments.actions}")
+    values = {option: getattr(arguments, name) for name, option in _OPTIONS.items()}
+    model += [f"{option}:={value}" for option, value in values.items() if value]
     if arguments.actions == "joint_velocity":
         model += _FINGERS_APART
-        hands = ("left", "right") if two else ()
-        model += [f"{hand}.gripper:=/{hand}_arm/gripper_command" for hand in hands] or [
-            "topics.gripper:=/arm/gripper_command"
-        ]
+        drivers = {"left.gripper": "left_arm", "right.gripper": "right_arm"} if two else {"topics.gripper": "arm"}
+        model += [f"{option}:=/{driver}/gripper_command" for option, driver in drivers.items()]
     model += arguments.param
     if arguments.real_time and hasattr(load(files, model).policy, "threads"):
         mode.append(f"policy.threads:={_threads()}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -25,21 +24,15 @@ _RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
 _MIN_SPIN = 0.002  # s to receive messages even if the simulation is late
 
 
-class Runner(ABC):
-    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has ended."""
+class Runner:
+    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has ended.
+
+    ``run(seed)`` runs an episode; it raises PolicyFailedError if the policy node ended, was stopped, or reports why
+    it sends no commands.
+    """
 
     def __init__(self, world: TableTop, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]) -> None:
-        self._world = world
-        self._node = node
-        self._options = options
-        self._alive = alive
-
-    @abstractmethod
-    def run(self, seed: int) -> EpisodeResult:
-        """Run the episode of ``seed``.
-
-        Raises PolicyFailedError if the policy node ended, was stopped, or reports why it sends no commands.
-        """
+        self._world, self._node, self._options, self._alive = world, node, options, alive
 
     def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
         """Publish the state and then the images, so that a receiver of an image has the state as well.
@@ -71,7 +64,7 @@ class Lockstep(Runner):
     """Waits for the commands of each frame, then advances by a control step; independent of the machine's speed."""
 
     def run(self, seed: int) -> EpisodeResult:
-        """See :class:`Runner`."""
+        """Run the episode of ``seed``."""
         world, node, options = self._world, self._node, self._options
         episode = Episode(world, seed, options)
         self._chunks: dict[str, int] = {}  # by driver, the stamp of the last command that was obeyed
@@ -156,7 +149,7 @@ class RealTime(Runner):
     _next_frame = 0.0  # s of the monotonic clock; the camera keeps its rate from one episode to the next
 
     def run(self, seed: int) -> EpisodeResult:
-        """See :class:`Runner`."""
+        """Run the episode of ``seed``."""
         before = self._world.joint_positions()
         episode = Episode(self._world, seed, self._options)
         self._return(before)

@@ -88,6 +88,7 @@ class SimNode:
         actions: The policy's actions since they were last cleared, float64 [D] each.
         received: The commands to the first arm since :meth:`forget_commands`, with their times of arrival, seconds.
         policy: Status of the policy node.
+        command_topics: Topics of the commands.
     """
 
     def __init__(
@@ -104,33 +105,27 @@ class SimNode:
             for topic, (kind, qos) in published.items()
         }
         self._types = {topic: kind for topic, (kind, _) in published.items()}
-        self._types[ACTION_TOPIC] = "std_msgs/msg/Float64MultiArray"
         self._drivers = drivers(arms)
+        self.command_topics = tuple(driver.topic for driver in self._drivers)
         for driver in self._drivers:
-            self._types[driver.topic] = message_type(driver.output)
-            obeys = partial(self._on_command, driver)
-            kind = graph.message(self._types[driver.topic])
-            self._node.create_subscription(kind, driver.topic, obeys, graph.qos("command"))
+            self._subscribe(driver.topic, message_type(driver.output), partial(self._on_command, driver), "command")
         # Commands have a queue of one, but all actions must be received.
-        self._node.create_subscription(
-            graph.message(self._types[ACTION_TOPIC]), ACTION_TOPIC, self._on_action, graph.qos("default")
-        )
+        self._subscribe(ACTION_TOPIC, "std_msgs/msg/Float64MultiArray", self._on_action, "default")
         self.policy = PolicyStatus()
-        self._node.create_subscription(
-            graph.message("std_msgs/msg/String"),
-            STATUS_TOPIC,
-            lambda message: self.policy.update(message.data),
-            graph.qos("instruction"),
-        )
+        text = graph.message("std_msgs/msg/String")
+        self._node.create_subscription(text, STATUS_TOPIC, self._on_status, graph.qos("instruction"))
         self._commands: dict[str, Command] = {}
         self._stamp = 0
         self.actions: list[FloatArray] = []
         self.received: list[tuple[float, Command]] = []
 
-    @property
-    def command_topics(self) -> tuple[str, ...]:
-        """Command topics."""
-        return tuple(driver.topic for driver in self._drivers)
+    def _subscribe(self, topic: str, kind: str, heard: Callable[[Any], None], qos: str) -> None:
+        def callback(message: Any) -> None:
+            heard(message)
+            self._record(topic, message)
+
+        self._types[topic] = kind
+        self._node.create_subscription(self._graph.message(kind), topic, callback, self._graph.qos(qos))
 
     # --- out ---
 
@@ -152,11 +147,8 @@ class SimNode:
 
         ``positions`` replace the measured ones.
         """
-        names, velocities = world.joint_names, world.joint_velocities()
-        positions = world.joint_positions() if positions is None else positions
-        for topic, rows in zip(self._joint_topics, np.split(np.arange(len(names)), len(world.mounts)), strict=True):
-            state = JointState(tuple(names[row] for row in rows), positions[rows], stamp)
-            self._send(topic, self._joint_state(state, velocities[rows]))
+        for topic, state in zip(self._joint_topics, world.joint_states(stamp, positions), strict=True):
+            self._send(topic, self._joint_state(state))
 
     def publish_state(self, world: TableTop, stamp: int) -> None:
         """Publish joint states and object poses for the frame with the same stamp."""
@@ -168,11 +160,10 @@ class SimNode:
         frame = "front_camera" if topic == IMAGE_TOPIC else topic.split("/")[1]
         self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
 
-    def _joint_state(self, state: JointState, velocities: FloatArray | None = None) -> Any:
+    def _joint_state(self, state: JointState) -> Any:
         positions = Command(state.names, state.positions, state.stamp)
         message = to_message(positions, "joint_state", self._graph.message)
-        if velocities is not None:
-            message.velocity = velocities.tolist()
+        message.velocity = state.velocities.tolist()
         return message
 
     def _send(self, topic: str, message: Any) -> None:
@@ -199,27 +190,26 @@ class SimNode:
         self._commands[driver.topic] = command
         if driver is self._drivers[0]:
             self.received.append((time.monotonic(), command))
-        self._record(driver.topic, message)
 
     def _on_action(self, message: Any) -> None:
         self.actions.append(np.array(message.data, dtype=np.float64))
-        self._record(ACTION_TOPIC, message)
+
+    def _on_status(self, message: Any) -> None:
+        self.policy.update(message.data)
 
     # --- waiting ---
 
     def spin(self, until: Callable[[], bool], timeout: float) -> bool:
         """Run callbacks until ``until()`` is true, for at most ``timeout`` seconds; return its result."""
-        deadline = time.monotonic() + timeout
-        done = until()
-        if done:
-            return True
+        deadline, done = time.monotonic() + timeout, until()
 
         def ended() -> bool:
             nonlocal done
             done = until()
             return done or time.monotonic() >= deadline
 
-        self._graph.spin(ended, min(0.05, max(0.001, timeout)))
+        if not done:
+            self._graph.spin(ended, min(0.05, max(0.001, timeout)))
         return done
 
     def wait_for_policy(self, timeout: float, alive: Callable[[], bool]) -> None:
@@ -230,9 +220,10 @@ class SimNode:
         needed = [IMAGE_TOPIC, *self._joint_topics, INSTRUCTION_TOPIC]
 
         def missing() -> list[str]:
-            topics = [topic for topic in needed if self._publishers[topic].get_subscription_count() == 0]
-            return topics + [
-                topic for topic in (*self.command_topics, ACTION_TOPIC) if self._node.count_publishers(topic) == 0
+            sent = (*self.command_topics, ACTION_TOPIC)
+            return [
+                *(topic for topic in needed if self._publishers[topic].get_subscription_count() == 0),
+                *(topic for topic in sent if self._node.count_publishers(topic) == 0),
             ]
 
         self.spin(lambda: not missing() or not alive(), timeout)

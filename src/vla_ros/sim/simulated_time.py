@@ -19,7 +19,7 @@ from vla_ros.sim.node import IMAGE_TOPIC, SECOND, wrist_topic
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.world import TIMESTEP, TableTop
-from vla_ros.types import JointState, UInt8Array
+from vla_ros.types import UInt8Array
 from vla_ros.vision.messages import encode_image
 
 
@@ -109,10 +109,8 @@ class SimulatedTime:
 
     def _publish_joints(self) -> None:
         world, stamp = self._world, self._clock.ros()
-        names, positions, speeds = world.joint_names, world.joint_positions(), world.joint_velocities()
-        for name, rows in zip(self._node.arms, np.split(np.arange(len(names)), len(world.mounts)), strict=True):
-            joints = tuple(names[row] for row in rows)
-            self._node.states.accept(JointState(joints, positions[rows], stamp, speeds[rows]), stamp, name)
+        for name, state in zip(self._node.arms, world.joint_states(stamp), strict=True):
+            self._node.states.accept(state, stamp, name)
         for feed in self._config.robot.feeds:
             self._node.inputs.set_state(feed.key, world.object_state(stamp))
 

@@ -222,6 +222,12 @@ class TableTop:
         """Return the measured positions of all joints."""
         return JointState(self.joint_names, self.joint_positions(), stamp)
 
+    def joint_states(self, stamp: int, positions: FloatArray | None = None) -> list[JointState]:
+        """Return the joint state of each arm; ``positions`` of all joints replace the measured ones."""
+        positions = self.joint_positions() if positions is None else positions
+        arms = [part.reshape(len(self.mounts), -1) for part in (positions, self.joint_velocities())]
+        return [JointState(one.joint_names, q, stamp, v) for one, q, v in zip(self.mounts, *arms, strict=True)]
+
     def tool_position(self, index: int = 0) -> FloatArray:
         """Return the position of an arm's ``tool``, float64 [3], metres."""
         return np.array(self._data.site_xpos[self._tools[index]], dtype=np.float64)
