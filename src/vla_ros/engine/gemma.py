@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine import fp8
-from vla_ros.engine.ops import KVCache, rotate
+from vla_ros.engine.ops import KVCache, QuantizedRows, rotate
 from vla_ros.engine.shapes import GemmaShape
 from vla_ros.engine.weights import Matrix
 
@@ -69,19 +68,12 @@ class Rows:
     step: int = 0
 
 
-class Quantized(NamedTuple):
-    """Rows in FP8."""
-
-    data: Tensor  # [B * N, width]
-    scale: Tensor  # float32 [B * N, 1]
-
-
 @dataclass(frozen=True, eq=False)
 class Stream:
     """The residual stream before a norm."""
 
     hidden: Tensor  # [B, N, width]
-    normed: Tensor | Quantized  # the same behind that norm, as the product that follows takes it
+    normed: Tensor | QuantizedRows  # the same behind that norm, as the product that follows takes it
     norm: int  # which norm
 
 
@@ -117,14 +109,16 @@ class GemmaOps:
         )
         return mixed.transpose(1, 2).flatten(2)
 
-    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
+    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | QuantizedRows:
         """Compute both projections and the gated activation, [B, N, mlp_width]."""
         matrix = gemma.layers[index].gate_up
         assert matrix is not None
         gate, up = multiply(stream.normed, matrix).chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
-    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | Quantized, matrix: Matrix) -> Stream:
+    def add(
+        self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | QuantizedRows, matrix: Matrix
+    ) -> Stream:
         """Add ``inputs @ matrix.T``, times the gate of the stream's norm; ``stream`` may be used up."""
         branch = multiply(inputs, matrix)
         if gemma.adaptive:
@@ -197,7 +191,7 @@ def guidance_scale(time: float) -> float:
     return time / done * (time**2 + done**2) / time**2
 
 
-def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
+def multiply(rows: Tensor | QuantizedRows, matrix: Matrix) -> Tensor:
     """Return ``rows @ matrix.T``, [B, N, outputs].
 
     Rows of a quantised matrix are quantised, too; quantised rows give [B * N, outputs].
@@ -206,8 +200,8 @@ def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
         assert isinstance(rows, Tensor)
         return functional.linear(rows, matrix.data)
     assert matrix.scale is not None
-    if isinstance(rows, Quantized):
-        return fp8.scaled_product(*rows, matrix.data, matrix.scale, torch.bfloat16)
+    if isinstance(rows, QuantizedRows):
+        return fp8.scaled_product(rows.values, rows.scale, matrix.data, matrix.scale, torch.bfloat16)
     data, scale = fp8.quantize(rows.flatten(0, 1))
     return fp8.scaled_product(data, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 

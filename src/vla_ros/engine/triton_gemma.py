@@ -14,7 +14,6 @@ from vla_ros.engine.gemma import (
     Gemma,
     GemmaOps,
     Guide,
-    Quantized,
     Rows,
     Stream,
     guidance_scale,
@@ -22,7 +21,7 @@ from vla_ros.engine.gemma import (
 )
 from vla_ros.engine.kernels import flow, pointwise
 from vla_ros.engine.kernels import gemma as kernels
-from vla_ros.engine.ops import KVCache
+from vla_ros.engine.ops import KVCache, QuantizedRows
 from vla_ros.engine.tile_configs import SKINNY, divisor
 from vla_ros.engine.weights import Matrix
 
@@ -172,7 +171,7 @@ class TritonGemmaOps(GemmaOps):
         )
         return out
 
-    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
+    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | QuantizedRows:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         matrix, width = gemma.layers[index].gate_up, gemma.shape.mlp_width
         assert matrix is not None
@@ -189,7 +188,7 @@ class TritonGemmaOps(GemmaOps):
         if down is not None and down.kind == "fp8":
             quantized = _quantized(out)
             kernels.gelu_multiply_kernel[(batch * count, 1)](
-                both, *quantized, width, QUANTIZE=True, BLOCK=triton.next_power_of_2(width), num_warps=16
+                both, *quantized[:2], width, QUANTIZE=True, BLOCK=triton.next_power_of_2(width), num_warps=16
             )
             return quantized
         block = min(2048, triton.next_power_of_2(width))
@@ -198,7 +197,9 @@ class TritonGemmaOps(GemmaOps):
         )
         return out
 
-    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | Quantized, matrix: Matrix) -> Stream:
+    def add(
+        self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | QuantizedRows, matrix: Matrix
+    ) -> Stream:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`; changes the tensors of ``stream``."""
         norm = stream.norm + 1
         if not isinstance(stream, ScaledStream):
@@ -264,7 +265,7 @@ class TritonGemmaOps(GemmaOps):
         out = _quantized(hidden) if quantize else torch.empty_like(hidden)
         kernels.add_norm_kernel[(rows.at.numel(),)](
             hidden, hidden if branch is None else branch, gemma.norms[0, norm], rows.time,
-            *(out if isinstance(out, Quantized) else (out, out)), RMS_EPS, BRANCH=branch is not None,
+            *(out[:2] if isinstance(out, QuantizedRows) else (out, out)), RMS_EPS, BRANCH=branch is not None,
             QUANTIZE=quantize, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma),
         )  # fmt: skip
         return Stream(hidden, out, norm)
@@ -309,10 +310,10 @@ def _constants(gemma: Gemma, matrix: Matrix, tile: FewRows, rows: Rows) -> dict[
     }
 
 
-def _quantized(like: Tensor) -> Quantized:
+def _quantized(like: Tensor) -> QuantizedRows:
     """Room for the rows of ``like`` [B, N, width] in FP8."""
     data = like.new_empty(like.shape[0] * like.shape[1], like.shape[2], dtype=fp8.FP8)
-    return Quantized(data, like.new_empty(len(data), 1, dtype=torch.float32))
+    return QuantizedRows(data, like.new_empty(len(data), 1, dtype=torch.float32))
 
 
 def _norms(gemma: Gemma) -> dict[str, object]:

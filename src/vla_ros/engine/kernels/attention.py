@@ -135,7 +135,7 @@ def attend_both_ways_kernel(
 
 @triton.jit
 def add_block(score, v, top, norm, mixed, PRECISION: tl.constexpr):
-    """Add a block of positions, whose scores are to the base 2, to a running softmax."""
+    """Add a block of positions to a running softmax; scores are to the base 2."""
     new_top = tl.maximum(top, tl.max(score, axis=1))
     share, keep = tl.exp2(score - new_top[:, None]), tl.exp2(top - new_top)
     mixed = tl.dot(share.to(v.dtype), v, mixed * keep[:, None], input_precision=PRECISION)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vla_ros.engine.kernels.attention import add_block
+from vla_ros.engine.kernels.pointwise import fp8_scale
+
 
 @triton.jit
 def add_norm_kernel(
@@ -38,14 +41,14 @@ def add_norm_kernel(
     if ADAPTIVE:
         wide += tl.load(norm + N, mask=inside, other=0.0)
     if QUANTIZE:
-        wide = _quantize(wide, scales + row)
+        wide = _quantized(wide, scales + row)
     tl.store(out + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _quantize(row, to):
-    """A float32 row divided by its scale, which is stored: its largest number becomes 448, FP8's largest."""
-    scale = tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12) / 448.0
+def _quantized(row, to):
+    """Return a float32 row divided by its FP8 scale, and store the scale."""
+    scale = fp8_scale(tl.max(tl.abs(row), axis=0))
     tl.store(to, scale)
     return row / scale
 
@@ -63,7 +66,7 @@ def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
     value = tanh_gelu(gate) * up
     if QUANTIZE:
-        value = _quantize(value, scales + row)
+        value = _quantized(value, scales + row)
     tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -80,7 +83,7 @@ def locate_pairs(block, which, ends, ROWS, HEADS: tl.constexpr, KV_HEADS: tl.con
     index = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = index < ROWS * group
     row = which // KV_HEADS * ROWS + index // group
-    end = tl.load(ends + row, mask=inside, other=0)
+    end = tl.load(ends + row, mask=inside, other=1)
     return row * HEADS + which % KV_HEADS * group + index % group, inside, end
 
 
@@ -111,11 +114,5 @@ def attend_kernel(
         v = tl.load(values + place, mask=(column < last)[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(column[None, :] < end[:, None], score, float("-inf"))
-        highest = tl.maximum(top, tl.max(score, axis=1))
-        origin = tl.where(highest == float("-inf"), 0.0, highest)
-        share = tl.exp2(score - origin[:, None])
-        keep = tl.exp2(top - origin)
-        norm = norm * keep + tl.sum(share, axis=1)
-        mixed = tl.dot(share.to(v.dtype), v, mixed * keep[:, None], input_precision=PRECISION)
-        top = highest
+        top, norm, mixed = add_block(score, v, top, norm, mixed, PRECISION)
     tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])

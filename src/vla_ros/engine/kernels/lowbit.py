@@ -83,31 +83,24 @@ def multiply_packed(
             if ASM and kind == tl.float16:
                 low = per_lane((offset - 896.0).to(tl.float16), FRAGMENTS, K_GROUPS)
                 high = per_lane((offset + 64.0).to(tl.float16), FRAGMENTS, K_GROUPS)
-                n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4_half(packed, low, high)
+                numbers = unpack_int4_half(packed, low, high)
             else:
                 offset = per_lane(narrow(offset, kind, ASM), FRAGMENTS, K_GROUPS)
-                n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, kind, ASM)
-            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, K_GROUPS, columns)
-            partial = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n3, FRAGMENTS, K_GROUPS), x3, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n4, FRAGMENTS, K_GROUPS), x4, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n5, FRAGMENTS, K_GROUPS), x5, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n6, FRAGMENTS, K_GROUPS), x6, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n7, FRAGMENTS, K_GROUPS), x7, partial, input_precision=PRECISION)
+                numbers = unpack_int4(packed, offset, kind, ASM)
+            parts = in_eight(some, K_GROUPS, columns)
+            partial = tl.zeros_like(total)
+            for j in tl.static_range(8):
+                weight = as_operand(numbers[j], FRAGMENTS, K_GROUPS)
+                partial = tl.dot(weight, parts[j], partial, input_precision=PRECISION)
             factor = factor.permute(1, 0, 2).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N)[:, :, None]
             total = tl.fma(partial, tl.broadcast_to(factor, partial.shape), total)
         else:
-            if ASM and kind == tl.float16:
-                n0, n1, n2, n3 = unpack_int8_half(packed)
-            else:
-                n0, n1, n2, n3 = unpack_int8(packed, kind, ASM)
-            x0, x1, x2, x3 = in_four(some, K_GROUPS, columns)
-            total = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n3, FRAGMENTS, K_GROUPS), x3, total, input_precision=PRECISION)
+            half: tl.constexpr = ASM and kind == tl.float16
+            numbers = unpack_int8_half(packed) if half else unpack_int8(packed, kind, ASM)
+            parts = in_four(some, K_GROUPS, columns)
+            for j in tl.static_range(4):
+                weight = as_operand(numbers[j], FRAGMENTS, K_GROUPS)
+                total = tl.dot(weight, parts[j], total, input_precision=PRECISION)
     summed = add_groups(total, BLOCK_M)
     if KIND == "int8":
         factors = tl.load(scale + fragment[:, None] * FRAGMENT_N + output[None, :])

@@ -17,51 +17,56 @@ FRAGMENT_N = tl.constexpr(8)
 WORDS = tl.constexpr(128)
 
 
+def _assembler(words: int, count: int, bits: int, constant: str, *steps: str) -> tl.constexpr:
+    """Return assembler that makes ``count`` registers of each of some words; outputs come before inputs.
+
+    Each of ``steps`` makes register ``{to}`` of the lowest numbers of ``word``. After the last step ``word`` moves
+    by ``bits``, and the steps begin again.
+    """
+    lines = [".reg .b32 word, number, sign, constant;", f"mov.b32 constant, {constant};"]
+    for register in range(words * count):
+        word, place = divmod(register, count)
+        if place == 0:
+            lines.append(f"mov.b32 word, ${words * count + word};")
+        elif place % len(steps) == 0:
+            lines.append(f"shr.u32 word, word, {bits};")
+        lines.append(steps[place % len(steps)].format(to=f"${register}"))
+    return tl.constexpr("{ " + "\n".join(lines) + " }")
+
+
+# 2.75 instructions for two weights of 4 bits, 1.75 of them logical; in float16 2.25 and 1.25. 3.5 and 2.5 for two
+# weights of 8 bits; in float16 2.5 and 1.5. 12 for 32 weights of 4 bits in FP8.
+INT4 = _assembler(
+    2, 4, 4, "0x3F803F80",
+    "lop3.b32 number, word, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 {to}, number, constant, $10;",
+)  # fmt: skip
+INT4_HALF = _assembler(
+    2, 4, 8, "0x2C002C00",
+    "lop3.b32 number, word, 0x000F000F, 0x64006400, 0xEA; add.rn.f16x2 {to}, number, $10;",
+    "lop3.b32 number, word, 0x00F000F0, 0x64006400, 0xEA; fma.rn.f16x2 {to}, number, constant, $11;",
+)  # fmt: skip
+INT8 = _assembler(
+    2, 2, 8, "0x3F803F80",
+    "lop3.b32 number, word, 0x007F007F, 0x43004300, 0xEA; lop3.b32 sign, word, 0x00800080, 0xC300C300, 0xEA; "
+    "fma.rn.bf16x2 {to}, number, constant, sign;",
+)  # fmt: skip
+INT8_HALF = _assembler(
+    2, 2, 8, "0xE480E480",
+    "lop3.b32 number, word, 0x00FF00FF, 0x64806480, 0x6A; add.rn.f16x2 {to}, number, constant;",
+)  # fmt: skip
+NIBBLES_FP8 = _assembler(4, 2, 4, "0", "and.b32 {to}, word, 0x0F0F0F0F;")
+
+
 @triton.jit
 def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Nibble j of ``words`` [A, B, 128] + 128 + ``offset`` for j = 0 to 7: whole numbers, exact in every type.
 
     ASM is for bfloat16 and takes two words at a time: a bfloat16 of exponent 7 counts in ones, so that a nibble
-    written into the mantissa of 128 is 128 + nibble, and one packed addition makes two weights of it. 2.75
-    instructions for two weights, 1.75 of them logical.
+    written into the mantissa of 128 is 128 + nibble, and one packed addition makes two weights of it.
     """
     if ASM:
         n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 low, high, number, one;
-            mov.b32 one, 0x3F803F80;
-            mov.b32 low, $8;
-            mov.b32 high, $9;
-            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $0, number, one, $10;
-            shr.u32 low, low, 4;
-            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $1, number, one, $10;
-            shr.u32 low, low, 4;
-            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $2, number, one, $10;
-            shr.u32 low, low, 4;
-            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $3, number, one, $10;
-            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $4, number, one, $10;
-            shr.u32 high, high, 4;
-            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $5, number, one, $10;
-            shr.u32 high, high, 4;
-            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $6, number, one, $10;
-            shr.u32 high, high, 4;
-            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $7, number, one, $10;
-            }
-            """,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r",
-            [words, offset],
-            dtype=(tl.bfloat16,) * 8,
-            is_pure=True,
-            pack=2,
+            INT4, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r", [words, offset], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2
         )
     else:
         words, add = side_by_side(words), offset.to(tl.float32) + 128.0
@@ -81,41 +86,12 @@ def unpack_int4_half(words, low, high):
     """As :func:`unpack_int4`, in float16, to what ``low`` and ``high`` are added: -1024 and -64 - zero point.
 
     A float16 of exponent 10 counts in ones and has room for two nibbles in its mantissa: the upper one, 16 times
-    too large, is divided where it is added. 2.25 instructions for two weights, 1.25 of them logical.
+    too large, is divided where it is added.
     """
     return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 first, second, number, sixteenth;
-        mov.b32 sixteenth, 0x2C002C00;
-        mov.b32 first, $8;
-        mov.b32 second, $9;
-        lop3.b32 number, first, 0x000F000F, 0x64006400, 0xEA;
-        add.rn.f16x2 $0, number, $10;
-        lop3.b32 number, first, 0x00F000F0, 0x64006400, 0xEA;
-        fma.rn.f16x2 $1, number, sixteenth, $11;
-        shr.u32 first, first, 8;
-        lop3.b32 number, first, 0x000F000F, 0x64006400, 0xEA;
-        add.rn.f16x2 $2, number, $10;
-        lop3.b32 number, first, 0x00F000F0, 0x64006400, 0xEA;
-        fma.rn.f16x2 $3, number, sixteenth, $11;
-        lop3.b32 number, second, 0x000F000F, 0x64006400, 0xEA;
-        add.rn.f16x2 $4, number, $10;
-        lop3.b32 number, second, 0x00F000F0, 0x64006400, 0xEA;
-        fma.rn.f16x2 $5, number, sixteenth, $11;
-        shr.u32 second, second, 8;
-        lop3.b32 number, second, 0x000F000F, 0x64006400, 0xEA;
-        add.rn.f16x2 $6, number, $10;
-        lop3.b32 number, second, 0x00F000F0, 0x64006400, 0xEA;
-        fma.rn.f16x2 $7, number, sixteenth, $11;
-        }
-        """,
-        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
-        [words, low, high],
-        dtype=(tl.float16,) * 8,
-        is_pure=True,
+        INT4_HALF, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r", [words, low, high], dtype=(tl.float16,) * 8, is_pure=True,
         pack=2,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -124,37 +100,11 @@ def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
     ASM is for bfloat16 and takes two words at a time. The lower 7 bits, written into the mantissa of 128, are
     128 + these; the sign, written into the lowest bit of the exponent of -128, is -128 or -256; the sum is the
-    number. 3.5 instructions for two weights, 2.5 of them logical.
+    number.
     """
     if ASM:
         n0, n1, n2, n3 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 low, high, number, sign, one;
-            mov.b32 one, 0x3F803F80;
-            mov.b32 low, $4;
-            mov.b32 high, $5;
-            lop3.b32 number, low, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 sign, low, 0x00800080, 0xC300C300, 0xEA;
-            fma.rn.bf16x2 $0, number, one, sign;
-            shr.u32 low, low, 8;
-            lop3.b32 number, low, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 sign, low, 0x00800080, 0xC300C300, 0xEA;
-            fma.rn.bf16x2 $1, number, one, sign;
-            lop3.b32 number, high, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 sign, high, 0x00800080, 0xC300C300, 0xEA;
-            fma.rn.bf16x2 $2, number, one, sign;
-            shr.u32 high, high, 8;
-            lop3.b32 number, high, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 sign, high, 0x00800080, 0xC300C300, 0xEA;
-            fma.rn.bf16x2 $3, number, one, sign;
-            }
-            """,
-            "=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(tl.bfloat16,) * 4,
-            is_pure=True,
-            pack=2,
+            INT8, "=r,=r,=r,=r,r,r", [words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=2
         )
     else:
         words = side_by_side(words)
@@ -167,34 +117,9 @@ def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def unpack_int8_half(words):
-    """As :func:`unpack_int8`, in float16: 1152 + a byte, with its sign inverted, fits into the mantissa.
-
-    2.5 instructions for two weights, 1.5 of them logical.
-    """
+    """As :func:`unpack_int8`, in float16: 1152 + a byte, with its sign inverted, fits into the mantissa."""
     return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 low, high, number, bias;
-        mov.b32 bias, 0xE480E480;
-        mov.b32 low, $4;
-        mov.b32 high, $5;
-        lop3.b32 number, low, 0x00FF00FF, 0x64806480, 0x6A;
-        add.rn.f16x2 $0, number, bias;
-        shr.u32 low, low, 8;
-        lop3.b32 number, low, 0x00FF00FF, 0x64806480, 0x6A;
-        add.rn.f16x2 $1, number, bias;
-        lop3.b32 number, high, 0x00FF00FF, 0x64806480, 0x6A;
-        add.rn.f16x2 $2, number, bias;
-        shr.u32 high, high, 8;
-        lop3.b32 number, high, 0x00FF00FF, 0x64806480, 0x6A;
-        add.rn.f16x2 $3, number, bias;
-        }
-        """,
-        "=r,=r,=r,=r,r,r",
-        [words],
-        dtype=(tl.float16,) * 4,
-        is_pure=True,
-        pack=2,
+        INT8_HALF, "=r,=r,=r,=r,r,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=2
     )
 
 
@@ -203,27 +128,10 @@ def nibbles_fp8(words, ASM: tl.constexpr):
     """Nibbles of ``words`` [A, B, 128] as FP8: the byte n is the number n * 2^-9, so a mask is all it takes.
 
     Tensor 2 w + p has, of word w of every lane, nibbles p, p + 2, p + 4 and p + 6 in the lane's four places.
-    12 instructions for 32 weights.
     """
     if ASM:
         n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 high;
-            and.b32 $0, $8, 0x0F0F0F0F;
-            shr.u32 high, $8, 4;
-            and.b32 $1, high, 0x0F0F0F0F;
-            and.b32 $2, $9, 0x0F0F0F0F;
-            shr.u32 high, $9, 4;
-            and.b32 $3, high, 0x0F0F0F0F;
-            and.b32 $4, $10, 0x0F0F0F0F;
-            shr.u32 high, $10, 4;
-            and.b32 $5, high, 0x0F0F0F0F;
-            and.b32 $6, $11, 0x0F0F0F0F;
-            shr.u32 high, $11, 4;
-            and.b32 $7, high, 0x0F0F0F0F;
-            }
-            """,
+            NIBBLES_FP8,
             "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
             [words],
             dtype=(tl.float8e4nv,) * 8,
