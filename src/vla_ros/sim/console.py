@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from vla_ros.config import Config
+from vla_ros.sim.report import headline
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
 CONSOLE = Console(highlight=False)
@@ -51,15 +52,11 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
 
 
 def summary(result: DemoResult) -> None:
-    """Print the success rate, the latency by stage and the frame counters."""
-    won = sum(episode.success for episode in result.episodes)
-    mode, motion, frames = result.mode.replace("_", " "), result.motion, result.frames
+    """Print the report's headline figures and the latency by stage."""
+    won, mode = sum(episode.success for episode in result.episodes), result.mode.replace("_", " ")
     CONSOLE.print(f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({mode}, {result.wall_s:.1f} s)")
-    if motion["stalled_share"] is not None:
-        gap = f"longest gap {motion['longest_gap_ms']:.0f} ms"
-        CONSOLE.print(f"stalled {motion['stalled_share']:.1%} of the time, {gap}")
-    if motion["seam_ratio"] is not None:
-        CONSOLE.print(f"acceleration (p99) at seams {motion['seam_ratio']:.2f} times that within chunks")
+    for title, figure, remark in headline(result):
+        CONSOLE.print(f"{title}: {figure}, {remark}")
     if result.latency_ms:
         table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
@@ -68,9 +65,6 @@ def summary(result: DemoResult) -> None:
         for stage, values in result.latency_ms.items():
             table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
         CONSOLE.print(table)
-    if frames:
-        dropped = ", ".join(f"{reason} {count}" for reason, count in frames["dropped"].items()) or "none"
-        CONSOLE.print(f"frames: {frames['received']} received, {frames['used']} used, dropped: {dropped}")
 
 
 def wrote(what: str, path: Path) -> None:

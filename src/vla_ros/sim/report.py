@@ -93,7 +93,8 @@ def headline(result: DemoResult) -> list[tuple[str, str, str]]:
     if total:
         tiles.append(("Latency", f"{significant(total['p50'])} ms", f"p50; p99 {significant(total['p99'])} ms"))
     if frames:
-        tiles.append(("Frames used", str(frames["used"]), f"of {frames['received']} received"))
+        dropped = ", ".join(f"{reason} {count}" for reason, count in frames["dropped"].items()) or "none"
+        tiles.append(("Frames used", str(frames["used"]), f"of {frames['received']} received, dropped: {dropped}"))
     return [*tiles, ("Wall time", f"{significant(result.wall_s)} s", f"camera {significant(result.rate_hz)} Hz")]
 
 
