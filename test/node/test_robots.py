@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from tools.robots.descriptions import ROBOTS, homes, urdf
 from tools.robots.drivers import Drivers
-from tools.robots.path import fit
+from tools.robots.path import Fit, fit
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 
@@ -91,36 +91,41 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])
 def test_every_joint_follows_the_path_and_a_stop_holds(runs: list[Run], case: int) -> None:
+    """On a busy machine a round may lack peaks, because a starved node holds: the path repeats until all came."""
     running, (name, options) = runs[case], CASES[case]
     log, robot = running.drivers.log, ROBOTS[name]
+    near = NEAR_BY_VELOCITY if options and "velocity" in options[0] else NEAR
     arms = [arm.name for arm in running.config.arms]
-    joints_done = SECONDS * len(robot.joints)
+    lasts = SECONDS * (len(robot.joints) + 1)  # a round: every joint, then the gripper
 
-    def begun() -> float:
-        first = log.states[0][1] if log.states else {}
-        arm_joints = [key for key in first if key.split("/")[1] in robot.joints]
-        moved = (
-            at
-            for at, state in list(log.states)
-            if any(abs(state[k] - first[k]) > 0.2 * AMPLITUDE for k in arm_joints)
-        )
-        return next(moved, 0.0)
+    def positions(state: Mapping[str, float], arm: str) -> list[float]:
+        return [state[f"{arm}/{joint}"] for joint in robot.joints]
 
-    running.until(begun)
-    began = begun()
-    running.until(lambda: time.monotonic() > began + joints_done + SECONDS)
-    states = list(log.states)
-    path = [(at, state) for at, state in states if at < began + joints_done + 0.3 * SECONDS]
+    def is_away(state: Mapping[str, float]) -> bool:
+        away = [np.subtract(positions(state, arm), positions(log.states[0][1], arm)) for arm in arms]
+        return bool(np.abs(away).max() > 0.2 * AMPLITUDE)
+
+    running.until(lambda: log.states and is_away(log.states[-1][1]))
+    began = next(at for at, state in list(log.states) if is_away(state))
+    found: dict[str, list[Fit]] = {arm: [] for arm in arms}
+
+    def is_complete(arm: str) -> bool:
+        follows = [each.off < near * AMPLITUDE and (np.diff(each.order) == 1).all() for each in found[arm]]
+        return any(follows) and bool(np.max([each.reached for each in found[arm]], axis=0).min() > 0.6)
+
+    while not all(map(is_complete, arms)):
+        begin = began + lasts * len(found[arms[0]])
+        assert begin < began + 12 * lasts, found
+        running.until(lambda: time.monotonic() > began + lasts * (len(found[arms[0]]) + 1))
+        path = [(begin, log.states[0][1]), *(each for each in list(log.states) if begin < each[0] < begin + lasts)]
+        for arm in arms:
+            measured = np.array([positions(state, arm) for _, state in path])
+            found[arm].append(fit([at for at, _ in path], measured, AMPLITUDE, SECONDS))
+    gripper = running.config.gripper
+    ends = sorted((gripper.closed_position, gripper.open_position))
     for arm in arms:
-        measured = np.array([[state[f"{arm}/{joint}"] for joint in robot.joints] for _, state in path])
-        found = fit([at for at, _ in path], measured, AMPLITUDE, SECONDS)
-        assert found.off < (NEAR_BY_VELOCITY if options and "velocity" in options[0] else NEAR) * AMPLITUDE, found
-        assert found.reached.min() > 0.6, found
-        assert found.order == list(range(len(robot.joints)))
-        fingers = np.array([state[f"{arm}/{robot.fingers[0]}"] for _, state in states])
-        gripper = running.config.gripper
-        ends = sorted((gripper.closed_position, gripper.open_position))
-        assert [fingers.min(), fingers.max()] == pytest.approx(ends, abs=0.02)
+        fingers = [state[f"{arm}/{robot.fingers[0]}"] for _, state in list(log.states)]
+        assert [min(fingers), max(fingers)] == pytest.approx(ends, abs=0.02)
     running.drivers.stop()
     running.until(lambda: "operator_stop" in running.log.read_text())
     commanded = len(log.commands)
@@ -132,3 +137,4 @@ def test_every_joint_follows_the_path_and_a_stop_holds(runs: list[Run], case: in
     assert len(log.goals) == goals
     still = {key: abs(log.states[-1][1][key] - value) for key, value in stopped.items()}
     assert max(value for key, value in still.items() if key.split("/")[1] in robot.joints) < 0.005
+    running.close()  # leaves the processor to the others
