@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,12 @@ CASES = (
         ),
         TWO,
     ),
+)
+EMBEDDED = "node.backend:=dds"
+CASES += tuple(
+    replace(case, options=(*case.options, EMBEDDED), id=f"{case.name}-embedded")
+    for case in CASES
+    if case.name in ("ur5e", "fr3") and not case.id
 )
 
 
@@ -265,6 +272,8 @@ def joined(arms: Sequence[str]) -> str:
 @pytest.fixture(params=CASES, ids=[case.id or case.name for case in CASES])
 def rig(request: pytest.FixtureRequest, tmp_path: Path, robot: Any, program: Callable[..., Any]) -> Rig:
     case: Case = request.param
+    if EMBEDDED in case.options and os.environ.get("RMW_IMPLEMENTATION") != "rmw_cyclonedds_cpp":
+        pytest.skip("actions of the embedded participant are those of rmw_cyclonedds_cpp")
     needed = {"controller_manager", "robot_state_publisher", "joint_state_broadcaster"}
     needed |= {PACKAGES[kind] for kind, _ in case.controllers.values() if kind in PACKAGES}
     missing = sorted(package for package in needed if prefix(package) is None)
