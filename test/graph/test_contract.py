@@ -84,7 +84,7 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
     assert len(seen) == count
 
 
-def test_what_waits_at_a_raw_subscription_is_taken_without_a_spin(graph, peer, spin_until, golden):
+def test_poll_takes_waiting_messages_without_a_spin(graph, peer, spin_until, golden):
     node = graph.create_node("listener")
     spun, taken = [], []
     cls, profile = graph.message(JOINTS), graph.qos("joint_states")

@@ -57,7 +57,7 @@ def test_an_optional_topic_needs_no_publisher(graph):
     assert health.check() == ()
 
 
-def test_incompatible_qos_names_publisher_policy_and_cure(graph, peer, spin_until):
+def test_incompatible_qos_names_publisher_policy_and_fix(graph, peer, spin_until):
     node = graph.create_node("vla_policy")
     got = []
     node.create_subscription(graph.message(STRING), "~/instruction", got.append, graph.qos("instruction"))

@@ -72,7 +72,7 @@ def test_remaps_apply_in_order_and_to_expanded_names():
     assert arguments.resolve("q", "node", "/") == "/q"
 
 
-def test_remaps_before_ros_args_are_not_ours():
+def test_remaps_before_ros_args_are_ignored():
     assert parse_ros_arguments(["-r", "a:=/b"]).resolve("a", "node", "/") == "/a"
 
 

@@ -24,7 +24,7 @@ def test_profiles(name, reliability, durability, depth):
     assert (found.reliability.name, found.durability.name, found.depth) == (reliability, durability, depth)
 
 
-def test_none_keeps_all_because_that_could_block_a_publisher():
+def test_no_profile_keeps_all_samples():
     assert {item.history.name for item in PROFILES.values()} == {"KEEP_LAST"}
 
 

@@ -131,7 +131,7 @@ def process(host: Path, command: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("name", "uses"), [("iceoryx", True), ("cyclonedds", False), ("fastdds", False)])
-def test_who_needs_a_roudi(host: Path, name: str, uses: bool) -> None:
+def test_processes_that_depend_on_roudi(host: Path, name: str, uses: bool) -> None:
     assert uses_iceoryx(environment(host, name)) == uses
 
 

@@ -145,7 +145,7 @@ def test_a_chunk_begins_at_the_step_that_is_due(schedule: str) -> None:
         ({"control__schedule": "ensemble"}, 6),
     ],
 )
-def test_a_chunk_is_asked_for_in_time(options: dict[str, Any], steps: int) -> None:
+def test_a_chunk_is_requested_in_time(options: dict[str, Any], steps: int) -> None:
     """By the latency, after ``execute_steps``, or with ``refill_steps`` left: so many steps of each chunk."""
     live = ahead(**options)
     live.run(3.9)
@@ -173,7 +173,7 @@ def test_the_schedule_follows_from_option_and_policy(
     assert choose(schedule, PolicySpec(horizon=horizon, continues_chunks=continues)) == kind
 
 
-def test_a_policy_that_completes_chunks_is_told_what_is_left_and_what_will_be_executed() -> None:
+def test_the_observation_contains_the_rest_of_the_plan_and_the_delay() -> None:
     live = ahead(continues=True)
     live.run(3.9)
     actions = np.array([step.action for step in live.steps])
@@ -212,7 +212,7 @@ def test_a_delay_can_be_injected(schedule: str) -> None:
     assert (gaps.max() > 0.15) == (schedule == "sync")
 
 
-def test_a_plan_that_runs_out_rests_and_goes_on() -> None:
+def test_the_arm_rests_when_the_plan_runs_out_and_then_continues() -> None:
     live = ahead(timeouts__inference=2.0, timeouts__camera=5.0)
     live.policy.during = lambda: live.clock.sleep(1.2)
     live.run(3.9)
@@ -319,7 +319,7 @@ def test_a_policy_that_fails_in_the_middle_holds() -> None:
     assert len(live.sent) - before <= HORIZON
 
 
-def test_options_reach_the_policy_only_between_two_questions() -> None:
+def test_options_reach_the_policy_only_between_two_inferences() -> None:
     live = ahead()
     policy = live.policy
     assert isinstance(policy, Clockwork)
@@ -341,7 +341,7 @@ def test_options_reach_the_policy_only_between_two_questions() -> None:
 
 
 @pytest.mark.parametrize("clock", [Clock(), SimulatedClock()], ids=["real", "simulated"])
-def test_a_worker_does_a_job_beside(clock: Clock) -> None:
+def test_a_worker_runs_a_job_on_its_own_thread(clock: Clock) -> None:
     changed = threading.Condition()
     worker: Worker[int] = Worker(clock, changed)
     thread = []
@@ -365,7 +365,7 @@ def test_a_worker_does_a_job_beside(clock: Clock) -> None:
     assert worker.close(5.0)
 
 
-def test_a_worker_that_hangs_is_left_behind() -> None:
+def test_a_hanging_worker_is_abandoned() -> None:
     let = threading.Event()
     worker: Worker[bool] = Worker(Clock(), threading.Condition())
     worker.begin(lambda: let.wait(10))

@@ -99,7 +99,7 @@ def test_a_second_policy_node_is_refused_and_stops_the_first(
     assert "disarmed -> " not in second.log.read_text()
 
 
-def test_two_nodes_of_one_process_are_two(robot: Any, inside: Callable[..., Any]) -> None:
+def test_two_nodes_of_one_process_contest_each_other(robot: Any, inside: Callable[..., Any]) -> None:
     """Composed into one container, say."""
     first = inside()
     robot.until(lambda: first.safety.state is State.ARMED, robot.send_frame)
@@ -111,7 +111,7 @@ def test_two_nodes_of_one_process_are_two(robot: Any, inside: Callable[..., Any]
     assert f"command_contested (/vla_policy (process {pid})" in second.enable(True)[1]
 
 
-def test_of_two_that_start_armed_at_once_none_moves_for_long(
+def test_two_armed_nodes_that_start_simultaneously_soon_stop(
     robot: Any, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     nodes = [start(*GO), another(robot, start, tmp_path)]
@@ -135,13 +135,15 @@ def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_conte
         robot.until(lambda: [each.pid for each in third.others()] == [second.process.pid])
 
 
-def test_whoever_may_share_the_topic_stops_nobody(robot: Any, start: Callable[..., Any], other: Any) -> None:
+def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(
+    robot: Any, start: Callable[..., Any], other: Any
+) -> None:
     joint_publisher(other, COMMAND)
     start(*GO, "-p", "topics.command_shared_with:=[/teleop]")
     robot.until(lambda: len(robot.commands) > 20, robot.send_frame)
 
 
-def test_who_only_listens_is_no_contest(robot: Any, start: Callable[..., Any], other: Any) -> None:
+def test_subscribers_are_no_contest(robot: Any, start: Callable[..., Any], other: Any) -> None:
     """A recorder, RViz or `ros2 topic echo`; arm and gripper are published apart by the node itself."""
     node = other.create_node("recorder")
     for topic in (COMMAND, "/gripper/command"):
@@ -156,7 +158,7 @@ def test_who_only_listens_is_no_contest(robot: Any, start: Callable[..., Any], o
 
 
 @pytest.mark.causes("name_contested")
-def test_a_namesake_that_appears_holds_and_whoever_arms_by_service_is_refused(
+def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(
     robot: Any, start: Callable[..., Any], other: Any
 ) -> None:
     """Some program of that name, which does not care who else has it."""
@@ -175,7 +177,7 @@ def test_a_namesake_that_appears_holds_and_whoever_arms_by_service_is_refused(
     assert "armed -> holding (name_contested" in node.log.read_text()
 
 
-def test_a_second_node_of_the_name_on_this_host_refuses_at_once(
+def test_a_second_node_of_the_same_name_refuses_at_once(
     robot: Any, start: Callable[..., Any], tmp_path: Any
 ) -> None:
     first = start("-p", "policy.instruction:=go on")
@@ -189,7 +191,9 @@ def test_a_second_node_of_the_name_on_this_host_refuses_at_once(
     robot.until(lambda: robot.actions, robot.send_frame)
 
 
-def test_of_two_that_start_at_once_one_refuses(robot: Any, start: Callable[..., Any], tmp_path: Any) -> None:
+def test_one_of_two_nodes_that_start_simultaneously_refuses(
+    robot: Any, start: Callable[..., Any], tmp_path: Any
+) -> None:
     nodes = [start("-p", "policy.instruction:=go on")]
     (tmp_path / "second").mkdir()
     nodes.append(type(nodes[0])(tmp_path / "second", "-p", "policy.instruction:=go on"))
@@ -201,7 +205,7 @@ def test_of_two_that_start_at_once_one_refuses(robot: Any, start: Callable[..., 
         nodes[1].end()
 
 
-def test_whoever_was_killed_is_followed_by_the_next_of_its_name(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_killed_node_can_be_replaced_at_once(robot: Any, start: Callable[..., Any]) -> None:
     """Others know the dead one until its lease ends; a newcomer never hears of it."""
     first = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)

@@ -107,7 +107,7 @@ def test_a_step_inferred_during_a_hold_is_not_sent_after_it() -> None:
         (lambda live: live.loop.stop(), "shown"),
     ],
 )
-def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
+def test_an_answer_is_not_sent_if_its_task_changed_during_the_inference(
     meanwhile: Callable[[LiveLoop], Any], outcome: str
 ) -> None:
     live = LiveLoop(TimedPolicy(horizon=4), control__schedule="sync")
@@ -200,7 +200,7 @@ def test_another_rate_applies_to_the_next_step() -> None:
     assert len(live.sent) - slow == pytest.approx(25, abs=1)
 
 
-def test_of_two_cameras_the_frames_of_a_step_share_its_outcome() -> None:
+def test_the_frames_of_two_cameras_share_the_outcome_of_their_step() -> None:
     keys = ("image", "wrist")
     live = LiveLoop(TimedPolicy(image_keys=keys), camera__topics=["/front", "/wrist"], camera__keys=list(keys))
     live.camera(0)
@@ -377,7 +377,7 @@ def test_an_arm_may_hold_alone_where_the_options_say_so() -> None:
     assert Reason.JOINT_STATE_STALE in live.state[1]
 
 
-def test_each_arm_is_told_on_its_own_topic_and_its_velocity_expires() -> None:
+def test_each_arm_has_its_own_command_topic_and_its_velocity_expires() -> None:
     live = two_arms(("joint_velocity_state", "joint_state"))
     wires = Wires()
     outputs = Outputs(live.context, wires)  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed(here: dict[str
     claim_name("/vla_policy", here).close()
 
 
-def test_the_first_of_two_that_start_at_once_keeps_its_name(
+def test_the_first_of_two_simultaneous_nodes_keeps_its_name(
     here: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rivals = []
@@ -167,7 +167,7 @@ def test_the_first_of_two_that_start_at_once_keeps_its_name(
         assert not second.is_held
 
 
-def test_every_claimant_knows_of_another_until_it_leaves(here: dict[str, str]) -> None:
+def test_claimants_know_each_other_until_they_leave(here: dict[str, str]) -> None:
     """The one that comes first holds the claim; when it leaves, another takes it, and still knows the third."""
     first, second, third = (Claim("command /arm", name, here) for name in ("/a", "/b", "/c"))
     elsewhere = Claim("command /arm", "/d", {**here, "ROS_DOMAIN_ID": "another"})
@@ -207,7 +207,7 @@ def test_a_process_that_is_killed_frees_its_claim(here: dict[str, str], first: b
     claim.close()
 
 
-def test_what_a_stranger_says_is_not_shown(here: dict[str, str]) -> None:
+def test_text_from_an_unknown_claimant_is_not_shown(here: dict[str, str]) -> None:
     claim = Claim("command /arm", "/ours", here)
     stranger = Claim("command /arm", "two\nlines " + "x" * 9000, here)
     assert [str(each) for each in claim.others()] == [f"a node (process {os.getpid()})"]

@@ -81,7 +81,7 @@ def test_a_goal_that_fails_is_named_and_sent_again_while_the_arm_goes_on(
     assert len(hand.goals) == count + 1
 
 
-def test_a_grip_on_something_is_no_failure(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_gripped_object_is_no_failure(robot: Any, start: Callable[..., Any]) -> None:
     """gripper_controllers abort a goal whose fingers stall, unless told otherwise."""
     hand = Hand(robot.graph, answer="stalled")
     start(*options())
@@ -90,7 +90,7 @@ def test_a_grip_on_something_is_no_failure(robot: Any, start: Callable[..., Any]
     assert "gripper_failed" not in robot.reported
 
 
-def test_the_arm_waits_for_the_server_and_stops_when_it_is_gone(robot: Any, start: Callable[..., Any]) -> None:
+def test_the_arm_waits_for_the_action_server_and_stops_if_it_leaves(robot: Any, start: Callable[..., Any]) -> None:
     start(*options())
     robot.until(lambda: "driver_missing" in robot.status.get("holds", ()), robot.send_frame)
     assert NAME in robot.status["holds"]["driver_missing"]

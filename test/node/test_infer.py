@@ -36,7 +36,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_answer_is_the_one_that_the_node_gets(photo: Path, tmp_path: Path, capsys: Any) -> None:
+def test_infer_returns_the_same_action_as_the_node(photo: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "answer.json"
     assert main([*ASK, "--image", str(photo), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
@@ -100,7 +100,7 @@ def test_states_moments_and_noise_are_given_by_key_or_in_order(policy: Sum, phot
     assert set(policy.seen[1].raw_images) == {"low"}
 
 
-def test_the_instruction_is_asked_as_it_was_written(policy: Sum, photo: Path, capsys: Any) -> None:
+def test_the_instruction_reaches_the_policy_unchanged(policy: Sum, photo: Path, capsys: Any) -> None:
     policy.spec = PolicySpec((ImageFeature("front"),), (StateFeature("q", size=2),), dimension=0)
     said = 'nimm den "🧊 Würfel": #1\\2'
     arguments = ["--image", str(photo), "--state", "1,2", "--json", "-"]
@@ -123,7 +123,7 @@ def test_the_instruction_is_asked_as_it_was_written(policy: Sum, photo: Path, ca
         (["PHOTO"], ["q=1,2", "past=1", "past=1", "past=1"], "'past': found 3, expected one"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_missing_and_wrong_arguments_are_named(
     policy: Sum, photo: Path, images: list[str], states: list[str], message: str
 ) -> None:
     with pytest.raises(VlaRosError, match=message):
@@ -131,7 +131,9 @@ def test_what_is_missing_or_wrong_is_named(
     assert not policy.seen
 
 
-def test_noise_and_a_seed_for_nothing_are_refused(policy: Sum, photo: Path, tmp_path: Path, capsys: Any) -> None:
+def test_noise_and_seed_are_refused_by_policies_without_noise(
+    policy: Sum, photo: Path, tmp_path: Path, capsys: Any
+) -> None:
     path = tmp_path / "noise.npy"
     given = [str(photo)], ["q=1,2", "past=3"], path
     with pytest.raises(VlaRosError, match="cannot be read as an array"):

@@ -59,7 +59,7 @@ def levels(observation: Observation) -> list[int]:
     return [int(image[0, 0, 0]) for image in images]
 
 
-def test_images_and_states_are_of_their_moments_however_seldom_the_policy_is_asked() -> None:
+def test_images_and_states_belong_to_their_moments_at_any_inference_rate() -> None:
     made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),), (STATE,)))
     came(made, range(50))
     found = ask(made, 49)
@@ -81,13 +81,13 @@ def test_the_first_is_repeated_at_the_start_of_an_episode() -> None:
     np.testing.assert_allclose(found.state["q"][:, 0], [0.08, 0.08, 0.08, 0.09])
 
 
-def test_a_frame_that_came_later_than_the_one_asked_about_is_not_seen() -> None:
+def test_frames_newer_than_the_observed_one_are_not_used() -> None:
     made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),)))
     came(made, range(20))
     assert levels(ask(made, 15)) == [3, 9, 12, 15]
 
 
-def test_without_a_receiver_the_frames_that_were_asked_about_are_the_past() -> None:
+def test_without_a_receiver_observed_frames_form_the_history() -> None:
     """As in a replay."""
     made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),)))
     found = [levels(ask(made, number)) for number in range(0, 50, 3)]
@@ -103,7 +103,7 @@ def test_a_state_alone_looks_back_without_holding_images() -> None:
     assert set(ask(made, 29).raw_images) == {"image"}
 
 
-def test_nothing_is_held_where_no_moment_is_past() -> None:
+def test_no_frame_is_kept_without_past_moments() -> None:
     made = observer(PolicySpec())
     assert not made.remembers
     made.remember(0, stamp(1), frame(1), inputs(1))
@@ -131,7 +131,7 @@ def test_the_ring_is_as_long_as_the_longest_moment() -> None:
     assert len(ring._frames[0]) == 1, "the clock jumped back"
 
 
-def test_an_optional_camera_may_lack() -> None:
+def test_an_optional_camera_may_be_missing() -> None:
     two = {"camera.topics": ["/a", "/b"], "camera.keys": ["image", "low"]}
     made = observer(PolicySpec((ImageFeature("low", required=False), ImageFeature("image"))), **two)
     assert set(made.observe([frame(1), None], inputs(1)).images) == {"image"}
@@ -141,7 +141,7 @@ def test_an_optional_camera_may_lack() -> None:
     assert refused.value.reason is Reason.INPUT_MISSING
 
 
-def test_steps_need_a_rate() -> None:
+def test_moments_in_steps_need_a_rate() -> None:
     spec = PolicySpec((ImageFeature("image", moments=MOMENTS),))
     with pytest.raises(ConfigError, match=r"control\.rate_hz: found 0, but moments of 'image' are in steps"):
         observer(spec, **{"control.rate_hz": 0.0})

@@ -157,9 +157,7 @@ def serve_servo(robot: Any, takes: bool) -> tuple[list[int], Any]:
 
 
 @pytest.mark.causes("driver_gone")
-def test_servo_is_told_to_take_twists_before_the_first_and_missed_when_it_is_gone(
-    robot: Any, inside: Callable[..., Any]
-) -> None:
+def test_servo_is_switched_to_twists_first_and_its_loss_is_detected(robot: Any, inside: Callable[..., Any]) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside(*SERVO, f"topics.servo:={SWITCH}", "timeouts.driver:=0.3")
     robot.until(lambda: robot.says(f"on {SWITCH}"), robot.send_frame)

@@ -363,7 +363,7 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Calla
         ((), 8, ""),
     ],
 )
-def test_a_schedule_that_the_policy_cannot_follow_is_said_at_start(
+def test_a_schedule_that_the_policy_does_not_support_is_logged_at_start(
     robot: Any,
     inside: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,

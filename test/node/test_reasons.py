@@ -118,7 +118,7 @@ class Slow(Policy):
 
 
 @pytest.mark.causes("plan_empty")
-def test_a_plan_that_ends_before_the_next_chunk_rests_and_goes_on(robot: Any, inside: Inside) -> None:
+def test_the_arm_rests_if_the_next_chunk_is_late_and_then_continues(robot: Any, inside: Inside) -> None:
     policy = Slow()
     node = inside("control.schedule:=append", "control.rate_hz:=20.0", policy=policy)
 
@@ -131,7 +131,7 @@ def test_a_plan_that_ends_before_the_next_chunk_rests_and_goes_on(robot: Any, in
 
 
 @pytest.mark.causes("task_changed")
-def test_what_was_begun_before_arming_never_moves_the_arm(robot: Any, inside: Inside) -> None:
+def test_an_inference_begun_before_arming_never_moves_the_arm(robot: Any, inside: Inside) -> None:
     policy = Patient()
     node = inside("control.armed:=false", policy=policy)
     robot.until(lambda: policy.asked.acquire(blocking=False), robot.send_frame)
@@ -144,7 +144,7 @@ def test_what_was_begun_before_arming_never_moves_the_arm(robot: Any, inside: In
 
 
 @pytest.mark.causes("input_missing")
-def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside) -> None:
+def test_a_missing_or_stale_feed_holds(robot: Any, inside: Inside) -> None:
     node = inside(
         "robot.state_topics:=[force=/force]",
         policy=Constant(spec=FORCE),
@@ -190,7 +190,7 @@ def test_images_too_far_apart_hold(robot: Any, inside: Inside) -> None:
 
 
 @pytest.mark.causes("camera_frozen")
-def test_the_same_pixels_again_and_again_hold(robot: Any, inside: Inside) -> None:
+def test_a_frozen_image_holds(robot: Any, inside: Inside) -> None:
     node = inside("timeouts.frozen_frames:=4")
     robot.until(lambda: robot.commands, robot.send_frame)
     robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(still(robot.now())))
@@ -213,7 +213,7 @@ def test_a_frame_of_a_wrong_age_holds(robot: Any, inside: Inside, reason: str, s
 
 
 @pytest.mark.causes("frame_repeated", "frame_out_of_order")
-def test_a_frame_that_comes_twice_or_late_is_dropped(robot: Any, inside: Inside) -> None:
+def test_repeated_and_late_frames_are_dropped(robot: Any, inside: Inside) -> None:
     node = inside()
     robot.until(lambda: robot.commands, robot.send_frame)
 
@@ -229,7 +229,7 @@ def test_a_frame_that_comes_twice_or_late_is_dropped(robot: Any, inside: Inside)
 
 
 @pytest.mark.causes("joint_state_stale")
-def test_joint_states_that_fall_silent_hold(robot: Any, inside: Inside) -> None:
+def test_stale_joint_states_hold(robot: Any, inside: Inside) -> None:
     node = inside()
     robot.until(lambda: robot.commands, robot.send_frame)
     robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(joints=False))
@@ -237,7 +237,7 @@ def test_joint_states_that_fall_silent_hold(robot: Any, inside: Inside) -> None:
 
 
 @pytest.mark.causes("heartbeat_missing", "heartbeat_lost")
-def test_without_a_heartbeat_it_does_not_begin_and_a_lost_one_stops(robot: Any, inside: Inside) -> None:
+def test_a_missing_heartbeat_blocks_arming_and_a_lost_one_stops(robot: Any, inside: Inside) -> None:
     graph = robot.graph
     empty = graph.message("std_msgs/msg/Empty")
     heart = robot.node.create_publisher(empty, "/vla_policy/heartbeat", graph.qos("state_publisher"))
@@ -256,7 +256,7 @@ def test_without_a_heartbeat_it_does_not_begin_and_a_lost_one_stops(robot: Any, 
 
 
 @pytest.mark.causes("clock_jump")
-def test_simulated_time_that_goes_back_holds_until_all_was_seen_anew(robot: Any, inside: Inside) -> None:
+def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot: Any, inside: Inside) -> None:
     graph = robot.graph
     kind = graph.message("rosgraph_msgs/msg/Clock")
     clock = robot.node.create_publisher(kind, "/clock", graph.qos("state_publisher"))

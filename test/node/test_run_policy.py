@@ -78,9 +78,7 @@ def holding(robot: Any) -> None:
     assert len(robot.commands) <= sent + 1
 
 
-def test_ten_goals_one_after_the_other_succeed_when_told_so(
-    robot: Any, start: Callable[..., Any], caller: Caller
-) -> None:
+def test_ten_consecutive_goals_succeed(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
     start(*GO)
     for number in range(10):
         handle = caller.send(f"task {number}")
@@ -140,7 +138,9 @@ def test_a_stop_ends_a_goal_with_its_reason(robot: Any, start: Callable[..., Any
     assert message.startswith("stopped by operator_stop (the stop topic said so)")
 
 
-def test_a_hold_is_told_and_does_not_end_it(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(
+    robot: Any, start: Callable[..., Any], caller: Caller
+) -> None:
     start(*GO)
     handle = caller.send("nan")
     robot.until(lambda: any("action_invalid" in each.feedback.status for each in caller.feedback), robot.send_frame)

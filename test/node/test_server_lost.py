@@ -33,7 +33,7 @@ class Forward(Policy):
 
 
 @pytest.mark.causes("server_lost")
-def test_an_arm_holds_without_its_server_and_goes_on_with_it(robot: Any, inside: Callable[..., Any]) -> None:
+def test_the_arm_holds_without_its_server_and_continues_with_it(robot: Any, inside: Callable[..., Any]) -> None:
     with served(Forward()) as (_, port):
         options = "policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}"
         inside(*options, policy=create(load((), options)))

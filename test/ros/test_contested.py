@@ -129,7 +129,7 @@ def publishers(robot: Any, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_another_is_noticed_and_named(
+def test_duplicates_are_detected_and_named(
     robot: Any, policy: Callable[..., Any], program: Callable[..., Any], what: str
 ) -> None:
     reason, text = CASES[what]
@@ -165,7 +165,7 @@ def test_another_is_noticed_and_named(
         robot.wait(lambda: words.last["state"] == "armed", "motion without the other", 40)
 
 
-def test_a_call_that_two_servers_answer_arms_nobody_and_one_to_disarm_is_obeyed(
+def test_calls_that_reach_two_servers_disarm_but_never_arm(
     robot: Any, policy: Callable[..., Any], program: Callable[..., Any]
 ) -> None:
     node, words = moving(robot, policy)

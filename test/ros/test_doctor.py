@@ -33,7 +33,7 @@ SMALL = ("-p", "camera.width:=64", "-p", "camera.height:=48")
 
 
 @pytest.mark.parametrize("words", [("doctor",), ("middleware", "default", "--check", *SMALL)])
-def test_the_rmw_that_rclpy_takes_is_named(default: str, words: tuple[str, ...]) -> None:
+def test_the_rmw_of_rclpy_is_named(default: str, words: tuple[str, ...]) -> None:
     assert f" {default}" in answer("", *words)
 
 

@@ -138,7 +138,7 @@ def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
-def test_the_middleware_is_in_force_and_says_so(
+def test_the_launch_reports_an_active_middleware(
     program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vla_ros.middleware.checks import examine

@@ -45,7 +45,7 @@ def test_a_file_for_several_robots_gives_each_its_own(fleet, namespace, step):
 
 
 @pytest.mark.parametrize("text", ["pick up cup #2", "first: the cup", "yes", "", '"Würfel" \U0001f9ca'])
-def test_an_instruction_is_taken_as_it_is_written(text):
+def test_an_instruction_is_passed_unchanged(text):
     given = configuration(context(policy="hold", instruction=text, camera_topics="[/a]", armed="true"))
     assert (given.policy.instruction, given.camera.topics, given.control.armed) == (text, ("/a",), True)
 
@@ -56,6 +56,6 @@ def test_every_quantization_can_be_launched(quantization):
     assert not next(argument for argument in POLICY if argument.name == "quantization").choices
 
 
-def test_without_a_namespace_it_says_what_to_give(fleet):
+def test_a_missing_namespace_is_an_error_with_advice(fleet):
     with pytest.raises(ConfigError, match="namespace"):
         configuration(context(config=fleet))

@@ -63,9 +63,7 @@ def test_through_all_states(robot: Any, policy: Callable[..., Any]) -> None:
     assert robot.state() == "finalized"
 
 
-def test_what_fails_goes_through_the_error_state_with_its_reason_and_can_be_mended(
-    robot: Any, policy: Callable[..., Any]
-) -> None:
+def test_a_failed_transition_gives_its_reason_and_can_be_retried(robot: Any, policy: Callable[..., Any]) -> None:
     from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
     from rcl_interfaces.srv import SetParameters
 

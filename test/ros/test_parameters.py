@@ -153,7 +153,7 @@ def test_a_mistake_at_start_ends_the_node_with_the_reason(
     assert "Traceback" not in node.output
 
 
-def test_a_files_options_of_another_policy_are_left_out_with_a_warning(policy: Callable[..., Any]) -> None:
+def test_options_of_another_policy_in_a_file_are_ignored_with_a_warning(policy: Callable[..., Any]) -> None:
     node = policy("policy.checkpoint:=/models/mine", "autostart:=false")
     node.wait_for("ignored policy.checkpoint: an option of the policy 'openvla', and policy.name is 'hold'")
 

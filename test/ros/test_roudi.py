@@ -125,14 +125,14 @@ print("failure:", node.failure, flush=True)
     node.wait_for("failure: configure: RouDi has ended or was restarted")
 
 
-def test_a_roudi_that_does_not_answer_is_named(roudi: Any, policy: Callable[..., Any]) -> None:
+def test_a_roudi_that_does_not_respond_is_reported(roudi: Any, policy: Callable[..., Any]) -> None:
     roudi.process.send_signal(signal.SIGSTOP)
     node = policy()
     assert node.process.wait(ROUDI_ANSWER + 10) == -signal.SIGKILL
     assert f"RouDi runs but has not answered for {ROUDI_ANSWER:g} s" in node.output
 
 
-def test_a_node_that_was_suspended_goes_on(
+def test_a_suspended_node_continues(
     roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any]
 ) -> None:
     """With monitoring RouDi removes a process after 1.5 s of silence, and the process aborts without a hold."""
@@ -145,7 +145,7 @@ def test_a_node_that_was_suspended_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_roudi_that_is_told_to_end_ends_the_node_in_order(
+def test_a_terminated_roudi_shuts_the_node_down_cleanly(
     roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any], number: signal.Signals
 ) -> None:
     node, robot = policy("control.armed:=true"), robot_process()
@@ -156,21 +156,23 @@ def test_a_roudi_that_is_told_to_end_ends_the_node_in_order(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_waiting_for_a_roudi_is_said_and_can_be_ended(policy: Callable[..., Any], number: signal.Signals) -> None:
+def test_waiting_for_roudi_is_reported_and_can_be_interrupted(
+    policy: Callable[..., Any], number: signal.Signals
+) -> None:
     node = policy()
     node.wait_for("waiting for RouDi: none runs on this host")
     assert node.end(number) == 0
     assert node.output.strip().splitlines()[-1] == f"vla_policy_node: ended by {number.name}: nothing was started"
 
 
-def test_the_command_waits_as_well_and_can_be_ended(program: Callable[..., Any]) -> None:
+def test_vla_ros_run_waits_for_roudi_and_can_be_interrupted(program: Callable[..., Any]) -> None:
     waiting = program(sys.executable, "-m", "vla_ros.cli", "run", "-p", "robot.urdf:=demo")
     waiting.wait_for("waiting for RouDi: none runs on this host")
     assert waiting.end(signal.SIGINT) == 130
     assert "Traceback" not in waiting.output
 
 
-def test_the_command_ends_with_a_status_as_well(
+def test_vla_ros_run_also_exits_with_an_error(
     roudi: Any, robot_process: Callable[[], Any], program: Callable[..., Any], quick: Callable[..., list[str]]
 ) -> None:
     node = program(sys.executable, "-m", "vla_ros.cli", "run", *quick("control.armed:=true"))
@@ -181,7 +183,7 @@ def test_the_command_ends_with_a_status_as_well(
     assert "stopped (middleware_gone" in node.output
 
 
-def test_a_node_that_waits_begins_when_roudi_comes(
+def test_a_waiting_node_starts_with_roudi(
     policy: Callable[..., Any], program: Callable[..., Any], folder: Path
 ) -> None:
     node = policy()

@@ -99,7 +99,7 @@ def test_a_driver_process_that_ends_makes_the_arm_hold(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay", [0.5, 1.0])
-def test_a_signal_while_it_starts_ends_it_quietly(
+def test_a_signal_during_start_ends_the_node_quietly(
     policy: Callable[..., Any], number: signal.Signals, delay: float
 ) -> None:
     node = policy()

@@ -21,7 +21,7 @@ from std_srvs.srv import Trigger
 pytestmark = pytest.mark.ros
 
 
-def test_a_stop_holds_and_is_said_and_so_is_every_refusal(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_stop_and_every_refusal_are_reported(robot: Any, policy: Callable[..., Any]) -> None:
     node = policy()
     robot.drive()
     latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)

@@ -48,7 +48,7 @@ def test_accelerations_at_seams_are_compared_with_those_within_chunks() -> None:
     assert found["jerk"] == pytest.approx(20.0)
 
 
-def test_of_velocities_the_speed_itself_is_taken() -> None:
+def test_commanded_velocities_are_used_directly() -> None:
     stats = ExecutionStats()
     for number in range(4):
         sent(stats, number * PERIOD, 0.0, speed=0.2 * number)

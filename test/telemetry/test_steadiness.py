@@ -43,7 +43,7 @@ def test_between_episodes_is_neither_gap_nor_seam() -> None:
     assert two["seam_acceleration"] == pytest.approx(one["seam_acceleration"], rel=0.05)
 
 
-def test_lockstep_few_seams_and_single_steps_lack_figures() -> None:
+def test_figures_without_enough_data_are_omitted() -> None:
     assert "stalled_share" not in figures(commands(timed=False), commands(timed=False))
     assert "seam_acceleration" in figures(commands())
     assert "seam_ratio" not in figures(commands()), "6 accelerations at seams"
