@@ -35,8 +35,9 @@ def commands_equal(path, outcome, config, tolerance=0.0):
     rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
     assert rule == "stamp"
     known = np.flatnonzero(rows >= 0)
-    assert recorded.names == found.command_names
-    assert np.abs(found.commands[known] - recorded.values[rows[known]]).max() <= tolerance
+    assert recorded.names == tuple(found.commands)
+    commands = np.stack(list(found.commands.values()), axis=1)
+    assert np.abs(commands[known] - recorded.values[rows[known]]).max() <= tolerance
     return len(known)
 
 

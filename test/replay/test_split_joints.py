@@ -61,7 +61,8 @@ def test_a_split_recording_is_answered_as_the_live_node_answered_the_whole_one(p
     rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
     known = np.flatnonzero(rows >= 0)
     assert (rule, len(known)) == ("stamp", 41)
-    assert np.abs(found.commands[known] - recorded.values[rows[known]]).max() < 1e-6
+    commands = np.stack(list(found.commands.values()), axis=1)
+    assert np.abs(commands[known] - recorded.values[rows[known]]).max() < 1e-6
     assert found.openings.shape == (len(found.times), 1)  # the fingers are known too
 
 

@@ -33,7 +33,7 @@ def judged(predicted, recorded, spec=SPEC, **changes):
         "episodes": np.arange(frames) // 50,
         "normalized": np.zeros(predicted.shape),
         "openings": np.full((frames, len(spec.grippers)), np.nan),
-        "commands": np.zeros((frames, 0)),
+        "commands": {},
         "stages_ms": {"total": np.full(frames, 20.0)},
         "age_ms": np.full(frames, np.nan),
     }
@@ -41,7 +41,6 @@ def judged(predicted, recorded, spec=SPEC, **changes):
         bag="bag",
         predicted=predicted,
         recorded=recorded,
-        command_names=(),
         instructions=("do it",) * 4,
         received=frames,
         rule="after",

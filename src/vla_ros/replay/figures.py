@@ -230,9 +230,8 @@ def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options
     counted = [commanded(bag, spec.grippers, config.gripper) for bag in bags]
     measured, frames = gather(bags), gather(counted)
     compared = frames.take(frames.compared)
-    joints = next((bag.command_names for bag in bags if bag.command_names), ())
     fingers = {finger for arm in config.arms for finger in arm.robot.gripper_joint_names}
-    names = dimension_names(spec, (joint for joint in joints if joint not in fingers))
+    names = dimension_names(spec, (joint for joint in frames.commands if joint not in fingers))
     offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in bags])
     return {
         "schema": SCHEMA,
@@ -257,7 +256,7 @@ def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options
         },
         "stamp_offset_s": float(np.median(offsets)) * 1e-9 if offsets.size else math.nan,
         "commands": {
-            "made": int(sum(np.isfinite(bag.commands).any(axis=1).sum() for bag in bags)),
+            "made": int(np.isfinite(list(frames.commands.values())).any(axis=0).sum()),
             "refused": dict(frames.refused),
             "limited": dict(frames.limited),
         },

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +40,9 @@ SAVE_EVERY_S = 20.0
 
 _NEAR_STAMP = 100_000_000  # ns; as control.inputs.Inputs.joints_at
 _NAN = float("nan")
+_KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkeys(
+    ("predicted", "normalized", "age_ms"), np.float64
+)
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,6 @@ class Options:
     tolerance_s: float = 0.2  # maximum delay from a frame to its recorded action
     gap_s: float = 2.0  # a longer pause between frames starts a new episode
     topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
-
-
-class _Row(NamedTuple):
-    """What is kept of an answered frame."""
-
-    time: int
-    episode: int
-    age_ms: float
-    images: int
-    normalized: FloatArray
-    stages_ms: dict[str, float]
-    step: StepResult
 
 
 class Player:
@@ -89,7 +80,10 @@ class Player:
         self._stepper, self._options = stepper, options
         self._resume, self._partial, self._progress = resume, partial, progress
         self._recording = series.read(bag, selection, stepper.controller.arm_names, config.timeouts.joint_state)
-        self._rows: list[_Row] = []
+        self._columns: dict[str, list[Any]] = defaultdict(list)
+        self._stages: list[dict[str, float]] = []
+        self._commands: list[dict[str, float]] = []
+        self._images = 0
         self._instructions: list[str] = []
         self._recorded_instruction = ""
         self._skipped = 0
@@ -146,7 +140,7 @@ class Player:
             self._drop(outcome.reason, outcome.detail)
 
     def _is_enough(self) -> bool:
-        return len(self._rows) + sum(self._dropped.values()) >= self._options.limit > 0
+        return len(self._stages) + sum(self._dropped.values()) >= self._options.limit > 0
 
     def _open_loop(self, records: Iterator[Record]) -> None:
         """Use every k-th frame of the first camera with the newest frames of the others."""
@@ -197,19 +191,28 @@ class Player:
         """Keep a frame's result, report progress and save partial results."""
         if refused is not None:
             self._refused[refused.value] += 1
-        total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
-        images = step.observation.images if step.observation is not None else None
-        prepared = images.prepared if isinstance(images, LazyImages) else 0
+        if step.observation is not None and isinstance(step.observation.images, LazyImages):
+            self._images += step.observation.images.prepared
         known = step.chunk.normalized if step.chunk is not None else None
-        normalized = known[0] if known is not None else np.full(len(step.action), np.nan)
-        kept = replace(step, observation=None, chunk=None)
-        stages = {**step.stages_ms, "total": total}
-        self._rows.append(_Row(received, len(self._instructions) - 1, age_ms, prepared, normalized, stages, kept))
+        row = {
+            "times": received,
+            "stamps": step.stamp,
+            "episodes": len(self._instructions) - 1,
+            "predicted": step.action,
+            "normalized": known[0] if known is not None else np.full(len(step.action), _NAN),
+            "age_ms": age_ms,
+        }
+        for name, value in row.items():
+            self._columns[name].append(value)
+        total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
+        self._stages.append({**step.stages_ms, "total": total})
+        pairs = (zip(each.names, each.positions.tolist(), strict=True) for each in step.commands)
+        self._commands.append(dict(itertools.chain(*pairs)))
         now = time.perf_counter()
         if self._partial is not None and now - self._saved > SAVE_EVERY_S:
             self._saved = now
             samples_of.save(self._samples(False, Counter()), self._partial)
-        self._progress(len(self._rows))
+        self._progress(len(self._stages))
 
     def _episode(self, now: int) -> str | None:
         """Return the instruction if a frame starts an episode: it is new, or frames paused or went back in time."""
@@ -226,43 +229,29 @@ class Player:
 
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
         """Return the results so far as arrays, paired with the recorded actions."""
-        rows, spec = self._rows, self._stepper.spec
-        times = np.array([row.time for row in rows], np.int64)
-        stamps = np.array([row.step.stamp for row in rows], np.int64)
-        paired = truth.align(
-            times,
-            stamps,
-            self._recording,
-            self._selection,
-            spec,
-            self._config,
+        spec, count = self._stepper.spec, len(self._stages)
+        columns: dict[str, Any] = {name: np.array(self._columns[name], kind) for name, kind in _KINDS.items()}
+        for name in ("predicted", "normalized"):
+            columns[name] = columns[name].reshape(count, spec.dimension)
+        times, tolerance, period = (
+            columns["times"],
             round(self._options.tolerance_s * 1e9),
             round(self._period * 1e9),
         )
-        sent = [
-            dict(itertools.chain(*(zip(c.names, c.positions, strict=True) for c in row.step.commands)))
-            for row in rows
-        ]
-        names = tuple(next(filter(None, sent), {}))
-        commands = [[made.get(name, np.nan) for name in names] for made in sent]
-        stages = dict.fromkeys(name for row in rows for name in row.stages_ms)
+        paired = truth.align(
+            times, columns["stamps"], self._recording, self._selection, spec, self._config, tolerance, period
+        )
         result = Samples(
+            **columns,
             bag=str(self._bag.path),
-            times=times,
-            stamps=stamps,
-            episodes=np.array([row.episode for row in rows], np.int64),
-            predicted=np.array([row.step.action for row in rows]).reshape(len(rows), spec.dimension),
             recorded=paired.actions,
-            normalized=np.array([row.normalized for row in rows]).reshape(len(rows), spec.dimension),
             openings=truth.finger_openings(times, self._recording, spec, self._config),
-            commands=np.array(commands).reshape(len(rows), len(names)),
-            command_names=names,
-            stages_ms={name: np.array([row.stages_ms.get(name, np.nan) for row in rows]) for name in stages},
-            age_ms=np.array([row.age_ms for row in rows]),
+            commands=_table(self._commands),
+            stages_ms=_table(self._stages),
             instructions=tuple(self._instructions),
             rule=paired.rule,
             problem=paired.problem,
-            received=len(rows) + sum(self._dropped.values()) + self._skipped,
+            received=count + sum(self._dropped.values()) + self._skipped,
             skipped=self._skipped,
             dropped=Counter(self._dropped),
             refused=Counter(self._refused),
@@ -271,8 +260,13 @@ class Player:
             notes=self._recording.skipped,
             losses=self._bag.losses,
             topics=self._selection.described,
-            images=sum(row.images for row in rows),
+            images=self._images,
             wall_s=time.perf_counter() - self._began,
             complete=complete,
         )
         return samples_of.resumed(self._resume, result) if self._resume is not None else result
+
+
+def _table(rows: Sequence[Mapping[str, float]]) -> dict[str, FloatArray]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, _NAN) for row in rows]) for name in names}

@@ -30,8 +30,7 @@ class Samples:
     recorded: FloatArray  # float64 [F, D], NaN where unknown
     normalized: FloatArray  # float64 [F, D], NaN if the policy does not return them
     openings: FloatArray  # float64 [F, G], of each measured gripper (0 closed, 1 open), NaN if not measured
-    commands: FloatArray  # float64 [F, N] for the joints ``command_names``, NaN without a command
-    command_names: tuple[str, ...]
+    commands: dict[str, FloatArray]  # joint to float64 [F], NaN without a command
     stages_ms: dict[str, FloatArray]  # stage to float64 [F], NaN where it did not run
     age_ms: FloatArray  # float64 [F], recorded time from a frame's arrival to its command; NaN in open loop
     instructions: tuple[str, ...]  # one per episode
@@ -64,11 +63,14 @@ class Samples:
 
     def take(self, rows: IntArray) -> Samples:
         """Return the frames ``rows``; the counters stay those of all frames."""
-        stages = {name: stage[rows] for name, stage in self.stages_ms.items()}
-        return dataclasses.replace(self, stages_ms=stages, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+        taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
+        for name in _TABLES:
+            taken[name] = {key: column[rows] for key, column in getattr(self, name).items()}
+        return dataclasses.replace(self, **taken)
 
 
-_ARRAYS = ("times", "stamps", "episodes", "predicted", "recorded", "normalized", "openings", "commands", "age_ms")
+_ARRAYS = ("times", "stamps", "episodes", "predicted", "recorded", "normalized", "openings", "age_ms")
+_TABLES = ("commands", "stages_ms")
 _COUNTERS = ("dropped", "refused", "limited", "notes")
 _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wall_s")
 
@@ -88,7 +90,7 @@ def save(samples: Samples, path: Path) -> None:
     """Write a ``.npz`` file without pickle, atomically."""
     values = dict(vars(samples))
     arrays = {name: values.pop(name) for name in _ARRAYS}
-    arrays |= {f"stage/{name}": stage for name, stage in values.pop("stages_ms").items()}
+    arrays |= {f"{table}/{key}": column for table in _TABLES for key, column in values.pop(table).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
@@ -102,11 +104,13 @@ def load(path: Path) -> Samples:
         with np.load(path, allow_pickle=False) as file:
             values: dict[str, Any] = json.loads(str(file["plain"]))
             values |= {name: file[name] for name in _ARRAYS}
-            stages = {name.removeprefix("stage/"): file[name] for name in file.files if name.startswith("stage/")}
+            for table in _TABLES:
+                keys = [name for name in file.files if name.startswith(f"{table}/")]
+                values[table] = {name.removeprefix(f"{table}/"): file[name] for name in keys}
         values |= {name: Counter(values[name]) for name in _COUNTERS}
-        values |= {name: tuple(values[name]) for name in ("command_names", "instructions")}
+        values["instructions"] = tuple(values["instructions"])
         values["losses"] = [Loss(*loss) for loss in values["losses"]]
-        return Samples(**values, stages_ms=stages)
+        return Samples(**values)
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise BagError(
             f"{path}: partial results cannot be read ({error}); delete the file to start again"
@@ -138,16 +142,12 @@ def gather(bags: Sequence[Samples]) -> Samples:
 
 def _joined(parts: Sequence[Samples]) -> Samples:
     """Concatenate the arrays and add the counters; other fields are those of the last part."""
-    if len({part.command_names for part in parts}) > 1:  # commands of different joints do not fit into one array
-        parts = [dataclasses.replace(p, commands=np.empty((len(p.times), 0)), command_names=()) for p in parts]
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
     for name in _TOTALS:
         first, *rest = (getattr(part, name) for part in parts)
         joined[name] = sum(rest, first)
-    unknown = [np.full(len(part.times), np.nan) for part in parts]
-    stages = dict.fromkeys(name for part in parts for name in part.stages_ms)
-    joined["stages_ms"] = {
-        name: np.concatenate([p.stages_ms.get(name, nan) for p, nan in zip(parts, unknown, strict=True)])
-        for name in stages
-    }
+    for name in _TABLES:
+        tables = [(getattr(part, name), np.full(len(part.times), np.nan)) for part in parts]
+        keys = dict.fromkeys(key for table, _ in tables for key in table)
+        joined[name] = {key: np.concatenate([table.get(key, unknown) for table, unknown in tables]) for key in keys}
     return dataclasses.replace(parts[-1], **joined)

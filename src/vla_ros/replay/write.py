@@ -68,9 +68,9 @@ def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str,
             yield time, ERROR, {"data": float(np.nanmean(errors[index]))}
         if total is not None:
             yield time, LATENCY, {"data": float(total[index])}
-        command = samples.commands[index]
-        if samples.command_names and np.isfinite(command).all():
+        command = [float(column[index]) for column in samples.commands.values()]
+        if command and np.isfinite(command).all():
             sec, nanosec = divmod(int(samples.stamps[index]), 10**9)
             stamp = types.message("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
             header = types.message("std_msgs/msg/Header")(stamp=stamp)
-            yield time, COMMAND, {"header": header, "name": list(samples.command_names), "position": command}
+            yield time, COMMAND, {"header": header, "name": list(samples.commands), "position": np.array(command)}
