@@ -89,7 +89,7 @@ class DatasetWriter:
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
-        """Return True if an episode of this name is finished, possibly in an earlier run."""
+        """Return True if the episode of this name is finished, possibly by an earlier run."""
         return (self._partial / name / "episode.json").exists()
 
     def add(
@@ -101,8 +101,8 @@ class DatasetWriter:
     ) -> None:
         """Write one episode of T frames.
 
-        ``name`` is unique, and episodes are sorted by it. ``vectors`` are [T, N] by key, ``images`` T of uint8 [H,
-        W, 3] RGB by key, each read once.
+        Episodes are sorted by ``name``, which is unique. ``vectors`` maps keys to [T, N], ``images`` maps keys to T
+        images, uint8 [H, W, 3] RGB, which are read once.
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)

@@ -46,7 +46,7 @@ class Clock:
         origin, first = (
             self.received[0],
             int(self.stamps[0]),
-        )  # subtracted, because float64 does not hold an epoch's ns
+        )  # float64 cannot represent ns since 1970
         found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
 

@@ -141,7 +141,7 @@ def _end_with_parent(drain: float) -> None:
 
 
 def _progress() -> Progress:
-    """Log every tenth of loading."""
+    """Return a function that logs every tenth of loading."""
     shown = -1
 
     def progress(fraction: float, message: str) -> None:

@@ -2,8 +2,8 @@
 
   serve run vla_ros.serve.ray_app:application config=demo replicas=2
 
-Ray places and restarts replicas, routes each connection to one of them and scales with the number of connections;
-if a replica ends, its robots reconnect and are served by another.
+Ray starts and restarts replicas, routes each connection to a replica, and scales with the number of connections. If
+a replica ends, its robots reconnect to another.
 """
 
 from __future__ import annotations

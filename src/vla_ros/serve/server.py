@@ -33,7 +33,7 @@ class Address:
 
     host: str = "127.0.0.1"  # this machine's address or name
     port: int = 8000  # TCP port; 0 takes a free one
-    api_key: str = ""  # key that robots must send; "" admits everybody
+    api_key: str = ""  # key that robots must send; "" admits every client
     tls: ssl.SSLContext | None = None  # certificate and key; None for plain websockets
 
 

@@ -63,7 +63,7 @@ class Metrics:
 
 @dataclass
 class _Conversation:
-    """What the server remembers of one connection."""
+    """The state of one connection."""
 
     connected: Callable[[], bool]  # False once the robot has disconnected
     robot: Robot = field(default_factory=Robot)
@@ -102,7 +102,7 @@ class Service:
         Raises ConfigError if an alias names no feature: before loading, if the policy can describe its features.
         """
         described = None
-        with contextlib.suppress(VlaRosError):  # loading fails, too, and says why
+        with contextlib.suppress(VlaRosError):  # load() reports the same error
             described = self.worker.policy.describe()
         if described and described.images and not described.open:
             self._check_aliases(described)

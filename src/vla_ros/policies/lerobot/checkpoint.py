@@ -123,12 +123,12 @@ def read_spec(folder: Path) -> PolicySpec:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a feature is an image, by its name."""
+    """Return True if the feature ``name`` is an image."""
     return name.startswith("observation.image")
 
 
 def key_of(name: str) -> str:
-    """Return our name for a feature: ``front`` for ``observation.images.front``, and so on."""
+    """Return the key of a feature in an observation: ``front`` for ``observation.images.front``."""
     return name.removeprefix("observation.images.").removeprefix("observation.")
 
 

@@ -1,4 +1,4 @@
-"""Options of LeRobot's policies: ``policy.*`` where ``policy.name`` is ``lerobot``."""
+"""Options of LeRobot's policies: ``policy.*`` if ``policy.name`` is ``lerobot``."""
 
 from __future__ import annotations
 

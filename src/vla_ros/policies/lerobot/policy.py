@@ -1,4 +1,4 @@
-"""A LeRobot checkpoint behind the package's :class:`~vla_ros.policies.base.Policy`."""
+"""Runs a LeRobot checkpoint in this process."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ServerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> subprocess.Popen[str]:
-        """Return a process that serves; the first one chooses the port."""
+        """Start a process and wait until it serves; the first process chooses the port."""
         command = [str(self._python), "-c", _PROGRAM, "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()

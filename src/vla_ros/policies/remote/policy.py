@@ -1,4 +1,4 @@
-"""A policy on another machine, behind the package's :class:`~vla_ros.policies.base.Policy`."""
+"""A policy that runs on another machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteSession(Session):
-    """One robot's connection, and whether its next observation begins an episode."""
+    """One robot's connection and episode."""
 
     def __init__(self, link: Link) -> None:
         self.link = link

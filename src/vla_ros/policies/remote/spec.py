@@ -42,7 +42,7 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
     """Compare features (``bound``) with the metadata of a GR00T, SGLang or RoboArena server.
 
-    Raises ConfigError, which names both, if the server does not accept them.
+    Raises ConfigError, which shows both, if the server does not accept the features.
     """
     if metadata.get("version") in ("n1.5", "npy", "nd"):
         _check_modality("video", "features.images", metadata, bound.images)

@@ -32,7 +32,7 @@ from vla_ros.policies.remote.dialect import Dialect, Message
 from vla_ros.policies.remote.messages import WireError, pack
 
 _quiet = logging.getLogger("vla_ros.policies.remote.websocket")
-_quiet.setLevel(logging.WARNING)  # its debug messages hold the API key
+_quiet.setLevel(logging.WARNING)  # its debug messages contain the API key
 
 _READ = 1 << 18  # bytes
 _BUFFER = 1 << 20  # bytes of the socket's send buffer, enough for two images
