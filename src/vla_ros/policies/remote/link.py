@@ -196,15 +196,12 @@ class Link:
                 self._attempt(_CONNECT)
 
     def _look(self) -> None:
-        if not self._using.acquire(blocking=False):
-            return  # a request is in progress
-        try:
-            if self._peer is not None:
-                self._peer.transport.poll()
-        except VlaRosError as error:
-            self._drop(str(error))
-        finally:
-            self._using.release()
+        with self._using:
+            try:
+                if self._peer is not None:
+                    self._peer.transport.poll()
+            except VlaRosError as error:
+                self._drop(str(error))
 
 
 def _exchange(transport: Transport, message: bytes, deadline: float) -> Message:
