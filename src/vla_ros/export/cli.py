@@ -10,8 +10,8 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, choices, text in (
         ("--goal", ("commands", "measured"), "actions lead to the commanded position, or to the next measured one"),
         ("--clock", ("received", "stamp", "frames"), "recorder's times, header stamps, or every image is a frame"),
-        ("--codec", ("h264", "av1"), "video codec"),
     ):
         parser.add_argument(name, default=choices[0], choices=choices, help=text)
     text = "an episode is a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true"
@@ -60,6 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.export.dataset import DatasetWriter, ExportError
     except ImportError as error:
         raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[export]'") from error
+    from rich.console import Console
+    from rich.progress import Progress
+
     from vla_ros.export.episodes import Resampler
     from vla_ros.replay.bag import Bag, find_bags
 
@@ -70,19 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
     notes: Counter[str] = Counter()
     bags = find_bags(arguments.bags)
     frames = count = 0
+    console = Console(stderr=True)
     try:
         for number, path in enumerate(bags):
             title = f"bag {number + 1} of {len(bags)}, {path.name}"
-            with Bag(path) as bag:
+            bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+            with Bag(path) as bag, bar:
                 resampler = Resampler(bag, config, options)
                 if writer is None:
                     schema = _schema(resampler, config, arguments)
                     writer = DatasetWriter(arguments.output, schema)
-                with _progress(title, resampler.ticks) as advance:
-                    frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}", advance)
+                task = bar.add_task(title, total=resampler.ticks)
+                name = f"{number:05d}-{path.name}"
+                frames += _add(resampler, writer, schema, name, partial(bar.advance, task))
                 notes += resampler.notes
                 notes.update(map(str, bag.losses))
-                print(f"{title}: {frames} frames so far", flush=True)
+            print(f"{title}: {frames} frames so far", flush=True)
         if writer is not None and frames:
             count = writer.finish()
     except OSError as error:
@@ -118,7 +123,6 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
         arguments.robot or Path(config.arms[0].robot.urdf).stem or "robot",
         (Vector("observation.state", state), Vector("action", action)),
         tuple(Video(f"observation.images.{key}", *size) for key, size in resampler.image_sizes().items()),
-        arguments.codec,
         arguments.crf,
         tuple(f"{name}: {value}" for name, value in vars(arguments).items() if name != "restart"),
     )
@@ -148,15 +152,3 @@ def _add(
             writer.add(name, episode.task, vectors, images)
         frames += length
     return frames
-
-
-@contextmanager
-def _progress(name: str, ticks: int) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar if standard error is a terminal; yields a function that adds a number of ticks."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=ticks)
-        yield lambda count: bar.update(task, advance=count)

@@ -63,7 +63,6 @@ class Schema:
     robot: str
     vectors: tuple[Vector, ...]
     videos: tuple[Video, ...]
-    codec: str = "h264"  # a key of :data:`vla_ros.export.video.CODECS`
     crf: int = 20  # the encoder's constant rate factor; lower is better and larger
     command: tuple[str, ...] = ()  # bags and options of the export; an export is only resumed with the same
 
@@ -114,7 +113,7 @@ class DatasetWriter:
             counted = ImageStatistics()
             checked = _counting(images[feature.key], feature, counted, sampled(length))
             path = folder / f"{feature.key}.mp4"
-            frames = video.encode(path, checked, self._schema.rate, self._schema.codec, self._schema.crf)
+            frames = video.encode(path, checked, self._schema.rate, self._schema.crf)
             if frames != length:
                 raise ExportError(f"{name}: {frames} images of {feature.key}, expected {length}")
             found[feature.key] = counted.result()
@@ -279,7 +278,7 @@ class _Assembly:
             information = {
                 "height": one.height,
                 "width": one.width,
-                "codec": schema.codec,
+                "codec": "h264",
                 "pix_fmt": video.pixel_format(one.height, one.width),
                 "fps": schema.rate,
                 "channels": 3,
