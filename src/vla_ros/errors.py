@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each names the thing, what was found, what was expected, what to do."""
+"""Errors for users: each says what was found, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _LONGEST = 4000  # characters of a message
 
 
 class VlaRosError(Exception):
-    """Base of every error that this package raises on purpose. Its text is fit to be shown to a user."""
+    """Base of all errors that this package raises on purpose; the text is meant for users."""
 
     def __str__(self) -> str:
-        """Return the text without the middle of a very long one, such as a file's content in place of a name."""
+        """Return the text, with the middle of a very long one left out."""
         text = super().__str__()
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
@@ -42,7 +42,7 @@ class OutOfMemoryError(VlaRosError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
+    """Return ``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
     near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -13,8 +13,8 @@ NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
 def use_environment(module: str) -> None:
     """Run ``module`` with the active virtual environment's Python if this one lacks a library.
 
-    `colcon` may belong to another Python than the libraries (Ubuntu's does), and with ``--symlink-install`` the
-    programs that it installs are run by that one.
+    The programs that ``colcon build --symlink-install`` installs run under colcon's Python, which may lack the
+    libraries (Ubuntu's does).
 
     Raises:
         SystemExit: Libraries are missing and no virtual environment is active; the text says which.

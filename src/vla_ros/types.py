@@ -52,16 +52,16 @@ class JointState:
 
 @dataclass(frozen=True, eq=False)
 class CropTaps:
-    """Along one axis of a crop: each sample lies between two of the source."""
+    """Taps of a crop along one axis: each sample interpolates between two source samples."""
 
-    below: NDArray[np.intp]  # intp [target], position of the one
-    above: NDArray[np.intp]  # intp [target], of the other
-    share: NDArray[np.float32]  # float32 [target], how much of the other
+    below: NDArray[np.intp]  # intp [target], position of the lower source sample
+    above: NDArray[np.intp]  # intp [target], position of the upper source sample
+    share: NDArray[np.float32]  # float32 [target], weight of the upper source sample
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPointResize:
-    """Pillow's resize along one axis: each of M samples is a sum over K samples of the source, in integers."""
+    """Pillow's resize along one axis: each of M samples is an integer sum over K source samples."""
 
     axis: int  # 0 for rows, 1 for columns
     positions: NDArray[np.int64]  # int64 [K, M], where tap k of sample m lies in the source
@@ -70,7 +70,7 @@ class FixedPointResize:
 
 @dataclass(frozen=True, eq=False)
 class BilinearCrop:
-    """``tf.image.crop_and_resize`` along both axes, columns first, in single float32 operations on [0, 1]."""
+    """``tf.image.crop_and_resize``: columns first, in single float32 operations on [0, 1]."""
 
     rows: CropTaps
     columns: CropTaps
@@ -78,7 +78,7 @@ class BilinearCrop:
 
 @dataclass(frozen=True)
 class Padding:
-    """The image on black."""
+    """Pads the image with black."""
 
     size: tuple[int, int]  # (height, width) of the result
     corner: tuple[int, int]  # (row, column) at which the image begins
@@ -86,7 +86,7 @@ class Padding:
 
 @dataclass(frozen=True, eq=False)
 class FloatResize:
-    """A float32 resize, rows first, rounded half to even; adds one tap after the other, as TensorFlow does."""
+    """A float32 resize, rows first, rounded half to even; adds the taps in order, as TensorFlow does."""
 
     # Positions intp and weights float32 of each sample's taps, [target height, taps] each.
     rows: tuple[NDArray[np.intp], NDArray[np.float32]]
@@ -95,19 +95,19 @@ class FloatResize:
 
 @dataclass(frozen=True)
 class JpegRoundTrip:
-    """The loss of TensorFlow's JPEG encoder and decoder with their defaults, for images of ``size``."""
+    """Encodes images of ``size`` as JPEG and decodes them, as TensorFlow does by default."""
 
     size: tuple[int, int]
 
 
 Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip, ...]
-"""Steps one after the other, each rounded to uint8 as its host version rounds."""
+"""Steps in order; each rounds to uint8 as its host version does."""
 
 
 class ImageProcessor(ABC):
-    """Brings an image to what a checkpoint saw in training.
+    """Converts a camera image to the form that a checkpoint was trained on.
 
-    Implementations are frozen dataclasses: two that are equal do the same.
+    Implementations are frozen dataclasses; equal processors give equal images.
 
     Attributes:
         size: (height, width) of the result in pixels.
@@ -124,7 +124,7 @@ class ImageProcessor(ABC):
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Return the same as resampling steps that any device computes to the bit; None if only the host can.
+        """Return equivalent steps that any device computes bit for bit; None if only the host can.
 
         Args:
             source: (height, width) of the upright image.
@@ -134,11 +134,11 @@ class ImageProcessor(ABC):
 
 @dataclass(frozen=True, eq=False)
 class RawImage:
-    """A decoded camera image, and what turns it into the one that the checkpoint saw in training."""
+    """A decoded camera image, to which orientation and processor are still to be applied."""
 
-    pixels: UInt8Array  # uint8 [H, W, 3] RGB, decoded and no more; often a view of the message, so read-only
+    pixels: UInt8Array  # uint8 [H, W, 3] RGB as decoded; often a view of the message, so read-only
     orientation: str = "none"  # as ``camera.orientation``
-    processor: ImageProcessor | None = None  # follows the orientation; None leaves the image at its size
+    processor: ImageProcessor | None = None  # applied after the orientation; None keeps the size
     stamp: int = 0  # nanoseconds of the ROS clock at exposure
 
 
@@ -149,7 +149,7 @@ class PreviousChunk:
     # Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time of the
     # observation.
     actions: FloatArray
-    delay: int  # how many of them will have been executed when the answer arrives, at most T
+    delay: int  # number of actions that will have been executed when the answer arrives, at most T
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class Observation:
     # Images with one moment as the camera sent them, for a policy that processes them where its network runs; may
     # be empty.
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
-    noise: FloatArray | None = None  # what a sampling policy starts from (``PolicySpec.noise``); None lets it draw
-    # The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None begins anew.
+    noise: FloatArray | None = None  # initial noise of a sampling policy (``PolicySpec.noise``); None: drawn
+    # The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None starts a new one.
     previous: PreviousChunk | None = None
 
 
@@ -181,6 +181,6 @@ class ActionChunk:
     tokens: IntArray | None = None  # int64 action tokens in decoding order; None for policies without tokens
     # Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
-    # Anything else that reports may show (logit margins, draft acceptance). ``outside_bins`` counts tokens that
-    # were no action tokens; ``/diagnostics`` warns of them.
+    # Further figures for reports (logit margins, draft acceptance). ``outside_bins`` counts tokens that are not
+    # action tokens; ``/diagnostics`` warns about them.
     info: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)

@@ -31,9 +31,9 @@ def colour(index: int) -> str:
 
 
 class Series(NamedTuple):
-    """One line through (x, y), both [N] with x ascending; it breaks at values that are not finite.
+    """A line through (x, y), both [N] with x ascending, with gaps where y is not finite.
 
-    ``step`` draws held values (a gripper) instead of straight connections.
+    ``step`` holds each value until the next one (a gripper) instead of connecting them.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Series(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One bar: a value with an optional interval [low, high] around it."""
+    """A bar: a value with an optional interval [low, high]."""
 
     label: str
     value: float
@@ -121,7 +121,7 @@ def _chart(title: str, size: Size, drawn: Sequence[Markup], above: str = "") -> 
 
 
 def thin(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Reduce a line to about two points a bin that look the same: each bin keeps its minimum, maximum and gap."""
+    """Thin a line to about two points per bin, keeping each bin's minimum, maximum and gaps."""
     if len(x) <= 2 * _BINS:
         return x, y
     edges = np.linspace(0, len(x), _BINS + 1).astype(int)
@@ -137,7 +137,7 @@ def thin(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
-    """Return the path through positions in SVG units; it starts anew after a y that is not finite."""
+    """Return the path through positions in SVG units, with gaps where y is not finite."""
     parts, pen_down = [], False
     for x, y in zip(xs, ys, strict=True):
         if math.isfinite(y):
