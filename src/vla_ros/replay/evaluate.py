@@ -28,10 +28,6 @@ BagProgress = Callable[[str, int], None]
 """Called with a bag's name and how many of its frames are done."""
 
 
-def no_progress(bag: str, frames: int) -> None:
-    """Ignore progress."""
-
-
 @dataclass(frozen=True)
 class Job:
     """One bag, how to play it, and the folder of partial results."""
@@ -66,7 +62,7 @@ def play_all(
     policy: Callable[[], Policy],
     workers: int = 1,
     ask: Ask | None = None,
-    progress: BagProgress = no_progress,
+    progress: BagProgress = lambda bag, frames: None,
 ) -> list[Outcome]:
     """Play the jobs; return an outcome for each, or fewer after an interruption.
 
@@ -137,7 +133,7 @@ def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
 
 
 def play(
-    job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = no_progress
+    job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = lambda bag, frames: None
 ) -> Outcome:
     """Play one bag. An unreadable bag is an outcome; a wrong configuration is an error."""
     partial = job.partial_file()
