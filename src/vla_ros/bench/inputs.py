@@ -11,11 +11,11 @@ from vla_ros.types import IntArray
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.processors import resize_bicubic
 
-_SHIFT = 7  # pixels from one frame to the next; more than what one pixel of the network sees of 1280x720
+_SHIFT = 7  # pixels from one frame to the next; more than one pixel of the network covers at 1280x720
 
 
 def make_messages(height: int, width: int, seed: int = 0, grain: int = 1) -> Callable[[int], bytes]:
-    """Map an index to a ``sensor_msgs/Image`` message, made when it is asked for.
+    """Return a function that makes the ``sensor_msgs/Image`` message of an index.
 
     The messages are shifts of one random frame, because zeros run faster than real data. The first ``height * width
     / 7`` messages differ. With a coarser ``grain`` in pixels, compression takes as long as for a real image.

@@ -66,7 +66,7 @@ class Step:
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure the engine, and plain torch over the same weights beside it."""
+    """Measure the engine, and plain torch over the same weights."""
     architecture, layout, size, processor = MODELS[arguments.model]
     setup = start(arguments)
     model, decoder = empty(lambda: OFTModel(architecture, layout)), None

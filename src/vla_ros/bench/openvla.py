@@ -30,10 +30,10 @@ from vla_ros.policies.openvla.self_test import fit_guard
 from vla_ros.types import UInt8Array
 
 MOST_DRAFTED = 200
-"""Steps of each pass with drafts: plain decoding needs many for its p99, these need not make the run longer."""
+"""Most steps of a run with drafts; plain decoding runs all, for its p99."""
 
 MOST_BASELINE = 200
-"""Steps of the plain path unless asked for: on a GPU it takes five times as long as the engine."""
+"""Steps of a baseline unless given; on a GPU each takes five times as long as the engine's."""
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:

@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
     "expert": replace(GEMMA_300M, width=64, depth=2, mlp_width=128, head_dim=32),
     "vocabulary": 1000,
 }
-"""Sizes on a CPU, where the published ones take minutes: it only shows that everything works."""
+"""Sizes for a CPU, where the published model takes minutes; they only show that everything works."""
 MOST_BASELINE = 50
 
 
@@ -64,7 +64,7 @@ def random_network(
 
 
 def make_processing(architecture: PiArchitecture, images: int) -> Processing:
-    """Return a robot with quantile statistics."""
+    """Return the processing of a robot with quantile statistics."""
     statistics = {"q01": [-1.0] * ACTION_SIZE, "q99": [1.0] * ACTION_SIZE}
     normalization = make_normalization("quantile", statistics, "bench")
     keys = tuple(f"image_{number}" for number in range(images))
@@ -132,7 +132,7 @@ def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Sta
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure the engine, plain, with RTC and in batches, and plain PyTorch over the same weights beside it."""
+    """Measure the engine, alone, with RTC and in batches, and plain PyTorch over the same weights."""
     setup = start(arguments)
     steps, warmup = setup.steps, setup.warmup
     height, width = arguments.frame or DEFAULT_FRAME
@@ -186,7 +186,7 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
 def _baselines(
     measurement: Measurement, network: PiNetwork, flow_steps: int, steps: int, compile: bool
 ) -> dict[str, Any]:
-    """Time plain PyTorch over the same weights and images, which come resized, and compare the chunks."""
+    """Time plain PyTorch over the same weights and resized images, and compare the chunks."""
     found = {"baseline_ms": None, "baseline_steps": steps, "baseline_difference": None, **COMPILED_UNUSED}
     if not steps:
         return found

@@ -21,7 +21,7 @@ from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
 
 WARM_UP = 2
-"""Steps that are not counted."""
+"""Unmeasured steps."""
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
 
 
 def _at_moments(image: RawImage, moments: int) -> UInt8Array:
-    """The image, or [T, H, W, 3] of as many moments; only the newest is processed, as the node keeps the others."""
+    """Return the image, or [T, H, W, 3]; only the newest is processed, since the node keeps the others."""
     now = process(image)
     return now if moments == 1 else np.stack([now] * moments)
 

@@ -16,7 +16,7 @@ from vla_ros.bench.times import Stopwatch, Times, between, median_of, percentile
 from vla_ros.policies.devices import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
-"""Stages that are neither the message's way nor the network."""
+"""Stages between the message and the network, and between the network and the action."""
 
 COMPILED_UNUSED: dict[str, Any] = {"compiled_ms": None, "compiled_left_out": "not asked for"}
 
@@ -60,9 +60,9 @@ def start(arguments: argparse.Namespace) -> Setup:
 
 
 def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures that every measurement has, in milliseconds and gigabytes, and those ``found`` besides.
+    """Return the figures common to all measurements, in milliseconds and gigabytes, together with ``found``.
 
-    ``loaded`` and ``first`` are when the model was loaded and had answered once, as ``time.perf_counter()``.
+    ``loaded`` and ``first``, from ``time.perf_counter()``, are the times after loading and after the first answer.
     ``found`` has ``baseline_ms``, ``compiled_ms`` and ``floor_ms``.
     """
     total = percentiles(times["total"]) or {}
@@ -96,7 +96,7 @@ def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict
 
 
 def compiled_baseline(device: torch.device, wanted: bool, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Figures of ``run``, or why there are none: torch.compile has an exception for each of its failures."""
+    """Return the figures of ``run``, or the reason why there are none."""
     if not wanted:
         return COMPILED_UNUSED
     if device.type != "cuda":
@@ -104,6 +104,6 @@ def compiled_baseline(device: torch.device, wanted: bool, run: Callable[[], dict
         return {**COMPILED_UNUSED, "compiled_left_out": reason}
     try:
         return {**run(), "compiled_left_out": None}
-    except Exception as error:
+    except Exception as error:  # torch.compile raises many kinds
         reason = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
         return {**COMPILED_UNUSED, "compiled_left_out": reason}

@@ -14,9 +14,9 @@ Times = Mapping[str, FloatArray]
 
 
 class Stopwatch:
-    """Takes the times of one step's stages, from its creation on."""
+    """Times the stages of one step; the first stage begins when it is created."""
 
-    pause = 0.0  # seconds to rest before a step, as a robot does that executes the last one
+    pause = 0.0  # seconds to rest before a step, as on a robot that executes the previous one
 
     def __init__(self) -> None:
         time.sleep(self.pause)
@@ -24,7 +24,7 @@ class Stopwatch:
         self._stages: dict[str, float] = {}
 
     def lap(self, name: str, stages: Mapping[str, float] | None = None) -> None:
-        """End a stage; ``stages`` in milliseconds, if it timed its own, replace it."""
+        """End a stage; ``stages``, the milliseconds of its own stages, replace it."""
         now = time.perf_counter()
         self._stages |= {name: 1e3 * (now - self._last)} if stages is None else stages
         self._last = now

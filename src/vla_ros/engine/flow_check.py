@@ -32,7 +32,7 @@ def check_layers(ops: GemmaOps, model: FlowModel) -> None:
     ):
         first = replace(gemma, layers=gemma.layers[:1])
         bounds = TOLERANCES[gemma.cosine.dtype]
-        if first.layers[0].qkv.kind == "fp8":  # a number that a norm rounded differently may get the next of FP8's
+        if first.layers[0].qkv.kind == "fp8":  # a norm that rounds differently may yield the neighbouring number
             bounds = replace(bounds, product=2 * bounds.product, element=2 * bounds.element)
         expected = _layer(GemmaOps(), model, first, rows)
         for (what, theirs), ours in zip(expected.items(), _layer(ops, model, first, rows).values(), strict=True):

@@ -9,7 +9,7 @@ from vla_ros.engine import lowbit
 from vla_ros.engine.lowbit import FRAGMENT_N
 
 GROUP = lowbit.k_group(4)
-"""Inputs that share a scale and a zero point; a narrower or uneven width is filled up with zeros."""
+"""Inputs that share a scale and a zero point; the width is padded to whole groups with zeros."""
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

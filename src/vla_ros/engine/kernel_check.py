@@ -45,7 +45,7 @@ def _bounds(weights: DecoderWeights, rows: int) -> Tolerances:
     bounds = TOLERANCES[weights.dtype]
     if weights.layers[0].qkv.kind not in ("fp8", "int4"):
         return bounds
-    # Many rows are rounded to FP8. What a norm rounds differently may become the next number of FP8, 1/8 away:
+    # Many rows are rounded to FP8. A norm that rounds differently may yield the neighbouring FP8 number, 1/8 away:
     # after two products the error was 0.04, and one of three million numbers was 0.32 off.
     slack = 4 if rows > SKINNY else 2
     return replace(bounds, product=slack * bounds.product, element=slack * bounds.element)

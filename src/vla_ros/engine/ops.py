@@ -56,13 +56,12 @@ class Positions:
     # Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
     slots: Tensor | None = None
     end: int = 0  # cache positions that torch reads
-    # Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores); None if
-    # causality or nothing hides any, or if Triton's kernels go by ``length``.
+    # Bool [B, 1, R or 1, end], True where a row sees a position, or values to add to the scores; None for no mask.
     mask: Tensor | None = None
     causal: bool = True  # whether a prompt's rows see only those before them
     # Int32 [B], positions of a bidirectional prompt in front of its padding; None without padding.
     length: Tensor | None = None
-    # Type of what attention of few rows returns; None for that of its queries.
+    # Type of the attention's result for few rows; None for the type of its queries.
     rows_dtype: torch.dtype | None = None
 
 
@@ -72,12 +71,12 @@ class Residual:
 
     hidden: Tensor  # [B, R, hidden]
     norm: Tensor  # [hidden], the weight of that norm
-    # Still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
+    # Not yet added to ``hidden``; ``Ops.norm`` and ``Ops.qkv`` add it in place.
     branch: ScaledProduct | None = field(default=None, kw_only=True)
 
 
 class ScaledProduct(NamedTuple):
-    """A product [M, N], or parts of its sums, without the scales of its rows [M, 1] and of its columns [N]."""
+    """A product [M, N], or partial sums of it, to be multiplied by the scales of rows [M, 1] and columns [N]."""
 
     values: Tensor
     rows: Tensor | None
@@ -228,8 +227,7 @@ class Ops:
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equals
 
     def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
-        # On a GPU the host does not read the length, which would synchronise. Flash attention has no mask and needs
-        # it.
+        # On a GPU the host does not read the length, because that would synchronise; flash attention requires it.
         known = not at.is_cuda or self._attention == "flash_attention_2"
         end = int(at.max()) + 1 if known else capacity
         return end, None if known and at.numel() == 1 else visible(at, end)
@@ -268,7 +266,7 @@ def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Ten
 
 
 def rounded(rows: Rows, matrix: Matrix) -> Tensor:
-    """Return the rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
+    """Return the rows as a product with ``matrix`` uses them: rounded to FP8, or unchanged."""
     if isinstance(rows, QuantizedRows):
         values = rows.values.float()
         return (values if rows.sums is None else int4.restore(values)[:, : matrix.inputs]) * rows.scale

@@ -36,17 +36,17 @@ class Slot:
 
     pixels: Tensor  # uint8 [N, H, W, 3]
     pipeline: Pipeline  # from those to uint8 [N, height, width, 3]
-    captured: Stage | None = None  # the same as one graph that writes to ``resized``; None before it is captured
-    resized: Tensor | None = None  # uint8 [N, height, width, 3], written by nothing but ``captured``
+    captured: Stage | None = None  # the same as one graph, which writes to ``resized``; None before the capture
+    resized: Tensor | None = None  # uint8 [N, height, width, 3]; only ``captured`` writes to it
 
 
 class ImageResizer:
     """Uploads camera images and resizes them to ``size``, (height, width). Not thread-safe.
 
-    Images of one kind are processed together. Their buffers and weights are made for the first of them, which takes
-    some milliseconds once; a camera may change its resolution at any time. The first are resized launch by launch,
-    while a second thread captures the launches as one graph for the following ones (without ``background``:
-    captured first, in the caller's thread). Both methods run on the stream of ``runner``.
+    Images of one kind are processed together. The first image of a kind allocates buffers, which takes some
+    milliseconds; a camera may change its resolution at any time. It is resized launch by launch, while a second
+    thread captures the launches as one graph (without ``background`` the caller's thread captures first). Both
+    methods run on the stream of ``runner``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ImageResizer:
         self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used stands last
         self._most, self._background = _KEPT, background
         self._worker: ThreadPoolExecutor | None = None
-        self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
+        self._capturing: Future[None] | None = None  # the last capture requested; captures run one after the other
 
     def upload(self, images: Sequence[RawImage]) -> list[tuple[Slot, list[int]]]:
         """Start the upload; the images' memory may be reused immediately.

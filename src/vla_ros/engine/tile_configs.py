@@ -28,9 +28,8 @@ class SkinnyConfig:
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
 
-        It reduces first the number of stages, then their length; neither changes the order of summation. ``n``
-        counts pairs for ``qkv`` and ``gate_up``; an iteration loads ``stage_bytes``, and a program may use
-        ``shared`` bytes.
+        The number of stages is reduced first, then ``block_k``. ``n`` counts pairs for ``qkv`` and ``gate_up``; an
+        iteration loads ``stage_bytes``, and a program may use ``shared`` bytes.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
         fitting = fitting._shallower(stage_bytes, shared)
@@ -50,7 +49,7 @@ class SkinnyConfig:
         fitting = replace(self, block_n=divisor(n, 2 * self.block_n))
         while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:
             fitting = replace(fitting, block_k=fitting.block_k // 2, warps=max(1, fitting.warps // 2))
-        # One row is no work to load for every tile; the sums of many fill registers. Whole matrix instructions.
+        # A single row is cheap to load for every tile; the sums of many rows fill the registers.
         fewer = 4 if rows > 16 else 2 if rows == 1 or rows > 8 else 1
         fitting = replace(fitting, block_n=max(fitting.block_n // fewer, min(fitting.block_n, least)))
         return fitting._shallower(lambda config: stage_bytes(config, rows), shared)
@@ -147,7 +146,7 @@ GEMM_CANDIDATES = (
     GemmConfig(block_m=128, tail_m=64),
     GemmConfig(block_m=128, tail_m=0),
 )
-"""What :func:`choose_gemm` chooses from; estimated, not measured."""
+"""Candidates of :func:`choose_gemm` for sizes that were not measured."""
 
 
 def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig:

@@ -37,7 +37,7 @@ class FewRows:
     splits: int = 1  # programs that share the inputs
 
     def fit(self, n: int, k: int) -> FewRows:
-        """The nearest that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
+        """Return the nearest tile that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
         splits = divisor(k // divisor(k, 16), self.splits) if k % 16 == 0 else 1
         return replace(
             self, block_n=divisor(n, self.block_n), block_k=divisor(k // splits, self.block_k), splits=splits
@@ -65,7 +65,7 @@ class Tiles:
     attention: Attention
 
     def of(self, matrix: Matrix) -> FewRows:
-        """What fits a product."""
+        """Return the tile for a product."""
         tile: FewRows = getattr(self, matrix.role)
         return tile.fit(matrix.outputs // (2 if matrix.role in ("qkv", "gate_up") else 1), matrix.inputs)
 
@@ -282,18 +282,18 @@ class TritonGemmaOps(GemmaOps):
 def _scaled(
     gemma: Gemma, rows: Rows, stream: ScaledStream, matrix: Matrix, shift: Tensor | None
 ) -> tuple[object, ...]:
-    """What a kernel of few rows takes instead of normed rows, its weight and the norm's shift."""
+    """Return a few-row kernel's inputs instead of normed rows, with the weight and the norm's shift."""
     shifts = gemma.norms[:, 0] if shift is None else shift
     return stream.normed, stream.squares, RMS_EPS, matrix.data, *_at_times(gemma, rows, shifts)
 
 
 def _at_times(gemma: Gemma, rows: Rows, table: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """A table [times, ..] at the step's time and at 0, and which rows have which."""
+    """Return the entries of a table [times, ..] for the step's time and for 0, and the time of each row."""
     return table[rows.step], table[-1], rows.time, len(table) - 1
 
 
 def _padded(rows: Rows) -> int:
-    """Rows of a product's tile."""
+    """Return the rows of a tile, padded to a power of two."""
     return max(16, int(triton.next_power_of_2(rows.at.numel())))
 
 
@@ -311,13 +311,13 @@ def _constants(gemma: Gemma, matrix: Matrix, tile: FewRows, rows: Rows) -> dict[
 
 
 def _quantized(like: Tensor) -> QuantizedRows:
-    """Room for the rows of ``like`` [B, N, width] in FP8."""
+    """Allocate FP8 rows of the size of ``like`` [B, N, width]."""
     data = like.new_empty(like.shape[0] * like.shape[1], like.shape[2], dtype=fp8.FP8)
     return QuantizedRows(data, like.new_empty(len(data), 1, dtype=torch.float32))
 
 
 def _norms(gemma: Gemma) -> dict[str, object]:
-    """The distance between two times in the table of norms, and whether there are several."""
+    """Return the distance between two times in the table of norms, and whether norms are adaptive."""
     return {"TIME": gemma.norms.stride(0), "ADAPTIVE": gemma.adaptive}
 
 

@@ -20,14 +20,14 @@ def merge_softmax(top, norm, mixed, other_top, other_norm, other_mixed):
 
 @triton.jit
 def load_block(keys, values, base, column, end, HEAD: tl.constexpr):
-    """Keys and values of some positions before ``end``; zeros of the others."""
+    """Load keys and values of positions before ``end``; zeros for the others."""
     at, there = base + column[:, None] * HEAD + tl.arange(0, HEAD)[None, :], (column < end)[:, None]
     return tl.load(keys + at, mask=there, other=0.0), tl.load(values + at, mask=there, other=0.0)
 
 
 @triton.jit
 def attend_block(q, k, v, column, position, scale, PRECISION: tl.constexpr):
-    """The softmax over one block: largest score [R], sum of weights [R] and weighted values [R, HEAD]."""
+    """Return the softmax of one block: largest score [R], sum of weights [R] and weighted values [R, HEAD]."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
     top = tl.max(score, axis=1)
@@ -46,7 +46,7 @@ def attend_kernel(
     Row r sees the cache up to ``positions[r]``. The loop ends at the last position needed, whatever the capacity.
     Program s takes blocks s, s + SPLITS, ... and writes its softmax to ``partial``; the last to finish merges them,
     in their order. ``split_counters`` [B * HEADS] count the finished programs, from 0 to 0 again.
-    Blocks that a row does not see do not change a bit of it, so rows do not depend on each other.
+    Blocks that a row does not see leave its bits unchanged, so a row does not depend on the others.
     """
     split, which = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     batch, head = which // HEADS, which % HEADS
@@ -144,7 +144,7 @@ def add_block(score, v, top, norm, mixed, PRECISION: tl.constexpr):
 
 @triton.jit
 def choose_kernel(logits, tokens, margins, N, BLOCK: tl.constexpr):
-    """Index of the largest of ``logits`` [M, N] (the first of equals), and its distance to the second largest."""
+    """Find the largest of ``logits`` [M, N] (the first of equals), and its distance to the second largest."""
     row = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)

@@ -39,14 +39,14 @@ def _multiply(
 
 @triton.jit
 def _load_squares(squares, rows, M, TILES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sums of squares [TILES, BLOCK_M] of each tile of a row."""
+    """Load the sums of squares of each tile of the rows, [TILES, BLOCK_M]."""
     at = squares + tl.arange(0, TILES)[:, None] * BLOCK_M + rows[None, :]
     return tl.load(at, mask=(rows < M)[None, :], other=1.0)
 
 
 @triton.jit
 def _root(sums, eps, N: tl.constexpr):
-    """What an RMS norm of width N multiplies rows with, from their sums of squares [TILES, ..]."""
+    """Return the factor of an RMS norm of width N from sums of squares [TILES, ..]."""
     return tl.rsqrt(tl.sum(sums, axis=0) * (1.0 / N) + eps)
 
 
@@ -225,11 +225,11 @@ def start_kernel(
     ADAPTIVE: tl.constexpr, EMBED: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row of ``hidden`` [M, N], and what kernels of few rows need for its first norm.
+    """Write ``hidden`` [M, N] and the inputs of the first norm; one program per row.
 
-    The row is that of ``tokens``, or with EMBED the product of ``actions`` [M, A] with ``weight`` [N, A], and
-    ``bias`` [N]. ``scaled`` is the row times the norm's scale; the sum of its squares becomes that of
-    the first tile in ``squares`` [TILES, BLOCK_M]; ``spare`` and ``counters`` [TILES] become 0.
+    A row is that of ``tokens``, or with EMBED ``actions`` [M, A] times ``weight`` [N, A] plus ``bias`` [N].
+    ``scaled`` is the row times the norm's scale; ``squares`` [TILES, BLOCK_M] has its sum of squares in the first
+    tile; ``spare`` and ``counters`` [TILES] are set to 0.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)

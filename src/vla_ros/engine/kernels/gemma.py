@@ -78,7 +78,7 @@ def tanh_gelu(x):
 
 @triton.jit
 def locate_pairs(block, which, ends, ROWS, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Rows and heads of a block that share a kv head: their place, whether there are so many, and what they see."""
+    """Return a block's (row, head) pairs of one kv head: their index, whether they exist, and how far they see."""
     group: tl.constexpr = HEADS // KV_HEADS
     index = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = index < ROWS * group

@@ -92,7 +92,7 @@ def multiply_dense(
 
 @triton.jit
 def saturate(value, DTYPE: tl.constexpr):
-    """Float32 in the type in which rows are stored; float16 ends at 65504."""
+    """Convert float32 to the type of stored rows; float16 is clamped to its range."""
     if tl.float16 == DTYPE:
         value = tl.clamp(value, -65504.0, 65504.0)
     return value.to(DTYPE)
@@ -100,7 +100,7 @@ def saturate(value, DTYPE: tl.constexpr):
 
 @triton.jit
 def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
-    """The rows of a program; without MORE there is one block, and the compiler knows where it begins."""
+    """Return the rows of a program; without MORE there is one block, whose start the compiler knows."""
     rows = tl.arange(0, BLOCK_M)
     if MORE:
         rows += tl.program_id(0) * BLOCK_M
@@ -109,7 +109,7 @@ def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
 
 @triton.jit
 def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each fragment."""
+    """Return COUNT outputs from ``first`` on for :func:`multiply`; of packed weights the first of each fragment."""
     if (KIND == "int4") or (KIND == "int8"):
         return first + tl.arange(0, COUNT // FRAGMENT_N) * FRAGMENT_N
     else:
@@ -118,7 +118,7 @@ def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, or fragment by fragment."""
+    """Return COUNT pairs from ``first`` on, each twice, and 0 or 1 for the partner; packed weights by fragment."""
     if (KIND == "int4") or (KIND == "int8"):
         fragment = tl.arange(0, 2 * COUNT // FRAGMENT_N)
         return first + fragment // 2 * FRAGMENT_N, fragment % 2
@@ -129,13 +129,13 @@ def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def load_squares(squares, rows, M):
-    """Sums of squares of ``rows``."""
+    """Load the sums of squares of ``rows``."""
     return tl.load(squares + rows, mask=rows < M, other=1.0)
 
 
 @triton.jit
 def inverse_root(sums, eps, N: tl.constexpr):
-    """What an RMS norm of width N multiplies rows with, float32."""
+    """Return the factor of an RMS norm of width N from sums of squares, float32."""
     return tl.rsqrt((sums / N).to(tl.float32) + eps)
 
 
@@ -166,7 +166,7 @@ def add_kernel(
 ):  # fmt: skip
     """``out += x @ weight.T`` [M, N], and for the next norm: ``scaled``, and ``next_squares``, which were 0.
 
-    ``squares`` [M] are those of the norm before, which nothing needs any more: they become 0.
+    ``squares`` [M] of the previous norm are set to 0.
     """
     rows = block_of_rows(BLOCK_M, MORE)
     tile = tl.program_id(1)

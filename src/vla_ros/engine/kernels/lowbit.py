@@ -180,7 +180,7 @@ def wait_for_wgmma(step, WGMMA: tl.constexpr):
 def epilogue(
     out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLIT_K: tl.constexpr
 ):  # fmt: skip
-    """``out[rows, outputs] = [out +] total`` [outputs, rows]; the sums alone where ``out`` is [SPLIT_K, M, N]."""
+    """``out[rows, outputs] = [out +] total`` [outputs, rows]; partial sums if ``out`` is [SPLIT_K, M, N]."""
     at, inside = out + rows[None, :] * N + outputs[:, None], (rows < M)[None, :]
     if SPLIT_K > 1:
         tl.store(at + split * (M * N), total, mask=inside)
@@ -200,10 +200,10 @@ def gemm_kernel(
 ):  # fmt: skip
     """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, dequantising the weight on its way.
 
-    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows: a prompt's length is no power of two, and each
-    weight should be unpacked for as many rows as there are. The weight is the left operand: on Hopper it may come
-    from registers, where dequantisation leaves it. Programs of one weight run together, so that it is read once.
-    SPLIT_K programs may share the inputs: each leaves its sums in ``out``, and whoever reads them adds them up.
+    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows, since a prompt's length is no power of two and
+    a weight is unpacked once per program. The weight is the left operand, which Hopper reads from registers.
+    Programs of one weight run together, so that it is read once.
+    SPLIT_K programs may share the inputs: each stores its sums in ``out``, and the next kernel adds them up.
     """
     size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
@@ -240,7 +240,7 @@ def gemm_kernel(
 def zero_points(
     grid, sums, fragment, rows, first, last, M, COUNT: tl.constexpr, FRAGMENTS: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
-    """What K-groups ``first`` to ``last`` - 1 contribute by their zero points: float32 [8 FRAGMENTS, rows]."""
+    """Return the share of zero points in the sums of K-groups ``first`` to ``last`` - 1: [8 FRAGMENTS, rows]."""
     group = first + tl.arange(0, ROOM)
     there = group < last
     at = (fragment[:, None, None] * COUNT + group[None, :, None]) * FRAGMENT_N

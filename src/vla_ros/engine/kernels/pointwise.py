@@ -86,7 +86,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row of ``hidden`` [M, N] = ``table[index]``, and what kernels of few rows need for its norm.
+    """Write ``hidden`` [M, N] = ``table[index]`` and the inputs of its norm; one program per row.
 
     ``scaled`` [M, N] is the row times the weight of the norm, ``squares`` [M] float64 the sum of its squares;
     ``next_squares`` [M] becomes 0.
@@ -110,7 +110,7 @@ def rotate_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
     row_scale=None, column_scale=None, SCALED: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per row and BLOCK_H heads: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD], rotated, goes out.
+    """Rotate ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] and store it; one program per row and BLOCK_H heads.
 
     ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD]. With SCALED, ``qkv``
     is multiplied by the scales of its row and of its columns first.

@@ -1,6 +1,6 @@
 """Steps of :mod:`vla_ros.engine.resample` in one kernel each, with bit-identical results.
 
-They must be compiled with ``enable_fp_fusion=False``, because a fused multiply-add rounds only once.
+Compile with ``enable_fp_fusion=False``: a fused multiply-add would round only once.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.

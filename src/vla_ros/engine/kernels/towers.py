@@ -1,7 +1,7 @@
 """The operations between the matrix products of a vision transformer; each tensor is read and written once.
 
-Every step is rounded like a separate operation, so that only the order of a norm's sums differs from torch. They
-must therefore be compiled with ``enable_fp_fusion=False``, because a fused multiply-add rounds only once.
+Every step rounds like a separate operation, so that only the order of a norm's sums differs from torch. Compile
+with ``enable_fp_fusion=False``: a fused multiply-add would round only once.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.

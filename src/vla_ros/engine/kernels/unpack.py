@@ -1,8 +1,7 @@
 """Unpacks words in the order of :mod:`vla_ros.engine.lowbit` into operands of the tensor cores.
 
-What a lane loads is unpacked in place: number j of a lane's words is the tensor cores' operand for inputs 16 j
-to 16 j + 15 of a K-group, register by register. The compiler finds the layouts equal and inserts no conversion; if
-it did not, the numbers would be moved and the result would be the same.
+A lane unpacks its own words: their number j is the tensor cores' operand for inputs 16 j to 16 j + 15 of a K-group,
+register by register. The compiler finds both layouts equal and moves no values between lanes.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -151,7 +150,7 @@ def nibbles_fp8(words, ASM: tl.constexpr):
 
 @triton.jit
 def one_of_two(word, first):
-    """Every second nibble of ``word`` [A, B, 32] from bit ``first`` on, as FP8 [A, B, 128]."""
+    """Return every second nibble of ``word`` [A, B, 32] from bit ``first`` on, as FP8 [A, B, 128]."""
     number = (word[:, :, :, None] >> (first + 8 * tl.arange(0, 4))) & 15
     return number.reshape(word.shape[0], word.shape[1], WORDS).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
