@@ -66,12 +66,12 @@ def test_accepted_drafts_are_timed_whatever_their_margins(subject, plain):
         assert measurement.engine.guard == guard
 
 
-def test_tokens_that_differ_from_plain_decoding_are_told(subject, plain):
+def test_tokens_that_differ_from_plain_decoding_are_reported(subject, plain):
     wrong = [*plain[:-1], plain[0]]  # the last image's answer is another's
     assert not run_right_drafts(make_measurement(subject, 0.0), wrong, 8, 0).equal
 
 
-def test_what_lies_between_the_stages():
+def test_time_between_the_stages():
     stages = (("total", "upload", "vision"), ((10.0, 1.0, 7.0), (11.0, 1.0, 9.0), (9.0, 2.0, 6.0)))
     assert between(collect([dict(zip(stages[0], step, strict=True)) for step in stages[1]])) == 1.0
     assert percentiles(collect([])["total"]) is None

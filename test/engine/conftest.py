@@ -28,7 +28,7 @@ def _one_thread():
 
 @dataclass
 class Tiny:
-    """The reference model and what is asked of it."""
+    """The reference model, engines over its weights, and their inputs."""
 
     model: torch.nn.Module
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
@@ -53,7 +53,7 @@ class Tiny:
 
     @staticmethod
     def ask(engine, images, prompts, drafts=None):
-        """Answers; each draft is taken as the session's previous tokens."""
+        """Return the engine's answers; each draft stands for the session's previous tokens."""
         drafts = [
             DraftState() if draft is None else DraftState(tuple(draft)) for draft in drafts or [None] * len(prompts)
         ]
@@ -76,14 +76,15 @@ class Tiny:
         return answer.tokens[0].numpy(), answer.margins[0].numpy()
 
 
-def load(folder, seed=0):
-    """A model with 4 patches, so that the decoder's work is all there is."""
-    from dataclasses import replace
-
+def write(folder, seed=0):
+    """Write a checkpoint with images of 28 pixels: 4 patches, so that the decoder does nearly all the work."""
     base = tiny_architecture(vocabulary=768, empty_token=500)
-    towers = tuple(replace(tower, image_size=28) for tower in base.towers)
-    write_tiny(folder, seed, replace(base, towers=towers))
-    model = build_empty(read_architecture(folder))
+    write_tiny(folder, seed, replace(base, towers=tuple(replace(tower, image_size=28) for tower in base.towers)))
+    return folder
+
+
+def load(folder, seed=0):
+    model = build_empty(read_architecture(write(folder, seed)))
     fill(model, from_files(read_manifest(folder)), torch.device("cpu"), torch.float32)
     return model
 
@@ -101,8 +102,4 @@ def own_tiny(tmp_path):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Folder of one whose images are 28 pixels wide."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    base = tiny_architecture(vocabulary=768, empty_token=500)
-    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
-    return folder
+    return write(tmp_path_factory.mktemp("checkpoint"))

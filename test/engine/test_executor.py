@@ -58,21 +58,13 @@ def test_a_right_draft_needs_no_pass_and_a_wrong_one_no_more_than_none(tiny):
     assert tiny.ask(engine, images, [prompt], [last])[0].passes == 0
 
 
-def test_verify_drafts_take_one_pass_when_right(tiny):
-    engine = tiny.engine(drafts="verify")
-    images, prompt = tiny.images(), tiny.prompt(20)
+@pytest.mark.parametrize("options", [{"drafts": "verify"}, {"guard": 1e9}])
+def test_a_right_draft_that_the_prefill_does_not_accept_takes_one_pass(tiny, options):
+    engine, images, prompt = tiny.engine(**options), tiny.images(), tiny.prompt(20)
     tokens = tiny.ask(engine, images, [prompt])[0].tokens
     right = tiny.ask(engine, images, [prompt], [tokens])[0]
     assert (right.accepted, right.passes) == (5, 1)
-
-
-def test_a_guard_beyond_all_margins_accepts_nothing_inside_the_prefill(tiny):
-    engine = tiny.engine(guard=1e9)
-    images, prompt = tiny.images(), tiny.prompt(20)
-    tokens = tiny.ask(engine, images, [prompt])[0].tokens
-    answer = tiny.ask(engine, images, [prompt], [tokens])[0]
-    assert answer.passes == 1  # the prefill's own predictions are the guesses of the first pass
-    assert np.array_equal(answer.tokens, tokens)
+    assert np.array_equal(right.tokens, tokens)
 
 
 @pytest.mark.parametrize("drafts", ["none", "prefill", "verify"])
@@ -186,7 +178,7 @@ def test_a_lost_device_stays_lost_until_a_new_engine_is_made(tiny):
     assert np.array_equal(tiny.ask(tiny.engine(ops=ops), images, [prompt])[0].tokens, expected)
 
 
-def test_what_a_capture_does_not_allow_is_no_lost_device():
+def test_an_error_of_a_capture_does_not_count_as_a_lost_device():
     """It ends the capture; with ``policy.engine: auto`` the reference path answers then."""
     assert is_device_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert is_device_error(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
@@ -216,7 +208,7 @@ class Recorder(Runner):
         return stage
 
 
-def test_new_prompt_lengths_are_captured_behind_the_scenes(tiny):
+def test_new_prompt_lengths_are_captured_in_the_background(tiny):
     runner = Recorder()
     engine = tiny.engine(runner=runner, drafts="none")
     engine.warm_up([90])
@@ -230,7 +222,7 @@ def test_new_prompt_lengths_are_captured_behind_the_scenes(tiny):
     engine.close()
 
 
-def test_a_session_stops_drafting_while_it_does_not_pay():
+def test_a_session_pauses_drafting_after_failures():
     state, tried = DraftState().after([1, 2], None), []
     for _ in range(2 * REST + PATIENCE + 4):
         tried.append(state.offer() is not None)
@@ -244,7 +236,7 @@ def test_a_session_stops_drafting_while_it_does_not_pay():
     assert DraftState().offer() is None
 
 
-def test_sessions_of_a_batch_back_off_by_themselves(tiny):
+def test_sessions_of_a_batch_back_off_separately(tiny):
     engine, images, prompts = tiny.engine(guard=1e9), tiny.images(2), [tiny.prompt(20), tiny.prompt(20)]
     tokens = [answer.tokens for answer in tiny.ask(engine, images, prompts)]
     resting = Request(images[0], prompts[0], DraftState(tuple(tokens[0]), resting=3))

@@ -27,7 +27,7 @@ def hazards():
     return module.hazards
 
 
-def test_operands_of_what_may_still_run_must_not_be_written(hazards):
+def test_writes_to_operands_in_flight_are_found(hazards):
     """The second time round, R76 is an operand of the multiplication that a wait for all but one lets run on."""
     assert hazards(LOOP.replace("WAIT", "0x1")) == ["HADD2.BF16_V2 R76, R4, R74 "]
     assert hazards(LOOP.replace("WAIT", "0x0")) == []

@@ -63,7 +63,7 @@ def test_words_hold_what_was_packed(units, count, bits, seed):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_words_lie_where_the_matrix_units_expect_them(bits):
+def test_words_are_in_the_order_of_the_tensor_cores(bits):
     """Lane 4 g + t owns four words; half e of word 2 h + i has half of the inputs 16 j + 8 h + 2 t + e."""
     inputs, most = lowbit.k_group(bits), (1 << bits) - 1
     for output, number in ((3, 0), (12, 1), (15, inputs - 1), (8, 45), (0, 58)):

@@ -113,7 +113,7 @@ def test_buckets():
 BUCKETS = Buckets.up_to(4, 7, 200)
 
 
-def test_graphs_answer_while_others_are_prepared():
+def test_stages_run_without_graphs_during_a_capture():
     gate, built = threading.Event(), []
 
     def build(length):
@@ -142,7 +142,7 @@ def test_graphs_answer_while_others_are_prepared():
     assert graphs.ready == ()
 
 
-def test_longer_graphs_that_are_ready_are_better_than_none():
+def test_longer_graphs_run_a_prompt_during_a_capture():
     gate = threading.Event()
     graphs = GraphCache(BUCKETS, lambda length: length, lambda _: None)
     graphs.ensure(96)
@@ -166,7 +166,7 @@ def test_a_length_that_cannot_be_prepared_is_tried_once():
         graphs.ensure(64)
 
 
-def test_configs_cover_all_rows_and_measured_ones_win():
+def test_configs_cover_all_rows_and_prefer_measured_ones():
     for rows in (65, 288, 320, 576, 2041):
         for outputs in (4096, 12288, 22016):
             config = choose_gemm("int8", rows, outputs, 4096, 132)

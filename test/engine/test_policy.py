@@ -115,12 +115,12 @@ def wrong_kernel(monkeypatch):
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.make_ops", lambda device: Forgetful())
 
 
-def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
+def test_wrong_kernels_are_refused(checkpoint, wrong_kernel):
     with pytest.raises(EngineMismatchError, match=r"kernel for output \(int4 weights, 1 rows\)"):
         policy(checkpoint, engine="graph", quantization="int4")
 
 
-def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel, monkeypatch, caplog):
+def test_auto_warns_and_multiplies_in_torch_if_kernels_are_wrong(checkpoint, wrong_kernel, monkeypatch, caplog):
     (observation,) = observations(1)
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="int4", drafts="none")
@@ -148,12 +148,12 @@ def wrong_engine(monkeypatch):
     monkeypatch.setattr(policy_module, "make_engine", make)
 
 
-def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
+def test_an_engine_with_other_tokens_is_refused(checkpoint, wrong_engine):
     with pytest.raises(EngineMismatchError, match="reference path"):
         policy(checkpoint, engine="graph")
 
 
-def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engine, monkeypatch, caplog):
+def test_auto_warns_and_uses_the_reference_path_if_tokens_differ(checkpoint, wrong_engine, monkeypatch, caplog):
     (observation,) = observations(1)
     expected = ask(policy(checkpoint, engine="reference"), observation)
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
@@ -174,7 +174,7 @@ class Rounding(Ops):
         return replace(made, hidden=shaken)
 
 
-def test_the_guard_is_raised_where_a_prefill_differs_more(tiny, caplog):
+def test_a_prefill_that_differs_more_raises_the_guard(tiny, caplog):
     caplog.set_level("INFO")
     samples, prompt = tiny.images(2), tiny.prompt(20)
     exact = tiny.engine()
@@ -205,7 +205,7 @@ def test_a_draft_that_is_not_accepted_leaves_no_trace_of_the_prefills_rounding(t
         np.testing.assert_allclose(drafted.margins, plain.margins, atol=1e-4)
 
 
-def test_a_guard_that_believes_no_draft_stays(tiny):
+def test_an_infinite_guard_is_not_fitted(tiny):
     engine = tiny.engine(ops=Rounding(), drafts="verify")
     fit_guard(engine, tiny.images(2), tiny.prompt(20))
     assert engine.guard == np.inf

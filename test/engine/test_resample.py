@@ -95,7 +95,7 @@ def test_batches():
         assert np.array_equal(result, run(pipeline, image))
 
 
-def test_what_no_device_can_do():
+def test_processors_that_a_device_cannot_run_are_refused():
     with pytest.raises(ConfigError, match=r"LiberoResize\(size=\(5, 5\), crop_area=1.0\) runs on the host"):
         make_pipeline(LiberoResize((5, 5)), (10, 4), CPU)
     assert LiberoResize().resampling((40, 4)) is None

@@ -93,7 +93,7 @@ def test_resized_frames_equal_those_of_the_host(orientation, area):
     assert np.array_equal(resized(resizer, frame, size=(28, 30))[0], process(frame))
 
 
-def test_the_self_test_looks_at_the_graph_too(tiny):
+def test_the_start_also_checks_the_captured_resize(tiny):
     class Wrong(Capturing):
         def capture(self, stage):
             return lambda: None  # its image stays black
@@ -108,12 +108,6 @@ def test_the_self_test_looks_at_the_graph_too(tiny):
     engine.close()
 
 
-def test_a_large_frame_is_resized_in_parts():
-    frame = RawImage(noise(1200, 2000), processor=ResizeNaive())
-    found = resized(ImageResizer((224, 224), CPU, Runner()), frame, size=(224, 224))
-    assert np.array_equal(found[0], process(frame))
-
-
 def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_buffer():
     resizer = ImageResizer((28, 28), CPU, Runner())
     batches = ((60, 80), (60, 80)), ((90, 100), (60, 80)), ((60, 80), (28, 28))
@@ -123,7 +117,7 @@ def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_bu
             assert np.array_equal(found, process(frame))
 
 
-def test_what_was_not_used_for_long_is_freed():
+def test_the_least_recently_used_buffers_are_freed():
     runner = Accounting()
     resizer = ImageResizer((28, 28), CPU, runner)
     for height in (*range(40, 48), 40, 50, 51):
@@ -135,7 +129,7 @@ def test_what_was_not_used_for_long_is_freed():
     assert len(runner.forgotten) == 10 + 12
 
 
-def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
+def test_frames_are_resized_without_a_graph_until_it_is_captured():
     runner = Capturing(allowed=False)
     resizer = ImageResizer((28, 28), CPU, runner)
     for step in range(6):
@@ -153,7 +147,7 @@ def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_graphs_of_sizes_that_went_away_are_freed(background):
+def test_graphs_of_old_sizes_are_freed(background):
     runner = Capturing()
     resizer = ImageResizer((28, 28), CPU, runner, background)
     for height in range(40, 60):
@@ -180,7 +174,7 @@ def test_frames_of_one_batch_share_a_graph():
     assert graph().replays in (2, 3)
 
 
-def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
+def test_a_size_whose_capture_fails_is_resized_without_a_graph(monkeypatch, caplog):
     runner = Capturing()
     monkeypatch.setattr(runner, "capture", lambda stage: stage() or 1 / 0)
     resizer = ImageResizer((28, 28), CPU, runner)
@@ -201,12 +195,12 @@ def test_an_array_that_is_not_an_image_is_refused(pixels):
         ImageResizer((28, 28), CPU, Runner()).upload([RawImage(pixels, processor=SMALL)])
 
 
-def test_a_pipeline_that_begins_on_the_host_is_refused():
+def test_a_processor_without_exact_steps_is_refused():
     with pytest.raises(ConfigError, match=r"LiberoResize.* runs on the host"):
         ImageResizer((28, 28), CPU, Runner()).upload([RawImage(noise(40, 4), processor=LiberoResize((28, 28)))])
 
 
-def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, monkeypatch):
+def test_a_device_that_resizes_differently_is_found_at_the_start(tiny, monkeypatch):
     engine, frame = tiny.engine(), RawImage(noise(48, 64), processor=SMALL)
     check_resizing(engine, frame)
     check_resizing(engine, replace(frame, processor=LiberoResize((28, 28))))

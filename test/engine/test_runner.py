@@ -134,7 +134,7 @@ def test_a_stage_that_fails_leaves_the_next_capture_alone(journal, run):
 
 @pytest.mark.parametrize("shape", [(1, 720, 1280, 3), (1, 1, 1, 1), (1, 2**10, 2**10, 1), (1, 7, 150_001, 1), (5,)])
 @pytest.mark.parametrize("how", ["as it is", "read only", "with a gap", "another type"])
-def test_what_is_large_is_uploaded_in_chunks(journal, monkeypatch, shape, how):
+def test_large_arrays_are_uploaded_in_chunks(journal, monkeypatch, shape, how):
     runner, sizes = CudaRunner(DEVICE), []
     staging, target = (torch.zeros(shape, dtype=torch.uint8) for _ in range(2))
     monkeypatch.setattr(runner, "_staging", lambda tensor, direction: staging)
