@@ -146,7 +146,7 @@ def _add(
         else:
             vectors = {"observation.state": episode.state, "action": episode.action}
             images = {
-                video.key: counted(resampler.images(camera, episode.frames[camera]))
+                video.key: counted(resampler.recorded.images(camera, episode.frames[camera]))
                 for camera, video in enumerate(schema.videos)
             }
             writer.add(name, episode.task, vectors, images)

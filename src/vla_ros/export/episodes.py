@@ -25,7 +25,7 @@ from vla_ros.export.recording import Recorded
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
 from vla_ros.replay.topics import select
-from vla_ros.types import FloatArray, IntArray, JointState, UInt8Array
+from vla_ros.types import FloatArray, IntArray, JointState
 
 _SHORTEST = 2  # ticks
 _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}
@@ -63,8 +63,9 @@ class Episode:
 class Resampler:
     """Makes the episodes of one bag.
 
-    ``names`` are the names of the numbers in state and action; ``notes`` counts what was left out. Raises
-    VlaRosError if the bag has no camera, joint states or commands, or the robot lacks what a part needs.
+    ``names`` are the names of the numbers in state and action; ``notes`` counts what was left out; ``recorded``
+    contains the images. Raises VlaRosError if the bag has no camera, joint states or commands, or the robot lacks
+    what a part needs.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:
@@ -79,38 +80,34 @@ class Resampler:
         self._state = bind_state(feature, arms, dict(selection.state))
         self._action = ActionWriter(action, arms, config.control)
         self.names = names_of(state, arms), names_of(action, arms)
-        self._recorded = Recorded(bag, selection, config, arms, stamped=options.clock == "stamp")
+        self.recorded = Recorded(bag, selection, config, arms, stamped=options.clock == "stamp")
         self.notes: Counter[str] = Counter()
 
     @property
     def rate(self) -> int:
         """Ticks per second."""
-        gaps = np.diff(self._recorded.times[0])
+        gaps = np.diff(self.recorded.times[0])
         return self._options.fps or (max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1)
 
     @property
     def ticks(self) -> int:
         """Upper bound of the ticks in all episodes."""
-        times = self._recorded.times[0]
+        times = self.recorded.times[0]
         seconds = float(times[-1] - times[0]) / 1e9
         return len(times) if self._options.clock == "frames" else int(seconds * self.rate) + 1
 
     def image_sizes(self) -> dict[str, tuple[int, int]]:
         """Map each camera key to the (height, width) of its images."""
         first, keys = np.zeros(1, np.int64), self._config.camera.keys
-        images = [next(self.images(camera, first)) for camera in range(len(keys))]
+        images = [next(self.recorded.images(camera, first)) for camera in range(len(keys))]
         return {key: (image.shape[0], image.shape[1]) for key, image in zip(keys, images, strict=True)}
-
-    def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """Return the images of one camera with these indices (:attr:`Episode.frames`)."""
-        return self._recorded.images(camera, rows)
 
     def episodes(self, rate: int) -> Iterator[Episode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
         for begin, end in self._segments():
             edges = self._edges(begin, end, 1_000_000_000 // rate)
             ticks = edges[:-1]
-            frames = [self._newest_images(times, ticks) for times in self._recorded.times]
+            frames = [self._newest_images(times, ticks) for times in self.recorded.times]
             rows = [self._row(tick, following, 1 / rate) for tick, following in pairwise(edges.tolist())]
             seen = np.all([one >= 0 for one in frames], axis=0)
             self.notes["ticks with a stale or missing image"] += int((~seen).sum())
@@ -127,20 +124,20 @@ class Resampler:
         """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""
         if self._options.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
-        times = self._recorded.times[0]
+        times = self.recorded.times[0]
         return times[(times >= begin) & (times <= end)]
 
     def _segments(self) -> list[tuple[int, int]]:
         """Return start and end of each segment without a pause of the first camera or a new instruction."""
-        times = self._recorded.times[0]
+        times = self.recorded.times[0]
         cuts = set((np.flatnonzero(np.diff(times) > self._options.gap * 1e9) + 1).tolist())
         if not self._options.instruction:
-            cuts |= {int(np.searchsorted(times, time)) for time, _ in self._recorded.recording.instructions[1:]}
+            cuts |= {int(np.searchsorted(times, time)) for time, _ in self.recorded.recording.instructions[1:]}
         edges = sorted({0, len(times), *cuts})
         whole = [(int(times[a]), int(times[b - 1])) for a, b in pairwise(edges) if b > a]
         if self._options.episodes == "bag":
             return whole
-        marked = self._recorded.marked(self._options.episodes)
+        marked = self.recorded.marked(self._options.episodes)
         return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
@@ -151,7 +148,7 @@ class Resampler:
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
         """Return the state and action at a tick; None if something is missing, which is counted in the notes."""
-        recorded = self._recorded
+        recorded = self.recorded
         now = recorded.joints.newest(tick)
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
             self.notes["ticks with a stale or missing joint state"] += 1
@@ -176,11 +173,11 @@ class Resampler:
     def _goal(self, time: int) -> JointState | None:
         """Return the commanded, or the measured, position at ``time``."""
         commands = self._options.goal == "commands"
-        return self._recorded.commanded(time) if commands else self._recorded.joints.newest(time)
+        return self.recorded.commanded(time) if commands else self.recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
         """Return the instruction at an episode's start."""
-        recorded = self._recorded.recording.instruction(begin, self._config.policy.instruction)
+        recorded = self.recorded.recording.instruction(begin, self._config.policy.instruction)
         if task := self._options.instruction or recorded:
             return task
         raise ExportError(

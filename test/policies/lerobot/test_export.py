@@ -48,7 +48,7 @@ def test_every_frame_is_that_of_the_bag(exported: Path) -> None:
     with Bag(BAG) as bag:
         resampler = Resampler(bag, load([DEMO]), options)
         for episode in resampler.episodes(10):
-            images = resampler.images(0, episode.frames[0])
+            images = resampler.recorded.images(0, episode.frames[0])
             for state, action, image in zip(episode.state, episode.action, images, strict=True):
                 row = found[index]
                 assert np.array_equal(row["observation.state"].numpy(), state.astype(np.float32))

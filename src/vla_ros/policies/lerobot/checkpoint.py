@@ -31,11 +31,6 @@ class Checkpoint:
     after: Any  # postprocessor: normalised actions to actions
     continues: bool = False  # True if the policy can continue the chunk that is being executed (real-time chunking)
 
-    @property
-    def config(self) -> Any:
-        """LeRobot's ``PreTrainedConfig``."""
-        return self.policy.config
-
     def guidance(self, previous: PreviousChunk | None, left: Any) -> dict[str, Any]:
         """Return arguments of ``predict_action_chunk`` to continue ``left`` [1, T, D], the normalised ``previous``.
 
@@ -44,7 +39,7 @@ class Checkpoint:
         """
         if previous is None or not self.continues:
             return {}
-        horizon = max(int(self.config.rtc_config.execution_horizon), previous.delay)
+        horizon = max(int(self.policy.config.rtc_config.execution_horizon), previous.delay)
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
 

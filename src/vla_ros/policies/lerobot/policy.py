@@ -51,8 +51,8 @@ class LeRobotPolicy(Policy):
         known = self.describe()
         steps = max(len(feature.moments) for feature in known.images)
         past = () if steps == 1 else (steps,)
-        inputs = self._checkpoint.config.input_features.items()
-        blank = {name: np.zeros((*past, *_shape(name, feature)), _dtype(name)) for name, feature in inputs}
+        inputs = self._checkpoint.policy.config.input_features.items()
+        blank = {name: np.zeros((*past, *_shape(name, feature)), np.uint8) for name, feature in inputs}
         answer, _ = self._predict(blank, "warm up")
         horizon, dimension = answer.shape
         continues = self._checkpoint.continues
@@ -64,7 +64,7 @@ class LeRobotPolicy(Policy):
         began = time.perf_counter()
         values: dict[str, Any] = {}
         assert self._checkpoint is not None
-        for name, feature in self._checkpoint.config.input_features.items():
+        for name, feature in self._checkpoint.policy.config.input_features.items():
             values[name] = (observation.images if is_image(name) else observation.state)[key_of(name)]
             expected = _shape(name, feature)
             if is_image(name) and values[name].shape[-3:] != expected:
@@ -102,10 +102,6 @@ class LeRobotPolicy(Policy):
 def _shape(name: str, feature: Any) -> tuple[int, ...]:
     """Return the shape of a feature in an observation."""
     return image_shape(name, feature.shape) if is_image(name) else tuple(feature.shape)
-
-
-def _dtype(name: str) -> type:
-    return np.uint8 if is_image(name) else np.float64
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
