@@ -100,7 +100,7 @@ def test_lifespan_events_are_answered(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         ({"replica": "2"}, "found the argument 'replica'"),
         ({"replicas": "many"}, "replicas: found 'many'"),
@@ -108,11 +108,11 @@ def test_lifespan_events_are_answered(service: Service) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of Ray itself
-def test_wrong_arguments_are_refused(arguments: dict[str, str], said: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, str], reason: str) -> None:
     pytest.importorskip("ray", reason="the library ray is not installed (extra 'ray')")
     from vla_ros.serve.ray_app import application
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=reason):
         application(arguments)
 
 

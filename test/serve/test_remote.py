@@ -250,7 +250,7 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
 
 
 @pytest.mark.parametrize(
-    ("said", "metadata", "features"),
+    ("reason", "metadata", "features"),
     [
         ("", ARENA, DROID),
         ("needs the images", ARENA, DROID[1:]),
@@ -270,10 +270,10 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
     ],
 )
 def test_metadata_are_compared_with_the_features(
-    said: str, metadata: dict[str, Any], features: tuple[str, ...]
+    reason: str, metadata: dict[str, Any], features: tuple[str, ...]
 ) -> None:
     bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *features))
-    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+    with pytest.raises(ConfigError, match=reason) if reason else nullcontext():
         check(metadata, bound)
 
 

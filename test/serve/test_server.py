@@ -258,7 +258,7 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["--host", "0.0.0.0"], "give --api-key-file, or --no-api-key"),
         (["--tls-key", "x"], "expected both"),
@@ -270,8 +270,8 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
         (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
     ],
 )
-def test_wrong_options_are_refused(words: list[str], said: str) -> None:
+def test_wrong_options_are_refused(words: list[str], reason: str) -> None:
     command = [sys.executable, "-m", "vla_ros.cli", "serve", "--policy", "hold", "--port", "0", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert said in ended.stderr
+    assert reason in ended.stderr

@@ -73,7 +73,7 @@ def test_jpegs_are_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "reason"),
     [
         ({"observation/image": None}, "no image 'image'"),
         ({"observation/image": IMAGE.astype(np.float32)}, r"<f4 \[4, 6, 3\], expected uint8"),
@@ -93,10 +93,10 @@ def test_jpegs_are_decoded() -> None:
         ({"session_id": 5}, "session_id is int"),
     ],
 )
-def test_a_wrong_request_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_a_wrong_request_is_refused(changed: dict[str, Any], reason: str) -> None:
     message = {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
     message |= {"prompt": None} if changed == {"prompt": None} else {}
-    with pytest.raises(WireError, match=said):
+    with pytest.raises(WireError, match=reason):
         read(message)
 
 
@@ -157,7 +157,7 @@ def test_a_wrong_extension_is_ignored(extension: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("continues", "previous", "said"),
+    ("continues", "previous", "reason"),
     [
         (True, {"actions": np.zeros((3, 2)), "delay": 2}, ""),
         (True, {"actions": np.zeros((0, 2)), "delay": 0}, ""),
@@ -173,11 +173,11 @@ def test_a_wrong_extension_is_ignored(extension: Any) -> None:
         (False, {"actions": np.zeros((3, 2)), "delay": 0}, "this policy cannot continue"),
     ],
 )
-def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, said: str) -> None:
+def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, reason: str) -> None:
     known = Vocabulary(PolicySpec(dimension=2, horizon=4, continues_chunks=continues))
     message = {"image": IMAGE, "prompt": "go", OWN: {"previous": previous}}
-    if said:
-        with pytest.raises(WireError, match=said):
+    if reason:
+        with pytest.raises(WireError, match=reason):
             read(message, known)
         return
     found = observation(read(message, known), known, 0).previous

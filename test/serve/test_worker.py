@@ -127,15 +127,17 @@ def test_an_idle_worker_accepts_short_deadlines_after_a_slow_batch(bench: Bench)
         assert isinstance(bench.done()[0].outcome, ActionChunk)
 
 
-@pytest.mark.parametrize(("text", "said"), [("raise", "a bad request"), ("raise odd", "the server's log says why")])
-def test_a_failing_request_does_not_affect_its_batch(bench: Bench, text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"), [("raise", "a bad request"), ("raise odd", "the server's log says why")]
+)
+def test_a_failing_request_does_not_affect_its_batch(bench: Bench, text: str, reason: str) -> None:
     bench.busy()
     bench.ask()
     bad = bench.ask(text=text)
     bench.ask()
     done = {each.job: each.outcome for each in bench.done(4)}
     assert isinstance(done[bad], VlaRosError)
-    assert said in str(done[bad])
+    assert reason in str(done[bad])
     assert sum(isinstance(outcome, ActionChunk) for outcome in done.values()) == 3
 
 

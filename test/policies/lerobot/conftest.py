@@ -84,11 +84,11 @@ _NAMES_TOKENIZER = {"smolvla": "vlm_model_name", "xvla": "tokenizer_name"}
 
 
 def write_tokenizer(folder: Path) -> Any:
-    """A tokenizer of a few words, as a folder of transformers' files."""
+    """Write a tokenizer of a few words as transformers does."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    named = {  # what SmolVLA asks for by these names
+    named = {  # SmolVLA reads these attributes
         "image_token": "<image>",
         "fake_image_token": "<fake_token_around_image>",
         "global_image_token": "<global-img>",
@@ -112,7 +112,7 @@ def write_tokenizer(folder: Path) -> Any:
 
 
 def write_backbone(folder: Path) -> None:
-    """What SmolVLA takes from its vision-language model's folder: configuration and processor, no weights."""
+    """Write what SmolVLA reads of its vision-language model: configuration and processor, no weights."""
     from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
     text = {**_TEXT, "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_key_value_heads": 2}
@@ -127,7 +127,7 @@ def write_backbone(folder: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_gemma() -> Iterator[None]:
-    """Replaces LeRobot's fixed sizes of PaliGemma: its billions of parameters do not fit a test."""
+    """Replaces LeRobot's fixed size of PaliGemma, which has billions of parameters."""
     from lerobot.policies.pi0 import modeling_pi0
     from lerobot.policies.pi05 import modeling_pi05
     from transformers import SiglipVisionConfig
@@ -145,7 +145,7 @@ def small_gemma() -> Iterator[None]:
 
 
 def statistics() -> dict[str, dict[str, Any]]:
-    """Statistics as a data set has them."""
+    """Statistics of a data set."""
     import torch
 
     middle = torch.randn(JOINTS)
@@ -168,7 +168,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(
     request: pytest.FixtureRequest, words: Path, small_gemma: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A checkpoint whose folder has the name of its family."""
+    """A checkpoint in a folder with the name of its family."""
     import torch
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors

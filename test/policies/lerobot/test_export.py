@@ -1,4 +1,4 @@
-"""Exported bags, judged by LeRobot: its data set opens them, its statistics agree, it trains on them."""
+"""Exported bags, read by LeRobot and used for training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dataset(folder: Path) -> Any:
     return LeRobotDataset("me/set", root=folder, video_backend="pyav")
 
 
-def test_every_frame_is_that_of_the_bag(exported: Path) -> None:
+def test_every_frame_equals_the_bags(exported: Path) -> None:
     found, index = dataset(exported), 0
     options = Options(clock="frames", fps=10)
     with Bag(BAG) as bag:
@@ -61,7 +61,7 @@ def test_every_frame_is_that_of_the_bag(exported: Path) -> None:
     assert found.meta.total_episodes == 2
 
 
-def test_statistics_are_those_that_the_library_computes(exported: Path) -> None:
+def test_statistics_equal_lerobots(exported: Path) -> None:
     columns = dataset(exported).hf_dataset.with_format("numpy")
     whose = np.array(columns["episode_index"])
     each = []
@@ -77,7 +77,7 @@ def test_statistics_are_those_that_the_library_computes(exported: Path) -> None:
             assert np.abs(np.array(ours[key][name]) - expected).max() < 1e-6, (key, name)
 
 
-def test_the_librarys_training_script_trains_on_it_and_we_load_the_result(exported: Path, tmp_path: Path) -> None:
+def test_lerobot_trains_on_an_export(exported: Path, tmp_path: Path) -> None:
     options = {
         "dataset.repo_id": "me/set",
         "dataset.root": exported,

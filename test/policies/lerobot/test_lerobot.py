@@ -1,4 +1,4 @@
-"""LeRobot's policies through our interface, against LeRobot's own calls in the same process."""
+"""LeRobot's policies, compared with LeRobot's own calls in the same process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def observation(policy: Policy, previous: PreviousChunk | None = None) -> Observ
 
 
 def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
-    """Normalised and un-normalised chunk of the library's own calls."""
+    """Normalised and un-normalised chunk from LeRobot's own calls."""
     config = PreTrainedConfig.from_pretrained(folder)
     rtc = asked.previous is not None
     if rtc:
@@ -85,7 +85,7 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
 
 @contextmanager
 def asked_through(policy: Policy) -> Iterator[Policy]:
-    """Our client, connected to our server with this policy."""
+    """A client that is connected to a server with ``policy``."""
     with served(policy) as (_, port):
         options = [f"policy.server:=ws://127.0.0.1:{port}", "timeouts.inference:=60.0"]
         with closing(create(load((), ["policy.name:=remote", *options]))) as client:
@@ -93,7 +93,7 @@ def asked_through(policy: Policy) -> Iterator[Policy]:
             yield client
 
 
-def test_chunks_are_the_librarys_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+def test_chunks_equal_lerobots_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
     asked = observation(policy)
     normalized, actions = theirs(folder, words, asked)
     torch.manual_seed(3)
@@ -105,7 +105,9 @@ def test_chunks_are_the_librarys_to_the_bit(folder: Path, words: Path, policy: L
     assert (policy.spec.horizon, policy.spec.dimension) == chunk.actions.shape
 
 
-def test_our_client_gets_the_librarys_chunk_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+def test_chunks_through_the_server_equal_lerobots_to_the_bit(
+    folder: Path, words: Path, policy: LeRobotPolicy
+) -> None:
     asked = observation(policy)
     with asked_through(policy) as client:
         assert client.spec.horizon == policy.spec.horizon
@@ -128,7 +130,7 @@ def test_a_child_process_returns_the_same_chunk(folder: Path, policy: LeRobotPol
 
 
 @pytest.mark.parametrize("folder", ["smolvla", "pi0", "pi05"], indirect=True)
-def test_a_chunk_is_continued_as_the_library_does(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+def test_continued_chunks_equal_lerobots_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
     assert policy.spec.continues_chunks
     alone = observation(policy)
     torch.manual_seed(4)
@@ -148,7 +150,7 @@ def test_a_chunk_is_continued_as_the_library_does(folder: Path, words: Path, pol
     assert away(continued) < 0.5 * away(fresh)
 
 
-def test_features_are_those_of_the_checkpoint(folder: Path, policy: LeRobotPolicy) -> None:
+def test_the_spec_has_the_checkpoints_features(folder: Path, policy: LeRobotPolicy) -> None:
     spec = policy.spec
     assert [image.key for image in spec.images] == ["front"]
     assert [(state.key, state.size) for state in spec.state] == [("state", 7)]
@@ -166,7 +168,7 @@ def damaged(folder: Path, to: Path, **changed: Any) -> Path:
 
 
 @pytest.mark.parametrize("folder", ["act"], indirect=True)
-def test_a_wrong_checkpoint_is_explained(folder: Path, tmp_path: Path) -> None:
+def test_a_wrong_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a folder that LeRobot wrote"):
         loaded(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config.json"):
@@ -179,9 +181,7 @@ def test_a_wrong_checkpoint_is_explained(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["act"], indirect=True)
-def test_a_family_without_its_libraries_says_what_to_install(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_reported(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: Any) -> Any:
         raise ImportError("'transformers' is required but not installed")
 
@@ -191,9 +191,7 @@ def test_a_family_without_its_libraries_says_what_to_install(
 
 
 @pytest.mark.parametrize(("folder", "named"), [("pi05", HUB), ("smolvla", "org/backbone")], indirect=["folder"])
-def test_a_tokenizer_that_would_be_downloaded_is_named(
-    folder: Path, named: str, words: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tmp_path: Path) -> None:
     changed = damaged(folder, tmp_path, **({"vlm_model_name": named} if folder.name == "smolvla" else {}))
     text = (folder / "policy_preprocessor.json").read_text()
     (changed / "policy_preprocessor.json").write_text(text.replace(str(words), named))

@@ -87,25 +87,25 @@ def layout_of(meaning: Any) -> str:
 
 def agrees(value: Any, meaning: Any) -> bool:
     """True if a decoded value equals the recorded tree."""
-    [(kind, said)] = list(meaning.items())[:1]
+    [(kind, content)] = list(meaning.items())[:1]
     if kind == "map":
-        pairs = [(key["str"] if "str" in key else base64.b64decode(key["bin"]), entry) for key, entry in said]
+        pairs = [(key["str"] if "str" in key else base64.b64decode(key["bin"]), entry) for key, entry in content]
         return list(value) == [key for key, _ in pairs] and all(agrees(value[key], e) for key, e in pairs)
     if kind == "list":
-        return len(value) == len(said) and all(map(agrees, value, said))
+        return len(value) == len(content) and all(map(agrees, value, content))
     if kind == "ndarray":
-        same = value.dtype.str == said["dtype"] and list(value.shape) == said["shape"]
-        return same and sha256(value.tobytes()).hexdigest() == said["sha256"]
+        same = value.dtype.str == content["dtype"] and list(value.shape) == content["shape"]
+        return same and sha256(value.tobytes()).hexdigest() == content["sha256"]
     if kind in ("npgeneric", "npscalar"):
-        data = said["data"] if kind == "npgeneric" else {"float": said["value"]}
-        return value.dtype.str == said["dtype"] and value.item() == next(iter(data.values()))
+        data = content["data"] if kind == "npgeneric" else {"float": content["value"]}
+        return value.dtype.str == content["dtype"] and value.item() == next(iter(data.values()))
     if kind == "bin":
-        return value == base64.b64decode(said)
+        return value == base64.b64decode(content)
     if kind == "nil":
         return value is None
-    if kind == "float" and isinstance(said, str):
-        return str(value) == said
-    return type(value) is {"str": str, "int": int, "float": float, "bool": bool}[kind] and value == said
+    if kind == "float" and isinstance(content, str):
+        return str(value) == content
+    return type(value) is {"str": str, "int": int, "float": float, "bool": bool}[kind] and value == content
 
 
 def pattern(text: str, shape: list[int]) -> np.ndarray[Any, Any]:
@@ -117,15 +117,15 @@ def pattern(text: str, shape: list[int]) -> np.ndarray[Any, Any]:
 
 def built(meaning: Any) -> Any:
     """A value built from the recorded tree: patterns and values, not the recorded bytes."""
-    [(kind, said)] = list(meaning.items())[:1]
+    [(kind, content)] = list(meaning.items())[:1]
     if kind == "map":
-        return {key["str"]: built(entry) for key, entry in said}
+        return {key["str"]: built(entry) for key, entry in content}
     if kind == "list":
-        return [built(entry) for entry in said]
+        return [built(entry) for entry in content]
     if kind == "nil":
         return None
     if kind == "ndarray":
-        if said.get("made_by", "").startswith("pattern("):
-            return pattern(said["made_by"], said["shape"])
-        return np.array(said["values"], dtype=said["dtype"]).reshape(said["shape"])
-    return said
+        if content.get("made_by", "").startswith("pattern("):
+            return pattern(content["made_by"], content["shape"])
+        return np.array(content["values"], dtype=content["dtype"]).reshape(content["shape"])
+    return content

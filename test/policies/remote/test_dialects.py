@@ -191,7 +191,7 @@ def test_gr00t_with_two_robots_in_one_answer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "family", "scenario", "number", "said"),
+    ("dialect", "family", "scenario", "number", "reason"),
     [
         (OPENPI, "openpi", "policy_exception", 6, "ValueError: no camera called wrist"),
         (OPENPI, "openpi", "bad_truncated", 4, "incomplete input"),
@@ -207,9 +207,9 @@ def test_gr00t_with_two_robots_in_one_answer_is_refused() -> None:
     ],
 )
 def test_an_error_of_the_server_is_never_an_action(
-    dialect: Dialect, family: str, scenario: str, number: int, said: str
+    dialect: Dialect, family: str, scenario: str, number: int, reason: str
 ) -> None:
-    with pytest.raises(ServerSaidError, match=said):
+    with pytest.raises(ServerSaidError, match=reason):
         dialect.answer(one(family, scenario, number).frame)
 
 

@@ -120,11 +120,11 @@ def test_an_unexpected_message_ends_the_connection() -> None:
         until(lambda: not connected(link) or refused(link, "sent an unexpected message"))
 
 
-def refused(link: Link, said: str) -> bool:
+def refused(link: Link, reason: str) -> bool:
     try:
         link.ask(QUERY, PATIENCE)
     except VlaRosError as error:
-        return said in str(error) or "connecting again" in str(error)
+        return reason in str(error) or "connecting again" in str(error)
     return False
 
 
@@ -138,7 +138,7 @@ def test_pings_are_answered_between_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
         ("Traceback\nValueError: no camera called wrist", "error: ValueError: no camera called wrist"),
         (pack({"error": "out of memory"}), "error: out of memory"),
@@ -153,7 +153,7 @@ def test_pings_are_answered_between_requests() -> None:
         (bytes(2 << 20), "1009|exceeds|over|limit|too big"),
     ],
 )
-def test_the_link_survives_a_hostile_answer(answer: bytes | str, said: str) -> None:
+def test_the_link_survives_a_hostile_answer(answer: bytes | str, reason: str) -> None:
     hostile = threading.Event()
     hostile.set()
 
@@ -162,7 +162,7 @@ def test_the_link_survives_a_hostile_answer(answer: bytes | str, said: str) -> N
             connection.send(answer if hostile.is_set() else GOOD)
 
     with websocket(answers) as port, linked(port) as link:
-        with pytest.raises(WireError, match=said):
+        with pytest.raises(WireError, match=reason):
             link.ask(QUERY, PATIENCE)
         hostile.clear()
         until(lambda: connected(link))

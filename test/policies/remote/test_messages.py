@@ -65,7 +65,7 @@ ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "reason"),
     [
         ({**ARRAY, b"shape": [3]}, "8 bytes, expected 12"),
         ({**ARRAY, b"shape": [-2]}, "8 lengths of 0 or more"),
@@ -87,13 +87,13 @@ ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4
         (msgpack.ExtType(3, b"x"), "extension"),
     ],
 )
-def test_a_forged_array_is_refused(message: Any, said: str) -> None:
-    with pytest.raises(WireError, match=said):
+def test_a_forged_array_is_refused(message: Any, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
         unpack(msgpack.packb({"a": message}))
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "reason"),
     [
         (b"\x91" * 100 + b"\x01", "nested more than 12 deep"),
         (b"\x91" * 5000, "not valid msgpack"),
@@ -110,8 +110,8 @@ def test_a_forged_array_is_refused(message: Any, said: str) -> None:
         (b"\xc1", "not valid msgpack"),
     ],
 )
-def test_a_damaged_message_is_refused(data: bytes, said: str) -> None:
-    with pytest.raises(WireError, match=said):
+def test_a_damaged_message_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
         unpack(data)
 
 

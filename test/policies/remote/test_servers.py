@@ -108,9 +108,9 @@ def test_oft_over_http() -> None:
     try:
         with linked(server.server_port, OFT, "http") as link:
             assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-            for said in ("answered with an error: error", "status 500", "an answer of over"):
+            for reason in ("answered with an error: error", "status 500", "an answer of over"):
                 until(lambda: connected(link))
-                with pytest.raises(WireError, match=said):
+                with pytest.raises(WireError, match=reason):
                     link.ask(QUERY, PATIENCE)
             until(lambda: connected(link))
             assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
