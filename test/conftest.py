@@ -1,7 +1,7 @@
-"""Settings of the whole suite, and what happens where a Python runs it that lacks something.
+"""Settings of the whole suite, and its behaviour under a Python without the required libraries.
 
-`colcon test` runs pytest with colcon's own Python, which need not be the one that has the libraries (Ubuntu's is
-not): the active virtual environment's goes on then, and without one the suite is skipped with the reason.
+`colcon test` runs pytest with colcon's own Python, which may lack the libraries (Ubuntu's does). Then the Python of
+the active virtual environment takes over; without one, the suite is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if PYTEST < (8, 3):
 
 
 def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
-    """Go on with the active environment's Python before another conftest.py imports what this one lacks."""
+    """Restart with the active environment's Python before another conftest.py imports a missing library."""
     active = os.environ.get("VIRTUAL_ENV", "")
     python = Path(active) / "bin" / "python"
     if LACKING and active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
@@ -45,13 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args[:] = [__file__]  # nothing else could be imported
     else:
         load_profile()
-    # A shell starts background jobs with SIGINT ignored, and children inherit that: what tests start must hear it.
+    # Shells start background jobs with SIGINT ignored. Processes that tests start must not inherit this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def load_profile() -> None:
-    """Let a busy machine be no failure of a property, and CI look at the same examples each time."""
+    """Let properties pass on a busy machine, and use the same examples in every CI run."""
     from hypothesis import HealthCheck, settings
 
     settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,13 +69,13 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
 
 
 REAL_TIME = ("graph", "node", "replay", "ros", "serve", "tools/faults", "test_security.py")
-"""Tests of running nodes: one worker runs them one after another, the others all that only computes."""
+"""Tests of running nodes: one worker runs them one after another."""
 LOCKSTEP = ("sim",)
-"""Tests in which a simulation waits for its node: one worker at a time runs them, too."""
+"""Tests in which a simulation waits for its node: another worker runs them one after another."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Let workers that only compute give way to the one that runs nodes, which mostly waits."""
+    """Lower the priority of workers that only compute, in favour of the one that runs nodes."""
     if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) != "real time" and os.nice(0) == 0:
         os.nice(10)
 

@@ -1,4 +1,4 @@
-"""The table of rooms in docs/architecture.md is true: no module imports what its room may not know."""
+"""Modules import only the rooms that the table in docs/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 ROOM_OF = {module: index for index, (modules, _) in enumerate(table()) for module in modules}
 
 
-def test_every_module_has_one_room_and_no_room_is_of_air() -> None:
+def test_every_module_has_one_room_and_every_room_exists() -> None:
     modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert set(ROOM_OF) == modules - {"__init__"}, "docs/architecture.md names every module in the row of its room"
     assert sum(len(found) for found, _ in table()) == len(ROOM_OF)
@@ -76,7 +76,7 @@ def imported_modules(path: Path, modules: set[str]) -> set[str]:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    """Whether directly or by way of others, and whether at import time or later."""
+    """Neither directly nor through others, neither at import time nor later."""
     paths = {
         ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in SOURCE.rglob("*.py")

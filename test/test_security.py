@@ -1,4 +1,4 @@
-"""Nothing that is read can be executed, and nothing listens where nobody asked for it."""
+"""No input is executed, and no socket listens that the options do not name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def complaints(tree: ast.AST) -> Iterator[str]:
-    """What in a module could run what it reads."""
+    """Code in a module that could execute its input."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = [alias.name for alias in node.names]
@@ -74,11 +74,11 @@ def complaints(tree: ast.AST) -> Iterator[str]:
         "subprocess.run(text, shell=True)",
     ],
 )
-def test_the_search_finds_what_it_is_for(text: str) -> None:
+def test_the_search_finds_unsafe_code(text: str) -> None:
     assert list(complaints(ast.parse(text)))
 
 
-def test_no_module_can_execute_what_it_reads() -> None:
+def test_no_module_executes_its_input() -> None:
     found = [
         f"{path.relative_to(SOURCE)}:{complaint}"
         for path in sources()
@@ -108,7 +108,7 @@ def sockets(pid: int) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("port", [0, 29_471])
-def test_the_node_listens_on_loopback_alone_and_on_tcp_only_where_asked(tmp_path: Path, port: int) -> None:
+def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path: Path, port: int) -> None:
     log = tmp_path / "log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONE"))}
     environment["ROS_DOMAIN_ID"] = str(150 + os.getpid() % 50)
@@ -134,9 +134,7 @@ def test_the_node_listens_on_loopback_alone_and_on_tcp_only_where_asked(tmp_path
     assert {number for number in bound if number < ephemeral} <= set(range(first, first + 250))
 
 
-def test_a_file_that_decompresses_without_end_does_not_fill_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zstd = pytest.importorskip("backports.zstd")
 
     monkeypatch.setattr(compression, "MAX_CHUNK", 1 << 20)

@@ -1,4 +1,4 @@
-"""Options: what is accepted, what is refused and in which words, and that all views of the tree agree."""
+"""Options: accepted and refused values, error messages, and equal results from all sources."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ TWO = {
         ({"topics.command": "/joint_states"}, "the same as topics.joint_states"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:
+def test_errors_say_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(values)
     assert expected in str(caught.value)
 
 
-def test_a_gripper_that_is_not_used_contradicts_nothing() -> None:
+def test_an_unused_gripper_is_not_checked() -> None:
     build({"gripper.mode": "none", "gripper.threshold": 1.0, "gripper.open_value": 0.0})
 
 
@@ -154,7 +154,7 @@ def test_later_files_and_then_assignments_win(tmp_path: Path) -> None:
     )
 
 
-def test_another_policy_takes_no_options_of_the_one_below(tmp_path: Path) -> None:
+def test_another_policy_drops_the_previous_policys_options(tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text("/**:\n  ros__parameters:\n    policy: {checkpoint: /models/mine, instruction: wave}\n")
     assert load([path], ["policy.dtype:=float32"]).policy == OpenVLAOptions(
@@ -191,7 +191,7 @@ def test_one_value_stands_for_all_cameras() -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_parameter_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_parameter_files_are_refused(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_parameter_file_is_refused(tmp_path: Path, text: str, 
     assert str(path) in str(caught.value)
 
 
-def test_a_parameter_of_ros_itself_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_parameters_of_ros_itself_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "sim.yaml"
     path.write_text("/**:\n  ros__parameters: {use_sim_time: true}\n")
     with pytest.raises(ConfigError, match=r"use_sim_time: belongs to the ROS node.*--ros-args -p use_sim_time:="):
@@ -223,14 +223,14 @@ def test_a_node_takes_the_section_of_its_own_namespace(tmp_path: Path) -> None:
         read_file(path)
 
 
-def test_a_robot_with_one_arm_has_the_options_of_the_sections_under_the_name_arm() -> None:
+def test_a_single_arm_is_called_arm_and_has_the_shared_options() -> None:
     config = build({"topics.command": "/c", "topics.gripper": "/g", "robot.gripper_joint_names": ["finger"]})
     (arm,) = config.arms
     assert (arm.name, arm.output, arm.command, arm.gripper_topic) == ("arm", "joint_state", "/c", "/g")
     assert (arm.robot, arm.gripper, arm.limits) == (config.robot, config.gripper, config.limits)
 
 
-def test_each_of_several_arms_has_a_section_whose_defaults_are_what_all_share() -> None:
+def test_sections_of_arms_default_to_the_shared_options() -> None:
     config = build(TWO)
     left, right = config.arms
     assert [left.name, right.name, left.command, right.command] == ["left", "right", "/l", "/r"]
@@ -252,7 +252,7 @@ def test_the_sections_of_arms_are_printed_and_read_back(tmp_path: Path) -> None:
     assert flatten(config)["left.command"] == "/l"
 
 
-def test_joints_of_arms_that_publish_apart_may_have_the_same_names() -> None:
+def test_arms_on_separate_topics_may_share_joint_names() -> None:
     config = build({**TWO, "left.joint_names": ["a"], "left.joint_states": "/left/joint_states"})
     assert [arm.joint_states for arm in config.arms] == ["/left/joint_states", "/joint_states"]
 
@@ -270,7 +270,7 @@ def test_a_missing_file_is_named() -> None:
         read_file(Path("nowhere.yaml"))
 
 
-def test_a_file_is_found_by_its_path_or_by_the_name_of_one_that_comes_with_the_package(tmp_path: Path) -> None:
+def test_files_are_found_by_path_or_by_name_in_the_package(tmp_path: Path) -> None:
     own = tmp_path / "robot.yaml"
     own.write_text("/**:\n  ros__parameters: {control: {rate_hz: 2.0}}\n")
     parser = argparse.ArgumentParser()
@@ -283,7 +283,7 @@ def test_a_file_is_found_by_its_path_or_by_the_name_of_one_that_comes_with_the_p
 
 
 @pytest.mark.parametrize("name", ["ur5e", "config/robots/ur5e.yaml"])
-def test_a_robot_is_found_from_everywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_robots_file_is_found_from_any_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load([config_file(name)]).robot.tip_frame == "tool0"
 
@@ -337,7 +337,7 @@ def test_shipped_parameter_files_are_valid() -> None:
         ("# " + "x" * (1 << 20), "cannot be read .larger than 1 MiB"),
     ],
 )
-def test_a_file_without_end_is_refused_at_once(text: str, message: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_at_once(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -346,7 +346,7 @@ def test_a_file_without_end_is_refused_at_once(text: str, message: str, tmp_path
     assert len(str(caught.value)) < 5000
 
 
-def test_lists_of_aliases_are_never_written_out(tmp_path: Path) -> None:
+def test_errors_do_not_expand_aliases(tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12))
     path.write_text(f"l0: &l0 [x]\n{levels}\n/**: {{ros__parameters: {{camera: {{topics: *l11}}}}}}")
@@ -354,7 +354,7 @@ def test_lists_of_aliases_are_never_written_out(tmp_path: Path) -> None:
         load([path])
 
 
-def test_the_pages_options_for_an_arm_without_a_gripper_load() -> None:
+def test_the_documented_options_without_a_gripper_load() -> None:
     page = (Path(__file__).parents[2] / "docs" / "robots" / "ur5e.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith("| no gripper |"))
     options = shlex.split(row.split("`")[1])

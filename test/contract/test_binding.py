@@ -1,4 +1,4 @@
-"""What feeds what: the table, and every way in which policy and robot do not belong together."""
+"""The printed table, and every mismatch of policy and robot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def action(text: str, **more: Any) -> PolicySpec:
     return PolicySpec(action=parse_parts(text, action=True), **{"dimension": 0, **more})
 
 
-def test_the_table_says_what_feeds_what() -> None:
+def test_the_table_shows_sources_and_targets() -> None:
     found = bound(
         OPEN,
         camera__topics=["/front", "/wrist"],
@@ -132,14 +132,14 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
     ],
 )
-def test_what_does_not_belong_together_is_refused_with_both_sides(
+def test_mismatches_of_policy_and_robot_name_both_sides(
     spec: PolicySpec, values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         bound(spec, **values)
 
 
-def test_what_a_policy_does_not_take_is_left_out_and_open_forms_are_filled() -> None:
+def test_unused_features_are_ignored_and_open_forms_filled_in() -> None:
     found = bound(
         PolicySpec(),
         features__state=["s = arm.gripper"],

@@ -1,4 +1,4 @@
-"""Messages of further feeds as numbers."""
+"""Conversion of feed messages to numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_ros.graph.messages import message_types
 
 
 def fill(kind: str) -> tuple[Any, list[float]]:
-    """A message with numbers, and the numbers in order."""
+    """A filled message, and its numbers in order."""
     message = message_types().message(message_type(kind))()
     if kind == "JointState":
         message.name, message.position = ["b", "a"], [1.0, 2.0]
@@ -34,7 +34,7 @@ def fill(kind: str) -> tuple[Any, list[float]]:
 
 
 @pytest.mark.parametrize("kind", FEED_TYPES)
-def test_every_type_gives_its_numbers_and_stamp(kind: str) -> None:
+def test_every_message_type_is_converted_with_its_stamp(kind: str) -> None:
     message, numbers = fill(kind)
     found = feed_of(message, now=7)
     assert found.positions.tolist() == numbers

@@ -44,7 +44,7 @@ def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
         ("unused[0]", True, "how many"),
     ],
 )
-def test_a_wrong_part_is_explained(text: str, action: bool, message: str) -> None:
+def test_errors_explain_a_wrong_part(text: str, action: bool, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_parts(text, action=action)
 

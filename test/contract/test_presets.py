@@ -1,4 +1,4 @@
-"""Every preset binds to a robot of its kind, and what contradicts it is refused with its name."""
+"""Every preset binds to a robot of its kind, and contradicting options are refused with the preset's name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bound(config: Config) -> Binding:
     return bind(OPEN, config, make_arms(config))
 
 
-def test_there_are_the_presets_that_are_documented() -> None:
+def test_all_presets_are_documented() -> None:
     assert set(PRESETS) == set(DIMENSIONS)
     page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
     assert [name for name in PRESETS if f"`{name}`" not in page] == []
@@ -87,7 +87,7 @@ class Scripted(Policy):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_scripted_policy_observes_and_answers_in_the_schema_of_a_preset(preset: str, robot: Any) -> None:
+def test_a_policy_runs_with_the_features_of_a_preset(preset: str, robot: Any) -> None:
     config = options(preset, robot)
     binding = bound(config)
     assert binding.spec.dimension == DIMENSIONS[preset]
@@ -121,7 +121,7 @@ def test_a_scripted_policy_observes_and_answers_in_the_schema_of_a_preset(preset
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_lies_under_files_and_assignments(preset: str, tmp_path: Path) -> None:
+def test_files_and_assignments_override_a_preset(preset: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"/**: {{ros__parameters: {{preset: {preset}, control: {{rate_hz: 3.0}}}}}}")
     found = load([path], ["control.execute_steps:=2"])

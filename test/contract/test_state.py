@@ -1,4 +1,4 @@
-"""State vectors from what is measured: every quantity and form, and what is missing, stale or no number."""
+"""State vectors: every quantity and form, and missing, stale and invalid measurements."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.08, [100.0]), (-0.08, [0.0])])
-def test_an_opening_stays_within_its_range(arms: dict[str, Arm], left: float, expected: list[float]) -> None:
+def test_a_gripper_opening_is_clipped_to_its_range(
+    arms: dict[str, Arm], left: float, expected: list[float]
+) -> None:
     joints = replace(JOINTS, positions=np.array([left, left, *Q[::-1]]))
     assert read(arms, "arm.gripper[0..100]", joints).tolist() == expected
 
@@ -99,7 +101,7 @@ def test_an_opening_stays_within_its_range(arms: dict[str, Arm], left: float, ex
         ("feed.force[7]", JOINTS, "found 6 numbers, expected 7"),
     ],
 )
-def test_what_is_missing_stale_or_no_number_is_named(
+def test_missing_stale_and_invalid_parts_are_named(
     arms: dict[str, Arm], text: str, joints: JointState | None, message: str
 ) -> None:
     with pytest.raises(StateError, match=message):
@@ -121,7 +123,7 @@ def test_joints_of_the_same_name_belong_to_their_arm() -> None:
         made.read(Measured(arms={"right": measured["right"]}), STAMP, 1.0)
 
 
-def test_feeds_are_stale_missing_and_of_another_length_by_name(arms: dict[str, Arm]) -> None:
+def test_stale_missing_and_mis_sized_feeds_are_named(arms: dict[str, Arm]) -> None:
     force = reader(arms, "feed.force", size=7)
     with pytest.raises(StateError, match=r"feed\.force: no message yet"):
         force.read(Measured(JOINTS), STAMP, 1.0)

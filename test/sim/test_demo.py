@@ -106,7 +106,7 @@ def test_every_frame_is_used_once_and_none_is_lost(lockstep):
 
 @pytest.mark.slow
 def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
-    """Without DDS, processes and clocks the actions are the same step by step: nothing depends on time."""
+    """Actions are equal step by step to those without DDS, a second process and a clock."""
     actions: list[list] = []
     with AnyReader([lockstep.bag]) as reader:
         for connection, _, raw in reader.messages():
@@ -214,7 +214,7 @@ def planned(*words: str) -> PolicyConfig:
 
 
 @pytest.mark.slow
-def test_a_bag_says_when_an_episode_runs(lockstep):
+def test_the_bag_records_when_an_episode_runs(lockstep):
     images = []
     with AnyReader([lockstep.bag]) as reader:
         for connection, _, raw in reader.messages():
@@ -228,7 +228,7 @@ def test_a_bag_says_when_an_episode_runs(lockstep):
     assert [runs for runs, _ in images] == [True, False] * EPISODES
 
 
-def test_the_expert_answers_as_asked():
+def test_an_argument_selects_the_experts_actions():
     assert planned("--policy", "expert").actions == "eef_delta"
     assert planned("--policy", "expert", "--actions", "eef_pose").actions == "eef_pose"
     with pytest.raises(ConfigError, match=r"policy\.actions: an option of the policy 'expert'"):
@@ -243,7 +243,7 @@ def test_the_expert_answers_as_asked():
         (("--objects", "1", "--shuffle"), "--objects 1: leaves no other object"),
     ],
 )
-def test_what_does_not_fit_the_table_is_refused(words, message):
+def test_contradicting_arguments_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         options("--policy", "expert", *words)
 
@@ -284,7 +284,7 @@ def test_a_parameter_file_overrides_the_demos_file(tmp_path):
     assert (found.name, found.checkpoint, found.unnorm_key) == OWN
 
 
-def test_in_real_time_a_core_is_left_to_the_simulation(monkeypatch):
+def test_real_time_leaves_a_core_to_the_simulation(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert planned("--real-time").threads == 1
     assert planned("--real-time", "-p", "policy.threads:=2").threads == 2

@@ -1,4 +1,4 @@
-"""The small pi0.5 of the package: its options come with it, and it does what it is told over the graph."""
+"""The small pi0.5 of the package: its options, its chunks, and success over the graph."""
 
 import argparse
 import subprocess
@@ -33,7 +33,7 @@ def planned(*words: str) -> tuple[argparse.Namespace, Plan]:
     return arguments, plan(arguments)
 
 
-def test_it_is_small_and_whole() -> None:
+def test_the_checkpoint_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert sum(files.values()) < 15e6
     assert {"README.md", "config.json", "tokenizer.json", "policy_preprocessor.json"} < set(files)
@@ -41,7 +41,7 @@ def test_it_is_small_and_whole() -> None:
 
 
 @pytest.mark.parametrize("words", [("--checkpoint", "demo-pi"), ("--policy", "pi")])
-def test_its_options_come_with_its_name(words: tuple[str, ...]) -> None:
+def test_the_checkpoint_selects_its_options(words: tuple[str, ...]) -> None:
     config = planned(*words, "--schedule", "append")[1].config
     assert (config.policy.name, config.policy.checkpoint) == ("pi", "demo-pi")
     assert (config.control.rate_hz, config.gripper.threshold, config.control.schedule) == (20.0, 0.5, "append")
@@ -62,7 +62,7 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
 
 
 @pytest.mark.slow
-def test_one_command_makes_the_table_and_keeps_the_rows_that_it_has(tmp_path: Path) -> None:
+def test_the_benchmark_keeps_finished_rows(tmp_path: Path) -> None:
     script, figures = Path(__file__).parents[2] / "benchmarks" / "schedules.py", tmp_path / "table.json"
     words = ["--episodes", "1", "--delays", "100", "--json", str(figures), "--schedules", "sync"]
 
@@ -79,7 +79,7 @@ def test_one_command_makes_the_table_and_keeps_the_rows_that_it_has(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--shuffle",)])
-def test_it_picks_up_what_it_is_told_to(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", str(process.free_domain()))
     monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
     pinned = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")

@@ -103,7 +103,7 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
 
 
 def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
-    """However long the policy takes: simulated time stands still meanwhile."""
+    """The duration of an inference has no influence, because simulated time stands still."""
     config, world = of_demo("--actions", "joint_velocity")
     with world:
         watched = policy(config=config)
@@ -135,7 +135,7 @@ def test_the_arm_obeys_the_messages_of_other_drivers(graph, policy, actions, out
         assert runner(graph, world, config).run(3).success
 
 
-def test_messages_that_the_arm_does_not_take_are_refused_at_once(graph):
+def test_unsupported_command_messages_are_refused_at_once(graph):
     config = load([config_file("demo")], ["control.output:=twist_stamped", "topics.gripper:=/gripper"])
     with pytest.raises(
         ConfigError, match=r"output on /arm/joint_command: found twist_stamped, .* takes joint_state"

@@ -35,7 +35,7 @@ def observation(world: TableTop, instruction: str) -> Observation:
     return Observation({}, instruction, 5, state_of(world))
 
 
-def test_it_is_found_by_its_entry_point(expert):
+def test_the_expert_is_found_by_its_entry_point(expert):
     assert isinstance(expert, Policy)
     assert "expert" in available()
     assert expert.spec.feeds == ("objects",)
@@ -43,7 +43,7 @@ def test_it_is_found_by_its_entry_point(expert):
 
 
 @pytest.mark.slow
-def test_it_solves_picks_and_pushes(expert):
+def test_the_expert_solves_picks_and_pushes(expert):
     controller = make_controller(expert.spec)
     with TableTop(WorldOptions(tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
         results = [run_episode(world, partial(ask, expert), controller, seed, render_every=0) for seed in range(30)]
@@ -53,7 +53,7 @@ def test_it_solves_picks_and_pushes(expert):
     assert not controller.counters, "the expert stays within all limits"
 
 
-def test_it_recovers_from_bumps_and_noisy_actions(expert):
+def test_the_expert_recovers_from_bumps_and_noisy_actions(expert):
     controller = make_controller(expert.spec)
     random = np.random.default_rng(0)
 
@@ -73,8 +73,8 @@ def test_it_recovers_from_bumps_and_noisy_actions(expert):
 
 @pytest.mark.parametrize("arms", [1, 2])
 @pytest.mark.parametrize("actions", list(ACTIONS))
-def test_every_form_of_an_answer_means_the_same_step(actions, arms):
-    """Where each arm's tool is to be a tenth of a second from now."""
+def test_all_kinds_of_actions_describe_the_same_step(actions, arms):
+    """All kinds lead each arm's tool to the same pose."""
     with TableTop(WorldOptions(arms=arms)) as world:
         expert = ExpertPolicy(simulated(world, actions))
         action = ask(expert, observation(world, world.scene.instruction)).actions[0]
@@ -104,8 +104,8 @@ def test_every_form_of_an_answer_means_the_same_step(actions, arms):
 
 
 @pytest.mark.parametrize("tasks", [("pick",), ("push_left", "push_right")])
-def test_chunks_that_are_executed_blindly_succeed(tasks):
-    """Eight steps of sixteen at 20 Hz between two looks."""
+def test_chunks_executed_open_loop_succeed(tasks):
+    """The expert infers after every eight steps of its chunks of sixteen."""
     chosen = [
         "policy.name:=expert",
         "policy.actions:=joint_position",
@@ -150,7 +150,7 @@ def test_the_same_state_gives_the_same_action(world, expert):
 
 
 def test_the_instruction_decides_the_object(world, expert):
-    """In the same state the arm goes towards whichever object is asked for."""
+    """In the same state the arm moves towards the named object."""
     directions = []
     for thing in world.scene.objects:
         action = ask(expert, observation(world, make_task("pick", thing.name).instruction)).actions[0]

@@ -1,4 +1,4 @@
-"""Episodes in simulated time: the node's own loop, with delays that no machine and no load changes."""
+"""Episodes in simulated time: the node's own loop, with delays that do not depend on machine and load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = N
         (("--real-time", "--delay-ms", "100"), "real_time"),
     ],
 )
-def test_a_delay_is_of_the_real_clock_or_of_the_simulated_one(words: tuple[str, ...], mode: str) -> None:
+def test_a_delay_uses_the_clock_of_the_mode(words: tuple[str, ...], mode: str) -> None:
     arguments = parsed(*words)
     config = plan(arguments).config
     assert mode_of(arguments) == mode
@@ -60,12 +60,12 @@ def test_a_delay_is_of_the_real_clock_or_of_the_simulated_one(words: tuple[str, 
 
 
 @pytest.mark.parametrize("option", [("--record", "bag"), ("--attach",)])
-def test_what_needs_a_graph_is_refused(option: tuple[str, ...]) -> None:
+def test_options_that_need_a_graph_are_refused(option: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="need a graph"):
         plan(parsed("--simulated-time", *option))
 
 
-def test_a_camera_that_the_simulation_lacks_is_named() -> None:
+def test_an_unknown_camera_is_named() -> None:
     assert run("-p", "camera.topics:=[/wrist_camera/image_raw]").success
     with pytest.raises(
         ConfigError, match=r"camera.topics: found /side, the simulation has /camera/image_raw, /wrist"
@@ -74,13 +74,13 @@ def test_a_camera_that_the_simulation_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--actions", "joint_velocity"), ("--arms", "2", "--actions", "eef_pose")])
-def test_arms_obey_as_over_the_graph(words: tuple[str, ...]) -> None:
+def test_arms_obey_every_output(words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.reason == "success"
     assert result.tips.shape[0] == len(result.fingers) == result.steps + 1
 
 
-def test_a_synchronous_arm_waits_for_each_answer_and_one_that_asks_ahead_does_not() -> None:
+def test_sync_waits_for_each_inference_and_append_does_not() -> None:
     waits, ahead = (run(*CHUNKS, "--delay-ms", "300", "--schedule", kind) for kind in ("sync", "append"))
     assert (waits.reason, ahead.reason) == ("success", "success")
     late, even = (steadiness([each.commands], 20.0) for each in (waits, ahead))
@@ -92,7 +92,7 @@ def test_a_synchronous_arm_waits_for_each_answer_and_one_that_asks_ahead_does_no
 
 
 def test_the_machine_does_not_change_the_result() -> None:
-    """A policy that is slow by the real clock, at random, does bit for bit what a fast one does."""
+    """A policy that is randomly slow by the real clock gives bit-identical commands."""
     words = (*CHUNKS, "--delay-ms", "200", "--schedule", "blend")
     fast = run(*words)
     config = plan(parsed("--simulated-time", *words)).config

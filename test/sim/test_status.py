@@ -1,4 +1,4 @@
-"""The demo stops waiting for the policy node according to its published status."""
+"""The demo decides by the policy node's status whether to wait for a command."""
 
 from __future__ import annotations
 

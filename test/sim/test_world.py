@@ -123,7 +123,7 @@ def test_a_velocity_ends_at_the_joint_limit(world):
     assert world.joint_positions()[0] < high[0] - 0.03, "no velocity adds up beyond the limit"
 
 
-def test_of_two_arms_each_obeys_its_own_commands():
+def test_each_of_two_arms_obeys_its_own_commands():
     with TableTop(WorldOptions(arms=2)) as world:
         before = world.joint_positions()
         world.command_named(("left_joint_1", "left_finger_left", "left_finger_right"), (before[0] + 0.1, 0.0, 0.0))

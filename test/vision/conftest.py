@@ -1,4 +1,4 @@
-"""Fixtures of the vision tests: golden images, and a serialiser that is not ours."""
+"""Fixtures of the vision tests: golden images, and the serialiser of rosbags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding: each encoding against an independent computation, and nothing but ImageError for anything else."""
+"""Decoding: each encoding against an independent computation, and ImageError for all other input."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_grey_alpha_and_palette(sample):
         ("bayer_gbrg8; jpeg compressed ", "Bayer"),
     ],
 )
-def test_formats_that_are_no_colour_image(sample, image_format, text):
+def test_depth_and_compressed_mosaics_are_refused(sample, image_format, text):
     with pytest.raises(ImageError, match=text):
         decode_compressed(encode_compressed(png(sample), 0, "cam", image_format))
 
@@ -317,7 +317,7 @@ def test_an_exif_orientation_turns_the_image_as_opencv_does(sample, kind, orient
     assert found.flags.c_contiguous
 
 
-def test_damaged_exif_data_say_nothing(sample):
+def test_damaged_exif_data_are_ignored(sample):
     buffer = io.BytesIO()
     Image.fromarray(sample).save(buffer, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
     assert decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam")).image.shape == sample.shape

@@ -1,4 +1,4 @@
-"""Bayer mosaics and 16 bits a channel. Regressions pinned: red and blue swapped; high and low byte swapped."""
+"""Bayer mosaics and 16-bit channels, with swapped colours and bytes as past regressions."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_turns(sample, orientation):
+def test_orientations(sample, orientation):
     sample.setflags(write=False)
     assert np.array_equal(TURNS[orientation](sample), EXPECTED[orientation](sample))
 

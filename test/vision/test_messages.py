@@ -1,4 +1,4 @@
-"""CDR of the image messages: equal to what rclpy wrote, in both byte orders, lies about lengths refused."""
+"""CDR of the image messages: equal to rosbags' in both byte orders; wrong lengths are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_writes_compressed_as_rosbags_does(serialize):
     assert encode_compressed(b"12345", STAMP, "cam", "png") == expected
 
 
-def test_big_endian_says_the_same(serialize):
+def test_big_endian_messages_are_read(serialize):
     fields = {"height": 2, "width": 3, "encoding": "mono8", "is_bigendian": 1, "step": 3, "data": b"abcdef"}
     big = serialize("Image", STAMP, "cam", little_endian=False, **fields)
     little = serialize("Image", STAMP, "cam", **fields)
@@ -134,6 +134,6 @@ def test_frame_id_in_another_character_set_keeps_the_image():
         (np.zeros((2, 2, 3), np.uint8), (0, "", "rgb8", 5), "step 5 found, expected at least the 6"),
     ],
 )
-def test_encode_refuses_what_is_no_message(image, arguments, text):
+def test_encode_refuses_invalid_arguments(image, arguments, text):
     with pytest.raises(ImageError, match=text):
         encode_image(image, *arguments)

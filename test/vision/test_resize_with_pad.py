@@ -1,4 +1,4 @@
-"""Resize with pad, against Pillow, torch and what openpi and LeRobot made of camera images."""
+"""Resize with pad against Pillow, torch and images recorded from openpi and LeRobot."""
 
 import io
 from pathlib import Path
@@ -25,7 +25,7 @@ def decode(value):
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
-def test_openpis_images_to_the_level(name):
+def test_openpis_images_are_bit_identical(name):
     cases = arrays(name)
     compared = 0
     for number in range(6):
@@ -40,7 +40,7 @@ def test_openpis_images_to_the_level(name):
 
 
 @pytest.mark.parametrize(("name", "count"), [("pi0_lerobot", 3), ("pi05_lerobot", 8)])
-def test_lerobots_images_to_the_bit_of_a_float(name, count):
+def test_lerobots_images_are_equal_in_float32(name, count):
     cases = arrays(name)
     for number in range(count):
         for slot, key in enumerate(("image", "image2")):

@@ -16,7 +16,9 @@ from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 
 
-def test_two_processes_write_the_files_of_one(demonstrations: Path, recipe: DataRecipe, tmp_path: Path) -> None:
+def test_the_number_of_processes_does_not_change_the_files(
+    demonstrations: Path, recipe: DataRecipe, tmp_path: Path
+) -> None:
     data.generate(tmp_path, recipe, processes=2)
     expected = data.shard_paths(demonstrations)
     assert [path.name for path in data.shard_paths(tmp_path)] == [path.name for path in expected]

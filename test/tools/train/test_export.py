@@ -82,7 +82,7 @@ def test_the_policy_infers_the_tokens_of_the_trainer(trained: tuple[Run, Frames]
     policy.close()
 
 
-def test_a_wrong_key_gives_other_actions_for_the_same_tokens(checkpoint: Path) -> None:
+def test_a_wrong_key_changes_the_actions_but_not_the_tokens(checkpoint: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     observation = Observation({"image": image}, "pick up the red cube", 0)
     right, wrong = (
