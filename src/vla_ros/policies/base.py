@@ -1,8 +1,8 @@
 """The interface of every model family, and the registry that finds one by name.
 
 A third party adds a policy with the entry-point group ``vla_ros.policies``: the entry point names a class
-that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.config.Config`. Its options are a
-dataclass of its own, the attribute ``Options`` (:mod:`vla_ros.config.registry`).
+that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.config.Config`. The class attribute
+``Options`` is the dataclass of its options (:mod:`vla_ros.config.registry`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vla_ros.types import ActionChunk, FloatArray, Observation
 T = TypeVar("T", bound=PolicyConfig)
 
 Progress = Callable[[float, str], None]
-"""Told how far loading has come: a fraction in [0, 1] and a few words."""
+"""Receives the progress of loading: a fraction in [0, 1] and a short description."""
 
 
 def no_progress(fraction: float, message: str) -> None:
@@ -38,20 +38,20 @@ class Session:
     """
 
     def reset(self) -> None:
-        """Forget everything that depends on past observations: a new episode or another instruction began."""
+        """Discard all state from past observations when an episode or instruction begins."""
 
     def close(self) -> None:
         """Free the session's resources, such as a connection."""
 
 
 class Policy(ABC):
-    """Infers chunks of actions from observations: loaded once, shared by any number of robots.
+    """Infers chunks of actions from observations; loaded once and shared by any number of robots.
 
     All methods are called from one thread.
 
     Attributes:
-        Options: Dataclass of the section ``policy`` of the tree.
-        spec: Its inputs and outputs. Valid after :meth:`load`.
+        Options: Dataclass of the configuration section ``policy``.
+        spec: The policy's inputs and outputs. Valid after :meth:`load`.
     """
 
     Options: ClassVar[type[PolicyConfig]] = PolicyConfig
@@ -59,9 +59,9 @@ class Policy(ABC):
 
     @staticmethod
     def claims(config: Mapping[str, Any]) -> int:
-        """Return whether this policy runs the checkpoint with this ``config.json``, so that users need not name it.
+        """Return how well this policy fits a checkpoint, given the content of its ``config.json``.
 
-        0 for no, 1 for a layout that other policies may run as well, 2 for its own.
+        0: it cannot run the checkpoint; 1: other policies may run this layout, too; 2: the layout is its own.
         """
         return 0
 
@@ -74,7 +74,7 @@ class Policy(ABC):
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
     def describe(self) -> PolicySpec:
-        """Return inputs and outputs as far as known without weights or a device; for ``vla-ros run --dry-run``.
+        """Return the inputs and outputs that are known without weights or a device (``vla-ros run --dry-run``).
 
         Raises:
             VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or wrong.
@@ -89,7 +89,7 @@ class Policy(ABC):
 
     @abstractmethod
     def infer(self, session: Any, observation: Observation) -> ActionChunk:
-        """Infer a chunk from one observation; ``session`` is the robot's, from :meth:`start_session`.
+        """Infer a chunk from one observation; ``session`` is from :meth:`start_session`.
 
         Raises:
             VlaRosError: Inference failed; the session is unchanged.
@@ -111,8 +111,8 @@ class Policy(ABC):
     def prepare(self, batch: int) -> bool:
         """Prepare for batches of this size; called after :meth:`load`, which prepares for one request.
 
-        Returns False if the policy infers for one robot at a time anyway. Raises OutOfMemoryError if it does not
-        fit.
+        Returns False if the policy infers for one robot at a time. Raises OutOfMemoryError if memory does not
+        suffice.
         """
         return type(self).infer_batch is not Policy.infer_batch
 
@@ -122,7 +122,7 @@ class Policy(ABC):
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
         """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
 
-        Used to diagnose a wrong choice; empty if there are no other datasets.
+        Used to diagnose a wrong ``policy.unnorm_key``; empty if there are no other datasets.
         """
         return {}
 
@@ -132,7 +132,7 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class LazyPolicy:
-    """An entry-point target whose options are known before its libraries are imported."""
+    """An entry-point target that declares a policy's options without importing its libraries."""
 
     Options: type[PolicyConfig]  # dataclass of its options
     target: str  # ``module:class`` of the policy
@@ -152,7 +152,7 @@ def create(config: Config) -> Policy:
 
 
 def policy_of(checkpoint: str | Path) -> str:
-    """Return the policy that claims a checkpoint, by its name or its ``config.json``; the default one if none."""
+    """Return the name of the policy that claims a checkpoint, or the default policy's if none does."""
     if str(checkpoint) in SHIPPED:
         return SHIPPED[str(checkpoint)]
     try:
@@ -163,7 +163,7 @@ def policy_of(checkpoint: str | Path) -> str:
 
 
 def options_of(config: Config, kind: type[T]) -> T:
-    """Return the section ``policy`` as the options of one policy; raises ConfigError if they are another's."""
+    """Return the section ``policy`` if it has the type ``kind``; otherwise raise ConfigError."""
     if not isinstance(config.policy, kind):
         raise ConfigError(f"policy.name: '{config.policy.name}' has other options than {kind.__name__}")
     return config.policy

@@ -48,16 +48,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's place in its file, and its entry in the header."""
+    """A tensor's file and its entry in the file's header."""
 
     file: Path  # safetensors file
-    shape: tuple[int, ...]  # its sizes
-    dtype: str  # name of its type in the file, such as ``BF16``
-    name: str  # its name in the file
+    shape: tuple[int, ...]  # size of each axis
+    dtype: str  # data type as the file names it, such as ``BF16``
+    name: str  # the tensor's name in the file
 
 
 def checkpoint_folder(text: str) -> Path:
-    """Return ``policy.checkpoint`` as a folder that exists, or that of a checkpoint of the package."""
+    """Return the existing folder that ``policy.checkpoint`` names, or that of a checkpoint of the package."""
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
     if text in SHIPPED:

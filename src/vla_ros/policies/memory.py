@@ -1,4 +1,4 @@
-"""Compares the memory that a model needs with what is free, and explains out-of-memory errors."""
+"""Compares a model's memory with the free memory, and explains out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ GB = 1e9
 class MemoryPlan:
     """Memory that a model needs on its device, in bytes."""
 
-    weights: int  # all weights that run
+    weights: int  # weights in use
     cache: int  # keys and values of one sequence
-    working: int  # the largest moment of activations or of loading one tensor, and the libraries' own buffers
+    working: int  # peak of activations or of loading one tensor, and the libraries' buffers
 
     @property
     def total(self) -> int:
@@ -54,18 +54,18 @@ Choices = Mapping[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """Checks one model's memory before it is loaded, and suggests what to do if memory runs out."""
+    """Checks a model's memory before loading, and suggests options when memory runs out."""
 
     plan: Plan
     choices: Choices
-    device: str  # that the model runs on
+    device: str  # where the model runs
     available: Callable[[str], int | None] = available_memory  # device to free bytes
 
     def require(self, dtype: str, quantization: str) -> str:
         """Describe required and free memory in one line; OutOfMemoryError names the options that would fit."""
         plan, free = self.plan(dtype, quantization, self.device), self.available(self.device)
         if free is None:
-            return f"needs {plan} on {self.device}; how much is free there is not known"
+            return f"needs {plan} on {self.device}; the free memory is unknown"
         if plan.total > free:
             raise OutOfMemoryError(
                 f"the checkpoint needs {plan} on {self.device} with policy.dtype {dtype} and policy.quantization "
@@ -74,7 +74,7 @@ class MemoryCheck:
         return f"needs {plan} on {self.device}, {free / GB:.2f} GB are free"
 
     def advise(self) -> str:
-        """Return the options that would fit into the free memory, as parameters to set."""
+        """Return the settings with which the model would fit into the free memory."""
         fitting, sizes = [], []
         for place in dict.fromkeys((self.device, "cpu")):
             where, free = "" if place == self.device else "policy.device:=cpu ", self.available(place)

@@ -1,4 +1,4 @@
-"""The base of policies that run a checkpoint's network in this process: loading, inputs, batches, self-test."""
+"""The base class of policies that run a network in this process: loading, inputs, batches, self-test."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SELF_TEST_INSTRUCTION = "pick up the red cube"
 
 
 class Closes(Protocol):
-    """A loaded model."""
+    """Anything that holds graphs or buffers."""
 
     def close(self) -> None:
-        """Free its graphs and buffers."""
+        """Free graphs and buffers."""
 
 
 L = TypeVar("L", bound=Closes)
@@ -53,7 +53,7 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Asked(Generic[S, R]):
-    """One robot's observation, and the model's request made of it."""
+    """An observation with its session and the request for the model."""
 
     session: S
     observation: Observation
@@ -61,12 +61,12 @@ class Asked(Generic[S, R]):
 
 
 class NetworkPolicy(Policy, Generic[L, S, R]):
-    """A policy over a network in this process.
+    """A policy that runs a network in this process.
 
-    A family implements :meth:`_open`, :meth:`_build`, :meth:`_request` and :meth:`_answer`.
+    Subclasses implement :meth:`_open`, :meth:`_build`, :meth:`_request` and :meth:`_answer`.
 
     Attributes:
-        title: The policy's name in messages.
+        title: Name of the policy in messages.
         takes_any_size: True if the model resizes images itself.
     """
 
@@ -80,18 +80,18 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     @property
     def loaded(self) -> L:
-        """The network with its preprocessing and postprocessing, once :meth:`load` has been called."""
+        """The loaded model; raises VlaRosError before :meth:`load`."""
         if self._loaded is None:
             raise VlaRosError(f"{self.title}: not loaded; call load() first")
         return self._loaded
 
     @property
     def folder(self) -> Path:
-        """The checkpoint's folder; raises CheckpointError if there is none."""
+        """The checkpoint's folder; raises CheckpointError if the folder is missing."""
         return checkpoint_folder(self._placed_by.checkpoint)
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read the checkpoint, check that memory suffices and that the model sees, warm up."""
+        """Check the files and the memory, load the weights, warm up and run the self-test."""
         self.close()
         options = self._placed_by
         if options.threads:
@@ -120,7 +120,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return answer
 
     def infer_batch(self, requests: Sequence[tuple[S, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots; those with the same number and kind of images run as one batch."""
+        """Infer for several robots; requests with the same number and kind of images run as one batch."""
         answers: dict[int, ActionChunk | VlaRosError] = {}
         groups: dict[tuple[int, bool], dict[int, Asked[S, R]]] = {}
         for row, (session, observation) in enumerate(requests):
@@ -138,12 +138,12 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return [answers[row] for row in range(len(requests))]
 
     def prepare(self, batch: int) -> bool:
-        """Capture graphs for the usual and for long prompts; False if robots do not share a pass."""
+        """Capture graphs for usual and long prompts; return False if the model takes one robot at a time."""
         with self._memory.explained():
             return self._warm_up(batch)
 
     def close(self) -> None:
-        """Free the model."""
+        """Unload the model and free its memory."""
         if self._loaded is None:
             return
         self._loaded.close()
@@ -153,7 +153,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
             torch.cuda.empty_cache()
 
     def _try_out(self) -> None:
-        """Warm up with one inference; with ``policy.self_test`` with two, which must differ."""
+        """Capture graphs and infer once; with ``policy.self_test`` twice, and compare the two answers."""
         self._warm_up(1)
         size, numbers = self.spec.images[0].processor, []
         assert size is not None
@@ -178,7 +178,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     @abstractmethod
     def _open(self, where: Placement) -> Any:
-        """Read and check all files but the weights' data, and set :attr:`_memory`."""
+        """Read all files except the weights' data, check them, and set :attr:`_memory`."""
 
     @abstractmethod
     def _build(self, opened: Any, where: Placement, progress: Progress) -> None:
@@ -190,14 +190,14 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     @abstractmethod
     def _answer(self, asked: Sequence[Asked[S, R]]) -> Iterable[ActionChunk | VlaRosError]:
-        """Infer a chunk for each; all have the same number and kind of images."""
+        """Infer one chunk per request; all requests have the same number and kind of images."""
 
     @abstractmethod
     def _warm_up(self, batch: int) -> bool:
         """See :meth:`prepare`."""
 
     def _details(self) -> str:
-        """Return what the last line of loading says besides checkpoint and device."""
+        """Return further text for the message at the end of :meth:`load`."""
         return ""
 
     @abstractmethod
@@ -214,7 +214,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         missing = [key for key in keys if key not in images]
         if missing or not keys:
             raise ImageError(
-                f"{self.title}: no image {missing or list(self.spec.image_keys)}, there are {list(images)}"
+                f"{self.title}: no image {missing or list(self.spec.image_keys)}; found {list(images)}"
             )
         return {key: self._checked(key, images[key]) for key in keys}
 
@@ -238,7 +238,7 @@ def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
 
 
 def check_sight(first: FloatArray, second: FloatArray, folder: Path) -> None:
-    """Refuse a model that answers two different images with the same numbers.
+    """Raise CheckpointError if a model gives the same numbers for two different images.
 
     A model that never runs its vision towers still returns an action, always the same. This happens with incomplete
     weights, or where the published code runs with a transformers version that skips the image.

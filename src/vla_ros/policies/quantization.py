@@ -33,7 +33,7 @@ def install(layers: nn.Module, mode: str) -> None:
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Return True for layers created by :func:`install`."""
+    """Return True for a layer that :func:`install` created."""
     return type(module).__module__.startswith("bitsandbytes.")
 
 

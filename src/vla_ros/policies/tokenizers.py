@@ -1,6 +1,6 @@
-"""Reads tokenizer files as data, with the libraries that define their formats; nothing is downloaded.
+"""Reads tokenizer files with the libraries that define their formats; nothing is downloaded.
 
-So the tokens depend neither on the version of transformers nor on code in the checkpoint.
+The tokens depend neither on the version of transformers nor on code in the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vla_ros.errors import CheckpointError, MissingDependencyError
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer; control tokens in a text are text."""
+    """A tokenizer that encodes the names of control tokens, such as ``<bos>``, as plain text."""
 
     encode: Callable[[str], list[int]]  # text to ids, without BOS
     size: int  # pieces of the vocabulary

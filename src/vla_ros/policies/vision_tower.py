@@ -1,7 +1,7 @@
-"""The vision transformers of OpenVLA, their parameters named as in the published checkpoints.
+"""The vision transformers of OpenVLA, with the parameter names of the published checkpoints.
 
-DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, reduced to what OpenVLA runs: patches of
-an intermediate block, no final norm, no pooling. GELU is exact (erf), LayerNorm's epsilon is 1e-6.
+DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, reduced to the parts that OpenVLA runs:
+patches of an intermediate block, no final norm, no pooling. GELU is exact (erf), LayerNorm's epsilon is 1e-6.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAYER_NORM_EPS = 1e-6
 
 
 class PatchEmbedding(nn.Module):
-    """Patches as one matrix product: a convolution whose stride is its kernel, without its copies."""
+    """Embeds patches by one matrix product, which equals a convolution whose stride is its kernel size."""
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class PatchEmbedding(nn.Module):
         return self.embed(grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
 
     def embed(self, patches: Tensor) -> Tensor:
-        """Pixels of patches [B, patches, 588], channels first, to [B, patches, width]."""
+        """Map the pixels of patches [B, patches, 588], channels first, to [B, patches, width]."""
         embedded: Tensor = functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
         return embedded
 
@@ -107,7 +107,7 @@ class Block(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """One vision transformer up to the block whose output OpenVLA uses; only ``shape.used_blocks`` blocks exist.
+    """One vision transformer with its first ``shape.used_blocks`` blocks, the last of which OpenVLA reads.
 
     ``eager`` computes attention step by step, else ``scaled_dot_product_attention`` does. ``film`` is the width of
     the text embedding that modulates every block (FiLM); 0 for none.
@@ -125,7 +125,7 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, eager, film) for _ in range(shape.used_blocks))
 
     def prefix(self) -> Tensor:
-        """Tokens before the patches: class token and register tokens, [tokens, width]; none in SigLIP."""
+        """Return class token and register tokens [tokens, width], which precede the patches; none in SigLIP."""
         tokens: list[Tensor] = [self.cls_token] if self.shape.class_token else []
         tokens += [self.reg_token] if self.shape.register_tokens else []
         return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
@@ -164,7 +164,7 @@ class VisionBackbone(nn.Module):
         super().__init__()
         self.featurizer = VisionTower(towers[0], eager, film)
         self.fused_featurizer = VisionTower(towers[1], eager, film) if len(towers) > 1 else None
-        # Constants of the architecture, not weights: real even while the parameters are still on "meta".
+        # Constants of the architecture have values even while the parameters are on "meta".
         mean = [value for tower in towers for value in tower.mean]
         std = [value for tower in towers for value in tower.std]
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(1, -1, 1, 1), persistent=False)
@@ -176,11 +176,11 @@ class VisionBackbone(nn.Module):
         return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images as each tower expects them: uint8 [B, H, W, 3] RGB to float32 [B, 3 * towers, H, W].
+        """Normalise images for each tower: uint8 [B, H, W, 3] RGB to float32 [B, 3 * towers, H, W].
 
         The first tower's channels come first.
         """
-        # Turned while still bytes, then in place: five times faster on a CPU than one expression.
+        # Permuting bytes and computing in place is five times faster on a CPU than one expression.
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255.0)
         return pixels.repeat(1, self.mean.shape[1] // 3, 1, 1).sub_(self.mean).div_(self.std)
 

@@ -1,4 +1,4 @@
-"""Loads the weights of any model family; checks every name, shape and type before it reads data."""
+"""Checks a checkpoint's tensors against a network, and loads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_weights(
 ) -> None:
     """Compare the tensors that a network needs with the stored ones; CheckpointError names all that differ.
 
-    ``unused`` returns whether a stored tensor is known to be left out; ``source`` begins the message.
+    ``unused`` returns True for stored tensors that the network leaves out; ``source`` begins the message.
     """
     both = sorted(needed.keys() & manifest.keys())
     problems = {
@@ -57,8 +57,8 @@ def fill(
 ) -> None:
     """Load the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
 
-    ``network`` is on ``meta``. ``dtype`` is that of all parameters, or returns each one's by name; quantised layers
-    have a type of their own.
+    ``network`` is on ``meta``. ``dtype`` is the data type of all parameters, or a function from name to data type;
+    quantised layers ignore it.
     """
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     total, done = sum(sizes.values()), 0
@@ -70,13 +70,13 @@ def fill(
 
 
 def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Set one parameter of a network on ``meta``, quantising it where its layer asks for that."""
+    """Set one parameter of a network on ``meta``; a quantised layer quantises it."""
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(owner_name)
     if quantization.is_quantized(owner):
         quantization.place(owner, tensor, device)
         return
     moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
-    # What was neither moved nor converted still lies in the mapped file: a changed file would change the model.
+    # A tensor that was neither moved nor converted still shares the mapped file, which may change.
     value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))

@@ -14,8 +14,8 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
-_PEAK = 0.76980  # 4 / (3 sqrt(3)), of the product of both sines
-_ASTRAY = 3.0  # amplitudes; an arm that is further from where it began begins anew where it is
+_PEAK = 0.76980  # maximum of the product of both sines: 4 / (3 sqrt(3))
+_ASTRAY = 3.0  # in amplitudes; an arm further than this from its start begins again at its current position
 
 
 @dataclass(frozen=True)

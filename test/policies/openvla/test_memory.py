@@ -46,7 +46,7 @@ def test_the_estimate_agrees_with_the_published_figures(seven_billion, dtype, qu
     ("device", "dtype", "free", "words"),
     [
         ("cpu", "bfloat16", {"cpu": 24 * GB}, r"weights 15.* on cpu, 24\.00 GB are free"),
-        ("cpu", "float32", {"cpu": None}, "how much is free there is not known"),
+        ("cpu", "float32", {"cpu": None}, "the free memory is unknown"),
     ],
 )
 def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, dtype, free, words):

@@ -171,7 +171,7 @@ def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
     ):
         with pytest.raises(ImageError, match=words):
             ask(loaded, observe(image))
-    with pytest.raises(ImageError, match=r"no image \['image'\], there are \['wrist'\]"):
+    with pytest.raises(ImageError, match=r"no image \['image'\]; found \['wrist'\]"):
         ask(loaded, Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
     with pytest.raises(ConfigError, match="shorten"):
         ask(loaded, observe(instruction="x" * 10_000))
@@ -241,7 +241,7 @@ def test_bfloat16_runs_on_a_cpu(shared_tiny, make_policy, loaded, observe):
         ({"device": "meta"}, ConfigError, "is not available"),
         ({"device": "cuda:77"}, ConfigError, "CUDA devices"),
         ({"quantization": "nf4", "dtype": "float32"}, ConfigError, "does not work with"),
-        ({"quantization": "int4"}, ConfigError, "engine needs an NVIDIA GPU, here is cpu; choose nf4"),
+        ({"quantization": "int4"}, ConfigError, "engine needs an NVIDIA GPU, policy.device is cpu; choose nf4"),
         ({"quantization": "int4", "engine": "reference"}, ConfigError, "policy.engine is reference; choose nf4"),
         ({"quantization": "nf4", "engine": "graph"}, ConfigError, "policy.engine is graph; choose int4"),
         ({"attention": "flash_attention_2"}, ConfigError, "needs CUDA and bfloat16"),

@@ -1,7 +1,7 @@
 """OpenVLA-OFT: OpenVLA's network, which returns a whole chunk from one bidirectional pass.
 
-``checkpoint`` reads the published files, ``network`` is what it adds to OpenVLA, ``inference`` runs it, ``policy``
-implements :class:`~vla_ros.policies.base.Policy`. Importing from here needs no torch.
+``checkpoint`` reads the published files, ``network`` extends OpenVLA's network, ``inference`` runs the network, and
+``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds both ways to run OpenVLA-OFT from a loaded model, and compares them."""
+"""Builds OpenVLA-OFT's engine and reference path from a loaded model, and compares their chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 
 
 def plain_inference(model: OFTModel, steps: int = 50) -> ChunkInference:
-    """Build the inference in plain torch over the loaded weights, with sequences of exact length."""
+    """Return the reference path: plain torch, sequences without padding."""
 
     def encode(images: torch.Tensor, film: Sequence[torch.Tensor]) -> torch.Tensor:
         return model.embed_image(model.normalize(images), film)
@@ -41,8 +41,8 @@ def make_chunk_engine(
 ) -> ChunkInference:
     """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
 
-    ``weights`` is the decoder if it was quantised while loading; None fuses the one in ``model`` with
-    ``quantization``. If ``ops`` and ``encode`` are None, the device decides.
+    ``weights`` is the decoder if it was quantised while loading; None fuses the decoder of ``model`` with
+    ``quantization``. ``ops`` and ``encode`` default to the device's.
     """
     if weights is None:
         weights = fuse(model.language_model, quantization)

@@ -37,7 +37,7 @@ class Weights:
 
     @property
     def produce(self) -> Produce:
-        """Tensors by name, with adapters merged."""
+        """Yields tensors by name, with adapters merged."""
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
@@ -50,11 +50,10 @@ class Weights:
 def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
     """Find all tensors of a checkpoint, reading headers and the component files.
 
-    ``base`` is the folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
-    checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over). Without
-    ``towers`` the vision towers of a FiLM checkpoint, which take seconds to merge, are skipped. Raises
-    CheckpointError if a file is missing, damaged, duplicated or contains more than tensors, or if an adapter does
-    not fit.
+    ``base`` is the folder of the base model into which the checkpoint's LoRA adapter is merged; None if the shards
+    are merged already, as in published checkpoints. Without ``towers``, the vision towers of a FiLM checkpoint are
+    skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged, duplicated or
+    contains more than tensors, or if an adapter does not fit.
     """
     manifest = read_manifest(base or folder)
     loaded: dict[str, Tensor] = {}
@@ -83,7 +82,7 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
         logger.info("policy.base: %d LoRA weights of %s are merged into %s", len(adapter), folder.name, base.name)
     elif (folder / lora.FOLDER / "adapter_model.safetensors").exists():
         logger.info(
-            "%s: its weights are taken as merged, %s is not read; set policy.base to merge it",
+            "%s: the shards are taken as merged and %s is not read; set policy.base to merge the adapter",
             folder.name,
             lora.FOLDER,
         )
@@ -93,10 +92,10 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
 def layout_of(
     weights: Weights, architecture: Architecture, folder: Path, images: int, chunk: int, action: int
 ) -> Layout:
-    """Derive a checkpoint's variant from its tensors, and check that they fit together.
+    """Derive a checkpoint's layout from its tensors, and check that the tensors fit together.
 
-    ``images`` is their number, ``chunk`` K, ``action`` D by the statistics, ``folder`` for messages. Raises
-    CheckpointError if a component is missing or has another width than the network or the statistics.
+    ``images`` is the number of images, ``chunk`` K, ``action`` D by the statistics; messages name ``folder``.
+    Raises CheckpointError if a component is missing or has another width than the network or the statistics.
     """
     shapes = {name: stored.shape for name, stored in weights.manifest.items()}
     width = architecture.llm.hidden_size
@@ -125,7 +124,7 @@ def layout_of(
 
 
 def component_file(folder: Path, name: str) -> Path | None:
-    """Return ``NAME--STEP_checkpoint.pt`` of a component, or None; several are an error."""
+    """Return the file ``NAME--STEP_checkpoint.pt``, or None; raises CheckpointError if there are several."""
     found = sorted(folder.glob(f"{name}--*checkpoint*.pt"))
     if len(found) > 1:
         raise CheckpointError(f"{folder}: {[one.name for one in found]}: expected one {name}; delete the others")
@@ -133,7 +132,7 @@ def component_file(folder: Path, name: str) -> Path | None:
 
 
 def read_component(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a ``.pt`` file by torch's weights-only reader, names without ``module.``."""
+    """Read the tensors of a ``.pt`` file with torch's weights-only reader; names lose their ``module.``."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UnpicklingError as error:
@@ -149,7 +148,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
 
 
 def merged_towers(tensors: Mapping[str, Tensor], file: Path, scale: float | None) -> dict[str, Tensor]:
-    """Vision towers of a FiLM checkpoint with their adapters merged, named as the network's parameters."""
+    """Merge the adapters of a FiLM checkpoint's vision towers; return tensors by parameter name."""
     merged = {}
     for name, tensor in tensors.items():
         if ".lora_" in name:

@@ -1,7 +1,6 @@
-"""Writes an OpenVLA or OpenVLA-OFT checkpoint as safetensors alone, with adapters merged.
+"""Writes an OpenVLA or OpenVLA-OFT checkpoint as safetensors only, with adapters merged.
 
-The result needs no pickle reader. Merged weights are stored in float32, as they were computed; all others keep
-their type. Tokenizer, statistics and configuration are copied.
+Merged weights are stored in float32, others in their own type. Tokenizer, statistics and configuration are copied.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros convert``."""
+    """Add the arguments of ``vla-ros convert``."""
     parser.add_argument("folder", type=Path, help="the checkpoint")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
     parser.add_argument("--base", type=Path, help="base model into which the checkpoint's LoRA adapter is merged")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert, then print what was written."""
+    """Convert a checkpoint and print a summary."""
     count, size = convert(arguments.folder, arguments.output, arguments.base)
     print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
     return 0

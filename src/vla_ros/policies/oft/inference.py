@@ -1,4 +1,4 @@
-"""OpenVLA-OFT inference over static buffers: with the engine in graphs, or in plain torch with exact lengths."""
+"""Runs OpenVLA-OFT over static buffers: as CUDA graphs on the engine, or in plain torch without padding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """An answer."""
+    """The chunk for one observation."""
 
     normalized: FloatArray  # float64 [K, D]; of a discrete checkpoint undefined
     tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None
@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkRequest:
-    """One observation."""
+    """One observation as the network takes it."""
 
     # Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
     images: Sequence[UInt8Array | RawImage]
@@ -53,7 +53,7 @@ class ChunkRequest:
 
 
 class StepBuffers:
-    """Static buffers of B observations and one sequence length with padding, and the stages over them.
+    """Static buffers for B observations of one padded sequence length, and the stages that run on them.
 
     ``padded`` is False if no sequence of this length has padding, so that attention needs no mask.
     """
@@ -104,7 +104,7 @@ class StepBuffers:
                 self._read_stage = runner.capture(self._read)
 
     def run(self, words: bytes) -> None:
-        """Run all stages; values that depend only on the text are kept until ``words`` change."""
+        """Run all stages; FiLM's modulations are recomputed only if the text ``words`` changed."""
         if self.film and self._read_words != words:
             self._read_stage()
             self._read_words = words
@@ -154,12 +154,12 @@ class StepBuffers:
         self.numbers.copy_(self.sample)
 
     def _known(self) -> tuple[Tensor, list[Tensor]]:
-        """Text and state embedded: what needs no image."""
+        """Embed text and state, which need no image."""
         projector = self._owner.model.proprio_projector
         return self._embedded(), [] if projector is None else [projector(self.state.to(self.patches.dtype))]
 
     def _states(self, words: Tensor, state: list[Tensor], extras: list[Tensor], noisy: Tensor | None) -> Tensor:
-        """States that become actions: [B, K * D, width]."""
+        """Return the hidden states that become actions, [B, K * D, width]."""
         owner = self._owner
         sequence = sources(words, self.patches, [*state, *extras], noisy).flatten(0, 1)[self.order]
         length = self.lengths if self._padded else None
@@ -170,10 +170,10 @@ class StepBuffers:
 
 
 class ChunkInference(GraphEngine[int, StepBuffers]):
-    """Infers chunks, with one bidirectional pass each (with a diffusion head, one per step).
+    """Infers chunks in one bidirectional pass, or one pass per denoising step.
 
-    Not thread-safe. The decoder of ``model`` may be empty: ``weights`` is. Sequences are padded to multiples of
-    ``bucket_step``; 1 pads none. With ``background`` a second thread captures graphs of further lengths.
+    Not thread-safe. The decoder is ``weights``; that of ``model`` may be empty. Sequences are padded to multiples
+    of ``bucket_step``; 1 pads none. With ``background`` a second thread captures graphs of further lengths.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
 
     @torch.inference_mode()
     def answer_all(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
-        """Answer observations of several robots in one pass; one by one where :attr:`batches` is False.
+        """Answer observations of several robots in one pass, or one by one if :attr:`batches` is False.
 
         Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
         allowed) and DeviceLostError.
@@ -227,7 +227,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
 
     @property
     def batches(self) -> bool:
-        """Whether several observations run in one pass: padded ones without FiLM, whose towers see one text."""
+        """True if several observations can share a pass; False with FiLM, whose towers depend on the text."""
         return self._padded and not self.model.layout.film
 
     def _build(self, kind: int, length: int) -> StepBuffers:

@@ -25,7 +25,7 @@ TRAINING_STEPS = 50
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint's sequence consists of besides the prompt."""
+    """Parts of a checkpoint's sequence besides the prompt."""
 
     images: int  # number of images
     chunk: int  # K, actions per chunk
@@ -59,7 +59,7 @@ class ResidualBlock(nn.Module):
 
 
 class ActionHead(nn.Module):
-    """States [width] around the placeholders to one action [action] each, or to the noise in it."""
+    """Maps the hidden states of K * D placeholders to K actions of D numbers, or to the noise in them."""
 
     def __init__(self, width: int, action: int, blocks: int = 2) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ActionHead(nn.Module):
 
 
 class OFTModel(OpenVLAModel):
-    """OpenVLA's network and what its OFT variant adds; absent parts are None."""
+    """OpenVLA's network with an action head and projectors; absent parts are None."""
 
     def __init__(self, architecture: Architecture, layout: Layout, attention: str = "sdpa") -> None:
         super().__init__(architecture, attention, layout.film)
@@ -93,7 +93,7 @@ class OFTModel(OpenVLAModel):
 
 
 class Plan(NamedTuple):
-    """Layout of a sequence; indices into the rows of :func:`sources`."""
+    """Layout of a sequence, as indices into the rows of :func:`sources`."""
 
     order: IntArray  # int64 [S], the source row of each position; padding takes row 0, which is zero
     wanted: IntArray  # int64 [K * D], positions whose states become actions: one before each placeholder
@@ -118,7 +118,7 @@ def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Pla
 
 
 def sources(words: Tensor, patches: Tensor, extras: list[Tensor], noisy: Tensor | None) -> Tensor:
-    """Rows that sequences are made of, [B, rows, width]: zero, text, patches, extras of one row, noisy numbers."""
+    """Concatenate the source rows of sequences [B, rows, width]: zero, text, patches, extras, noisy numbers."""
     zero = torch.zeros_like(words[:, :1])
     return torch.cat([zero, words, patches, *extras, *([] if noisy is None else [noisy])], dim=1)
 
@@ -131,7 +131,7 @@ class Denoising(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, width: int) -> Denoising:
-        """DDIM with the squared-cosine schedule, ``leading`` spacing; in float32, as training computed it."""
+        """Compute DDIM's squared-cosine schedule with ``leading`` spacing, in float32 as in training."""
 
         def bar(share: float) -> float:
             return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -150,7 +150,7 @@ class Denoising(NamedTuple):
 
 
 def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
-    """One DDIM step (eta 0) from ``sample`` and its estimated ``noise``; ``alphas`` [2] of this step and the next.
+    """Run one DDIM step (eta 0) with the estimated ``noise``; ``alphas`` [2] are of this step and the next.
 
     The estimate of the clean sample is clipped to [-1, 1].
     """

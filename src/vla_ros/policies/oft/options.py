@@ -10,7 +10,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions
 
 @dataclass(frozen=True)
 class OFTOptions(CheckpointOptions):
-    """The checkpoint, and settings that its files do not state."""
+    """Settings that no file of a checkpoint states."""
 
     chunk: int = option(
         0,

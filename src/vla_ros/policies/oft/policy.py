@@ -48,7 +48,7 @@ MARGIN = 1e-8
 
 @dataclass(frozen=True)
 class Description:
-    """What the files state, before any weight is loaded."""
+    """The contents of a checkpoint's files, before any weight is loaded."""
 
     architecture: Architecture  # sizes of the network
     layout: Layout  # its variant
@@ -105,7 +105,7 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         return OFTSession(random=np.random.default_rng(None if seed < 0 else seed))
 
     def _describe(self, *, towers: bool = True) -> Description:
-        """Read the files; without ``towers`` nothing is merged, and no weights can be loaded."""
+        """Read the files; without ``towers`` the result describes the inputs, but cannot be loaded."""
         options, folder = self._options, self.folder
         variant = choose_variant(options, self._preset)
         keys = self._keys[: options.images or None]

@@ -11,7 +11,7 @@ from vla_ros.vision.resample import pillow_resize
 
 @dataclass(frozen=True)
 class OFTResize(LiberoResize):
-    """JPEG round trip and Lanczos-3, both skipped at ``size`` already; then the centre crop."""
+    """JPEG round trip and Lanczos-3, both skipped for images of ``size``; then the centre crop."""
 
     crop_area: float = 0.9
     # Side to which Pillow first resizes any image, without keeping its aspect ratio (ALOHA: 256); 0 for none.

@@ -16,7 +16,7 @@ class Variant:
     """Constants that the published code derives from a robot's name."""
 
     chunk: int  # K
-    action: int  # D; 0 if any will do
+    action: int  # D; 0 for any
     normalization: str = "q99"  # as ``policy.normalization``
     camera_side: int = 0  # as ``policy.camera_side``; 0 for none
 
@@ -30,7 +30,7 @@ PRESETS = {"libero": Variant(8, 7), "aloha": Variant(25, 14, "min_max", 256), "b
 
 
 def choose_variant(options: OFTOptions, preset: str) -> Variant:
-    """Return the preset's variant, changed by ``options``; ConfigError if they contradict it or lack the chunk."""
+    """Return the preset's variant with ``options`` applied; ConfigError for a contradiction or no chunk size."""
     variant = PRESETS.get(preset, Variant(options.chunk, 0))
     if not variant.chunk:
         raise ConfigError(

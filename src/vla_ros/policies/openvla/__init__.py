@@ -25,7 +25,7 @@ class _OpenVLA(LazyPolicy):
 
 
 def has_action_head(folder: Path) -> bool:
-    """Return True for OpenVLA-OFT's checkpoints, whose ``config.json`` is OpenVLA's."""
+    """Return True for checkpoints of OpenVLA-OFT, whose ``config.json`` is the same as OpenVLA's."""
     index = folder / "model.safetensors.index.json"
     return bool(list(folder.glob("action_head--*.pt"))) or (
         index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")

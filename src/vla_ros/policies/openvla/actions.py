@@ -65,7 +65,7 @@ class ActionBins:
 
 @dataclass(frozen=True)
 class ActionStatistics:
-    """How one dataset's actions were normalised."""
+    """Bounds by which the actions of one dataset were normalised."""
 
     key: str  # name of the dataset (``unnorm_key``)
     low: FloatArray  # float64 [D], the 1st percentile (or minimum), in the action's units
@@ -75,7 +75,7 @@ class ActionStatistics:
 
     @property
     def dimension(self) -> int:
-        """D, numbers in one action and thus tokens to decode."""
+        """D, the numbers in one action, which is also the number of tokens to decode."""
         return int(self.low.shape[0])
 
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
@@ -96,7 +96,7 @@ QUANTILES = ("q01", "q99")
 def read_statistics(
     folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
 ) -> dict[str, ActionStatistics]:
-    """Statistics by dataset: ``dataset_statistics.json`` where it exists, else ``norm_stats`` of config.json.
+    """Read each dataset's statistics from ``dataset_statistics.json``, else from ``norm_stats`` of config.json.
 
     A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
     ``dataset_statistics.json``, so the latter wins. ``group`` is ``action``, or ``proprio`` for the state;
@@ -117,7 +117,7 @@ def read_statistics(
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
-    """Choose the statistics that ``policy.unnorm_key`` names; it may be empty if there is only one.
+    """Return the statistics of dataset ``key``, which may be empty if the checkpoint has only one dataset.
 
     A LIBERO suite's plain name also finds ``{suite}_no_noops``, the name under which its filtered data was trained.
     """
@@ -133,14 +133,14 @@ def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatis
         return statistics[key]
     fallback = f"{key}_no_noops"
     if fallback in statistics:
-        logger.info("policy.unnorm_key: %s is not in the checkpoint, taking %s", key, fallback)
+        logger.info("policy.unnorm_key: %s is not in the checkpoint, using %s", key, fallback)
         return statistics[fallback]
     hint = did_you_mean(key, names)
     raise ConfigError(f"policy.unnorm_key: the checkpoint has no dataset '{key}'; it has {names}{hint}")
 
 
 def _fixed(array: FloatArray) -> FloatArray:
-    """Make an array read-only, because it is computed once and shared."""
+    """Make a shared array read-only."""
     array.flags.writeable = False
     return array
 

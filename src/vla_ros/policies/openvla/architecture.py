@@ -7,7 +7,7 @@ here. A checkpoint with other towers describes them in these entries, which publ
     A list with one object per tower (first ``featurizer``, then ``fused_featurizer``) whose keys are the fields
     of :class:`TowerShape`. It takes the place of ``timm_model_ids``.
 ``empty_token_id``
-    The token that closes every prompt, 29871 in Llama-2's vocabulary; a smaller vocabulary has it elsewhere.
+    The token that closes every prompt: 29871 in Llama-2's vocabulary, another one in smaller vocabularies.
 ``prompt_version``
     ``v0.1`` or ``v0.2``, for checkpoints whose prompt does not follow from their language model.
 """
@@ -67,7 +67,7 @@ def read_architecture(folder: Path) -> Architecture:
 
     Raises:
         CheckpointError: A file is missing or damaged, describes a network that this package does not run, or asks
-            for images that it does not make.
+            for unsupported image processing.
     """
     path, adapter = folder / "config.json", folder / "adapter_config.json"
     if adapter.exists() and not path.exists():

@@ -30,9 +30,10 @@ def make_engine(
 ) -> Engine:
     """Return an engine over the weights of ``model``, which is loaded, not quantised and on its device.
 
-    ``answer`` counts the tokens to decode, ``drafts`` is ``policy.drafts``. ``keep`` leaves ``model`` usable: dense
-    weights are shared, quantised ones exist beside them; else the decoder's dense weights are freed layer by layer.
-    ``weights`` come from :func:`fill_quantized`. If ``ops`` and ``encode`` are None, the device decides.
+    ``answer`` is the number of tokens to decode, ``drafts`` is ``policy.drafts``. With ``keep``, ``model`` stays
+    usable: dense weights are shared, and quantised weights are copies. Without it, the decoder's dense weights are
+    freed layer by layer. ``weights`` come from :func:`fill_quantized`. ``ops`` and ``encode`` default to the
+    device's.
     """
     size = model.architecture.image_size
     if weights is None:
@@ -54,7 +55,7 @@ def fill_quantized(
     quantization: str,
     progress: Progress = no_progress,
 ) -> DecoderWeights:
-    """Load the weights to ``device``, quantising layer by layer: at most one layer is dense.
+    """Load the weights to ``device`` and quantise layer by layer, so that at most one layer is dense.
 
     ``model`` is empty (:func:`~vla_ros.policies.openvla.loading.build_empty`); all but its decoder's layers can be
     used afterwards. ``produce`` makes the tensors, and ``dtype`` is the type of all that is not quantised.

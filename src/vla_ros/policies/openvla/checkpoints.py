@@ -21,7 +21,7 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[b
 
 
 def config_json(architecture: Architecture, statistics: Statistics, dtype: str) -> dict[str, Any]:
-    """Content of the ``config.json`` that :func:`~.architecture.read_architecture` reads back unchanged."""
+    """Return a ``config.json`` that :func:`~.architecture.read_architecture` reads back unchanged."""
     llm = architecture.llm
     return {
         "architectures": ["OpenVLAForActionPrediction"],
@@ -64,7 +64,7 @@ def write_checkpoint(
     token_ids: dict[str, int],
     shards: int = 1,
 ) -> None:
-    """Write everything that :class:`~.policy.OpenVLAPolicy` loads, replacing the content of ``folder``.
+    """Write a complete checkpoint for :class:`~.policy.OpenVLAPolicy` to ``folder``, replacing an earlier one.
 
     ``weights`` are named as the model's parameters and all of one type; ``token_ids`` are those of
     :func:`~.vocabulary.word_ids`.

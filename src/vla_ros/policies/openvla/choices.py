@@ -1,4 +1,4 @@
-"""Checks the attention and selects the engine from the options and the machine."""
+"""Resolves ``policy.attention`` and ``policy.engine`` for this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions
 
 
 def check_attention(attention: str, device: torch.device, dtype: str) -> None:
-    """Refuse ``flash_attention_2`` where it cannot run or is not installed."""
+    """Raise an error if ``flash_attention_2`` is chosen but cannot run or is not installed."""
     if attention != "flash_attention_2":
         return
     if device.type != "cuda" or dtype != "bfloat16":
@@ -49,9 +49,9 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
 def _why_no_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Return why the engine's kernels cannot run; they need Triton and bfloat16 tensor cores (Ampere)."""
     if device.type != "cuda":
-        return f"the engine needs an NVIDIA GPU, here is {device}"
+        return f"the engine needs an NVIDIA GPU, policy.device is {device}"
     if options.attention != "sdpa":
-        return f"policy.attention {options.attention} is the reference path's"
+        return f"policy.attention {options.attention} runs on the reference path only"
     if importlib.util.find_spec("triton") is None:
         return "the engine needs Triton, which is not installed"
     found = torch.cuda.get_device_capability(device)

@@ -1,4 +1,4 @@
-"""Builds OpenVLA's network without memory for its weights, and says which stored weights never run."""
+"""Builds OpenVLA's network without weights, and checks a checkpoint's tensors against it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], fol
 
 
 def never_run(key: str, architecture: Architecture) -> bool:
-    """Return whether a stored tensor is one that OpenVLA does not use, such as the last block of a tower."""
+    """Return True for stored tensors that OpenVLA does not use, such as the last block of a tower."""
     if _NEVER_RUN.match(key):
         return True
     block = _BLOCK.match(key)

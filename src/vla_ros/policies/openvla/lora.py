@@ -1,4 +1,4 @@
-"""LoRA adapters as peft saves them, merged in float32 into the base weights as those are read."""
+"""Merges LoRA adapters, as peft saves them, into the base weights while these are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Adapter = dict[str, tuple[Tensor, Tensor, float]]
 
 
 def merging(produce: Produce, adapter: Adapter) -> Produce:
-    """Tensors of ``produce`` with an adapter merged."""
+    """Return a function that yields the tensors of ``produce`` with the adapter merged in float32."""
 
     def merged(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in produce(names):
@@ -30,7 +30,7 @@ def merging(produce: Produce, adapter: Adapter) -> Produce:
 
 
 def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """``weight + scale * b @ a`` in float32; convolutions are flattened to [out, in * height * width]."""
+    """Return ``weight + scale * b @ a`` in float32; convolutions are flattened to [out, in * height * width]."""
     delta = (b.float().flatten(1) @ a.float().flatten(1)) * scale
     return weight.float() + delta.view(weight.shape)
 
@@ -46,11 +46,10 @@ def adapter_folder(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
-    """Return a LoRA adapter as peft saves it: parameter name to A, B and scale.
+    """Read a LoRA adapter: parameter name to A, B and scale.
 
-    ``manifest`` lists the tensors of the base model. ``own_towers`` leaves the vision towers out: a FiLM checkpoint
-    stores them elsewhere. Raises CheckpointError if it belongs to another base, or is of a kind that is not
-    supported.
+    ``manifest`` lists the tensors of the base model. ``own_towers`` skips the vision towers, which FiLM checkpoints
+    store elsewhere. Raises CheckpointError if the adapter belongs to another base or its kind is not supported.
     """
     path = folder / "adapter_config.json"
     config = read_json(path)

@@ -1,4 +1,4 @@
-"""Estimates the memory of a checkpoint with OpenVLA's network."""
+"""Estimates the memory of OpenVLA's network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_quantizable(key: str) -> bool:
 
 
 def plan_memory(shapes: Shapes, architecture: Architecture, dtype: str, quantize: str, device: str) -> MemoryPlan:
-    """Estimate before anything is loaded; ``shapes`` are those of the weights that run."""
+    """Estimate the memory before loading; ``shapes`` are those of the network's parameters."""
     item = 4 if dtype == "float32" else 2
     weights = sum(
         prod(shape) * (BYTES.get(quantize, item) if is_quantizable(key) else item) for key, shape in shapes.items()

@@ -55,7 +55,7 @@ class Prefix:
 
 
 class OpenVLAModel(nn.Module):
-    """The network with its weights as loaded: ``normalize``, ``embed_image``, ``prefill``, ``greedy``.
+    """The whole network, in plain torch.
 
     The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. ``attention`` is ``eager``, ``sdpa`` or
     ``flash_attention_2``; the towers support eager and SDPA, which uses its own flash kernel if available. With
@@ -93,11 +93,11 @@ class OpenVLAModel(nn.Module):
         return patches
 
     def embed_sequence(self, patches: Tensor, input_ids: Tensor) -> Tensor:
-        """BOS, patches [B, patches, llm_width], rest of the prompt int64 [B, L]: [B, L + patches, llm_width]."""
+        """Embed BOS, patches [B, patches, llm_width] and the rest of a prompt, int64 [B, L], as one sequence."""
         return decoder.embed_sequence(as_loaded(self.language_model), patches, input_ids)
 
     def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, Prefix]:
-        """Run the prompt: patches [B, patches, llm_width] and int64 [B, L] tokens, of one length.
+        """Run prompts of one length: patches [B, patches, llm_width] and int64 [B, L] tokens.
 
         ``room`` positions stay free in the cache for :meth:`decode_one`. Returns the logits of the first action
         token [B, vocab_size], and the prefix that :meth:`decode_one` and :meth:`greedy` continue (and change in
@@ -123,11 +123,11 @@ class OpenVLAModel(nn.Module):
         return Answer(torch.cat([token, tokens], dim=1), torch.cat([margin, margins], dim=1))
 
     def hidden_states(self, sequence: Tensor) -> Tensor:
-        """Last hidden states of embeddings [B, S, llm_width], all positions at once, with gradients."""
+        """Return the last hidden states of embeddings [B, S, llm_width], with gradients."""
         return decoder.hidden_states(as_loaded(self.language_model), self.ops, sequence)
 
     def forward(self, pixels: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All positions at once, without a cache and with gradients: for training and for checks.
+        """Run all positions at once, without a cache and with gradients: for training and tests.
 
         From normalised pixels [B, 3 * towers, H, W] and int64 [B, L] tokens (BOS, prompt, then any action tokens)
         to logits [B, L + patches, vocab_size], last hidden states [B, L + patches, llm_width] and patch embeddings

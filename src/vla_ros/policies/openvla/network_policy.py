@@ -1,4 +1,4 @@
-"""What the policies with OpenVLA's network share: statistics, the gripper's convention, the engine's fallback."""
+"""The base class of policies with OpenVLA's network: statistics, gripper convention, engine and fallback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ E = TypeVar("E", bound=Closes)
 class LoadedNetwork:
     """A loaded checkpoint."""
 
-    model: OpenVLAModel  # the network
+    model: OpenVLAModel  # the reference network
     prompt: PromptEncoder  # encodes instructions as tokens
     bins: ActionBins  # converts tokens to normalised actions
     statistics: ActionStatistics  # un-normalise actions
@@ -66,7 +66,7 @@ class PromptSession(Session):
     tokens: IntArray | None = field(default=None)  # int64 [L], its prompt on the host
 
     def encode(self, encoder: PromptEncoder, instruction: str) -> IntArray:
-        """Return the prompt of an instruction, encoded anew only if the instruction changed."""
+        """Return the prompt of an instruction; encode only new instructions."""
         if self.tokens is None or self.instruction != instruction:
             self.tokens, self.instruction = encoder.encode(instruction), instruction
         return self.tokens
@@ -77,7 +77,7 @@ S = TypeVar("S", bound=PromptSession)
 
 
 class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
-    """A policy over OpenVLA's network."""
+    """A policy that runs OpenVLA's network."""
 
     title: ClassVar[str] = "OpenVLA"
 
@@ -112,7 +112,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return read_statistics(folder, group, QUANTILES)
 
     def _runs_engine(self, where: Placement) -> bool:
-        """Return True for the engine, False for the reference path; ConfigError if an option does not fit."""
+        """Return True for the engine, False for the reference path; ConfigError for options that do not fit."""
         check_attention(self._network_options.attention, where.device, where.dtype)
         return choose_engine(self._network_options, where.device) == "graph"
 
@@ -133,9 +133,9 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _kernels(
         self, model: OpenVLAModel, decoder: DecoderWeights | None, images: Sequence[UInt8Array], film: bool = False
     ) -> tuple[Ops | None, VisionEncoder | None]:
-        """Return the operations and the vision encoder that passed their checks; None leaves it to the device.
+        """Return operations and vision encoder that passed their checks; None for the device's own.
 
-        ``decoder`` is the quantised one, whose answers the reference path cannot check as a whole.
+        ``decoder`` is the quantised decoder, whose answers cannot be compared with the reference path's.
         """
         if not self._network_options.self_test:
             return None, None
@@ -144,7 +144,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return None if decoder is None else checked(make_ops(decoder.device), decoder, strict=strict), encode
 
     def _engine(self, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool) -> E | None:
-        """Make and check an engine; None if it fails and ``policy.engine`` is ``auto``, which then falls back."""
+        """Make and check an engine; return None if that fails and ``policy.engine`` is ``auto``."""
         engine = None
         try:
             engine = make()

@@ -38,7 +38,7 @@ class CheckpointOptions(NetworkOptions):
 
 @dataclass(frozen=True)
 class OpenVLAOptions(CheckpointOptions):
-    """Options only OpenVLA has: the prompt template and drafts."""
+    """Options that only OpenVLA has."""
 
     prompt: str = option(
         "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")

@@ -115,7 +115,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         if self._runs_engine(where):
             self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
         if self._options.compile and self._loaded.engine is not None:
-            logger.info("policy.compile: nothing to do, the engine has kernels and graphs of its own")
+            logger.info("policy.compile: ignored, because the engine has its own kernels and graphs")
         elif self._options.compile:
             seconds = reference.compile_towers(model, two_images(*size)[0])
             logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)

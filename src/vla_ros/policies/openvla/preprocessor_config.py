@@ -1,7 +1,7 @@
 """Reads a checkpoint's ``preprocessor_config.json`` and refuses unsupported entries.
 
-Of the published image processor's entries only those that begin with ``tvf_`` have an effect; the strategy's name
-must agree with them.
+The published image processor uses only the entries that begin with ``tvf_``; the name of the resize strategy must
+agree with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BICUBIC = (3, "bicubic")  # Pillow's number, or torchvision's name
 
 
 def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int) -> list[dict[str, Any]]:
-    """Return ``mean`` and ``std`` of each tower; empty if the file does not say.
+    """Return ``mean`` and ``std`` of each tower; empty if the file does not state them.
 
     CheckpointError names the key of an unsupported entry, its value and the expected one.
     """
@@ -40,7 +40,7 @@ def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int)
 def _entries(
     config: Mapping[str, Any], key: str, count: int, path: Path
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and value of each tower's entry in the list ``key``; none where the file lacks it."""
+    """Yield the name and value of each tower's entry in the list ``key``; nothing if the file has no such list."""
     value = config.get(key)
     if value is None:
         return
@@ -53,8 +53,8 @@ def _require(path: Path, key: str, found: Any, supported: tuple[Any, ...]) -> No
     if found not in supported:
         expected = " or ".join(repr(one) for one in supported)
         raise CheckpointError(
-            f"{path}: {key}: found {found!r}, expected {expected}; images cannot be processed as this checkpoint "
-            "was trained"
+            f"{path}: {key}: found {found!r}, expected {expected}; this package cannot process "
+            "images as in the checkpoint's training"
         )
 
 

@@ -44,7 +44,7 @@ class PromptEncoder:
     max_tokens: int  # longest prompt that leaves room for patches and actions
 
     def encode(self, instruction: str) -> IntArray:
-        """Return int64 [L]: BOS, the prompt, the empty token; raises ConfigError if it is empty or too long."""
+        """Return int64 [L]: BOS, prompt, empty token; ConfigError if the instruction is empty or too long."""
         if not instruction.strip():
             raise ConfigError("policy.instruction: empty; say what the robot should do")
         ids = close_prompt(
@@ -52,14 +52,14 @@ class PromptEncoder:
         )
         if len(ids) > self.max_tokens:
             raise ConfigError(
-                f"policy.instruction: {len(ids)} tokens with its prompt, the model has room for {self.max_tokens}; "
-                "shorten it"
+                f"policy.instruction: the prompt has {len(ids)} tokens, the model has room for {self.max_tokens}; "
+                "shorten the instruction"
             )
         return np.asarray(ids, dtype=np.int64)
 
 
 def close_prompt(ids: list[int], empty_token: int) -> list[int]:
-    """``ids`` ending in ``empty_token``, which is appended unless it is last already.
+    """Append ``empty_token`` unless ``ids`` already end with it.
 
     In training the action follows a single space token, which the tokenizer omits at the end of a prompt.
     """

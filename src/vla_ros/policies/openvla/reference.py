@@ -48,14 +48,15 @@ def answer(
 def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
     """Compile ``model.embed_image`` with ``torch.compile``; return the time in seconds.
 
-    It is compiled for ``image`` and compared on it; raises ConfigError if compiling fails or the result differs.
+    The compiled function is compared with the plain one on ``image``; raises ConfigError if compiling fails or the
+    results differ.
     """
     began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
     expected = model.embed_image(pixels)
     compiled = torch.compile(model.embed_image, dynamic=False)
     try:
         found = compiled(pixels)
-    except Exception as error:  # no C++ compiler, for one; torch has a type for each
+    except Exception as error:  # such as a missing C++ compiler; torch has many error types
         raise ConfigError(
             f"policy.compile: torch.compile failed here ({type(error).__name__}: {str(error).strip()[:200]}); "
             "install a C++ compiler, or set policy.compile:=false"

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def check_engine(
     model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
-    """Compare the engine's answers with those of the reference path over the same weights, unquantised.
+    """Compare the engine's answers with those of the reference path; the weights must not be quantised.
 
     Raises EngineMismatchError if a token differs where the reference path has a clear margin.
     """
@@ -40,10 +40,10 @@ def check_engine(
 
 
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
-    """Raise the warm engine's guard if these weights need it.
+    """Raise the engine's guard if its drafted logits differ more than usual with these weights.
 
-    The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. The tokens
-    of each image are used as drafts for every image.
+    The guards of :mod:`vla_ros.engine.tolerances` were measured on other weights. The tokens of each image are used
+    as drafts for every image.
     """
     if engine.options.drafts != "prefill":
         return
@@ -51,8 +51,8 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
     largest = max(engine.draft_error(image, prompt, tokens) for image in images for tokens in answers)
     if not GUARD_SLACK * largest <= engine.guard:
         logger.info(
-            "policy.drafts: a drafted token counts from a logit margin of %.2g on instead of %.2g: with these "
-            "weights prefill and decoding differ by up to %.2g",
+            "policy.drafts: drafted tokens need a logit margin of %.2g instead of %.2g, because prefill and decoding "
+            "differ by up to %.2g with these weights",
             GUARD_SLACK * largest,
             engine.guard,
             largest,
@@ -61,10 +61,10 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
 
 
 def check_resizing(engine: Engine, frame: RawImage) -> None:
-    """Compare the engine's processing of a camera's frame with the host's; warms up both.
+    """Compare the engine's processing of a camera image with the host's; warms up both.
 
-    With graphs, compares twice: without a graph, as for the first frame of a size, and with it. Skips processors
-    without exact resampling steps: the host resizes their frames. Raises EngineMismatchError if a value differs.
+    With graphs, compares twice: without a graph, as for the first image of a size, and with it. Skips processors
+    without exact resampling steps, whose images the host resizes. Raises EngineMismatchError if a value differs.
     """
     if not resizes(engine.weights.device, frame):
         return
@@ -74,7 +74,7 @@ def check_resizing(engine: Engine, frame: RawImage) -> None:
         if not np.array_equal(found, expected):
             height, width, _ = frame.pixels.shape
             raise EngineMismatchError(
-                f"{engine.weights.device} resizes a frame of {width}x{height} differently from the host:  "
+                f"{engine.weights.device} resizes an image of {width}x{height} differently from the host: "
                 f"{np.mean(found != expected):.2%} of the values differ"
             )
         engine.wait()

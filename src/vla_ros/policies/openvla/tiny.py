@@ -41,9 +41,9 @@ def tiny_architecture(
     empty_token: int = LLAMA2_EMPTY_TOKEN,
     prompt_version: str = "v0.2",
 ) -> Architecture:
-    """Return the sizes of a small model with the two kinds of vision tower of the published ones.
+    """Return the sizes of a small model with the two kinds of vision tower of the published models.
 
-    Each tower stores ``vision_blocks``, of which one fewer runs. ``vocabulary`` counts the tokens without
+    Each tower stores ``vision_blocks`` blocks and runs all but the last. ``vocabulary`` counts the tokens without
     ``padding``, of which the last 255 are actions; ``empty_token`` closes a prompt.
     """
     siglip = TowerShape(
@@ -80,7 +80,7 @@ def tiny_architecture(
 
 
 def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
-    """Return random float32 weights for every key that is used, scaled so that signals do not vanish."""
+    """Return random float32 weights for every parameter, scaled so that signals do not vanish."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, parameter in build_empty(architecture).named_parameters():

@@ -1,4 +1,4 @@
-"""The vision encoder of the engine: the model's towers and projector, fused between their products."""
+"""The engine's vision encoder: the model's towers and projector with fused kernels."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class VisionEncoder:
         patch = towers[0].shape.patch_size
         zeros = self.ops.patch_width(patch) - 3 * patch**2
         self._kernels = [functional.pad(tower.patch_embed.proj.weight.flatten(1), (0, zeros)) for tower in towers]
-        # By the calling stream: the thread that answers must not touch one that is being captured.
+        # One per calling stream: the inference thread must not use a stream that is being captured.
         self._side_streams: dict[int, torch.cuda.Stream] = {}
 
     def __call__(self, images: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
-        """[B, patches, llm_width]; ``film`` has each tower's modulations, or nothing."""
+        """Return [B, patches, llm_width]; ``film`` has each tower's modulations, or is empty."""
         towers = self.model.vision_backbone.towers
         patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
         widths = [tower.shape.width for tower in towers]
@@ -66,9 +66,9 @@ class VisionEncoder:
 
     @contextmanager
     def _side_stream(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
-        """Run a block on a second stream that starts after the current one, which waits for it at the end.
+        """Open a second stream that starts after the current stream's work; the current stream waits for its end.
 
-        It always waits, because the allocator reuses memory of both streams on the current one.
+        It waits even after an error, because the allocator reuses memory of both streams on the current one.
         """
         if device.type != "cuda" or len(self._prefixes) == 1:
             yield nullcontext()
@@ -101,9 +101,9 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
 
 
 def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
-    """Return the fused vision encoder if it is correct, otherwise plain torch with a warning.
+    """Return the vision encoder with fused kernels if they pass :func:`check_vision`, else with plain torch.
 
-    ``strict`` raises EngineMismatchError instead.
+    A failure is logged, or raised as EngineMismatchError with ``strict``.
     """
     encoder = VisionEncoder(model)
 

@@ -35,7 +35,7 @@ TABLE_WORDS = (
 
 
 def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dict[str, int]:
-    """Id of every piece. Each word has two: after a space (with the mark) and without one.
+    """Return the id of every piece; each word has two, with and without the space mark before it.
 
     ``empty_token`` is the id of the lone space mark; the words must fit below it, or it must lie below them.
     """

@@ -2,8 +2,8 @@
 
 ``architecture`` has the sizes, ``network`` and ``vision_tower`` the parameters, which :mod:`vla_ros.engine.flow`
 runs; ``tokenizer``, ``prompt``, ``normalization``, ``robots`` and ``processing`` prepare input and output;
-``checkpoint``,
-``lerobot``, ``names``, ``loading`` and ``memory`` read a folder; ``inference`` and ``policy`` combine them.
+``checkpoint``, ``lerobot``, ``names``, ``loading`` and ``memory`` read a folder; ``inference`` and ``policy``
+combine these parts.
 """
 
 from __future__ import annotations

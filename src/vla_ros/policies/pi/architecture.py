@@ -1,9 +1,8 @@
-"""Sizes of pi0 and pi0.5 as data, and how to infer them from a checkpoint's tensors. No torch here.
+"""Infers the sizes of pi0 and pi0.5 from the shapes of a checkpoint's tensors. No torch here.
 
-Neither layout states its sizes reliably, so they are inferred from the shapes of the tensors. One number cannot be
-inferred: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint with
-another tower states it in ``architecture.json`` (``{"vision": {"heads": 4}}``) in its folder or in one of the two
-folders above, where both layouts of a model lie side by side.
+No file states the sizes reliably. No shape determines the number of heads of the vision tower: the published tower
+(So400m, 1152 wide) has 16, and a checkpoint with another tower states the number in ``architecture.json``
+(``{"vision": {"heads": 4}}``), in its own folder or in one of the two folders above.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ GEMMA_300M = GemmaShape(width=1024, depth=18, mlp_width=4096)
 
 @dataclass(frozen=True)
 class PiArchitecture:
-    """One model."""
+    """Sizes of one model."""
 
     model: str  # ``pi0`` or ``pi05``
     vision: TowerShape = SO400M  # the vision tower
-    prefix: GemmaShape = GEMMA_2B  # gemma over images and prompt
-    # Gemma over state and actions; its layer i attends to the keys and values of prefix layer i.
+    prefix: GemmaShape = GEMMA_2B  # Gemma over images and prompt
+    # Gemma over state and actions; layer i attends to the keys and values of prefix layer i.
     expert: GemmaShape = GEMMA_300M
     vocabulary: int = 257152  # rows of the embedding
     action_dim: int = 32  # numbers that state and actions are padded to (32)
@@ -64,7 +63,7 @@ def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, fold
     """Infer the sizes from the shapes of the stored tensors, by name without LeRobot's leading ``model.``.
 
     ``horizon`` is H, which no tensor determines; ``folder`` may contain an ``architecture.json``. Raises
-    CheckpointError if it is neither model, or sizes are missing or contradict each other.
+    CheckpointError if the tensors are of neither model, or sizes are missing or contradict each other.
     """
     kinds = [kind for kind, mark in ((PI0, "state_proj.weight"), (PI05, "time_mlp_in.weight")) if mark in shapes]
     if len(kinds) != 1:

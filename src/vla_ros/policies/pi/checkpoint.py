@@ -1,8 +1,8 @@
 """Reads a checkpoint folder in either published layout.
 
 Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and does
-not describe robot, prompt or delta actions, so a :class:`~vla_ros.policies.pi.robots.Robot` must. LeRobot's has
-``config.json``, two processor files and their statistics, and describes everything.
+not describe robot, prompt or delta actions; a :class:`~vla_ros.policies.pi.robots.Robot` supplies them. LeRobot's
+layout has ``config.json``, two processor files and their statistics, and describes everything.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LEROBOT = "lerobot"
 class PiCheckpoint:
     """Everything about a checkpoint except its weights."""
 
-    folder: Path  # where it is
+    folder: Path  # the checkpoint's folder
     architecture: PiArchitecture  # sizes
     stored: Manifest  # its tensors
     processing: Processing  # from images, state and instruction to the model's inputs, and back to actions
     image_keys: tuple[str, ...]  # the policy's names of the images, in the model's order
     state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
-    flow_steps: int = 10  # euler steps that the checkpoint asks for
-    trained_delay: int = 0  # longest delay of trained real-time chunking; 0 where it was not trained for it
+    flow_steps: int = 10  # Euler steps that the checkpoint asks for
+    trained_delay: int = 0  # longest delay of trained real-time chunking; 0 without such training
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:

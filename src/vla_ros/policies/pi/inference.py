@@ -29,7 +29,7 @@ from vla_ros.types import RawImage, UInt8Array
 
 @dataclass(frozen=True, eq=False)
 class PiModel:
-    """A loaded model. Stateless between calls."""
+    """A loaded model, which keeps no state between calls."""
 
     architecture: PiArchitecture  # sizes
     engine: FlowEngine  # runs the network
@@ -51,9 +51,9 @@ class PiModel:
     ) -> FlowRequest:
         """Prepare one observation for the engine.
 
-        ``images`` maps keys to uint8 [H, W, 3] RGB, upright, or to the camera's own image; optional ones may be
-        missing. ``state`` is float [state_size] in the robot's units, ``noise`` float [H, action_dim], standard
-        normal, or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or None.
+        ``images`` maps keys to uint8 [H, W, 3] RGB, upright, or to camera images; optional images may be missing.
+        ``state`` is float [state_size] in the robot's units. ``noise`` is standard normal, float [H, action_dim],
+        or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or None.
         """
         sizes = self.architecture
         if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
@@ -88,10 +88,10 @@ def make_engine(
     keep: bool = True,
     jacobian: bool = False,
 ) -> FlowEngine:
-    """Return an engine over the weights of ``network``, which is loaded and on its device.
+    """Return an engine over the weights of a loaded ``network``.
 
-    ``quantization`` is that of the prefix: ``none`` or ``fp8``; without ``keep`` the parameters that are quantised
-    are freed. If ``runner`` or ``ops`` is None, the device decides.
+    ``quantization`` of the prefix is ``none`` or ``fp8``; without ``keep``, each parameter is freed once it is
+    quantised. ``runner`` and ``ops`` default to the device's.
     """
     device, size = network.device, network.architecture.vision.image_size
     model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
@@ -129,9 +129,9 @@ def load_model(
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
-    ``flow_steps`` (Euler steps) 0 and an empty ``tokenizer`` mean the checkpoint's. ``dtype`` is that of the
-    matrices, ``quantization`` that of the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient
-    of their error.
+    ``flow_steps`` 0 and an empty ``tokenizer`` mean the checkpoint's. ``dtype`` is the data type of the matrices,
+    ``quantization`` applies to the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient of
+    their error.
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)

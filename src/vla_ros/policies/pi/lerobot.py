@@ -1,4 +1,4 @@
-"""Reads LeRobot's ``config.json`` and processor files, and refuses what is not supported."""
+"""Reads LeRobot's ``config.json`` and processor files, and refuses unsupported features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = {
 
 
 def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
-    """Read how a LeRobot checkpoint prepares its inputs and what its actions mean.
+    """Read how a LeRobot checkpoint prepares its inputs and converts its actions.
 
     Raises CheckpointError if files or statistics are missing, contradict each other, or require unsupported
     features.
@@ -151,7 +151,7 @@ def _delta(
     size: int,
     path: Path,
 ) -> tuple[bool, ...]:
-    """Return which actions are relative to the measured state; empty if none is."""
+    """Return True for each number of an action that is relative to the measured state; empty if none is."""
     step = _options(before, "relative_actions_processor")
     said = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),

@@ -1,4 +1,4 @@
-"""Plans the memory of pi0 and pi0.5 before anything is loaded."""
+"""Estimates the memory of pi0 and pi0.5."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def plan_memory(
     cameras: int = 3,
     flow_steps: int = 10,
 ) -> MemoryPlan:
-    """Estimate the bytes of a model that serves one robot.
+    """Estimate the memory of a model for one robot, before loading.
 
-    ``parts`` are from :func:`~vla_ros.policies.pi.names.parameter_parts`; the constants of ``flow_steps`` are kept.
-    ``quantization`` saves nothing while loading, since the dense weights are freed only as they are quantised.
+    ``parts`` are from :func:`~vla_ros.policies.pi.names.parameter_parts`. ``quantization`` has no effect: the dense
+    weights are loaded first, and determine the peak.
     """
     torch_dtype = getattr(torch, dtype)
     item = torch_dtype.itemsize
@@ -45,7 +45,7 @@ def plan_memory(
     towers += cameras * 2 * vision.heads * vision.patches**2 * item
     prefill = tokens * (8 * prefix.width + 4 * prefix.mlp_width) * item + 2 * prefix.heads * tokens**2 * item
     working = max(towers, prefill)
-    if device.startswith("cuda"):  # a stored tensor is converted on the host, so loading takes nothing here
+    if device.startswith("cuda"):  # the host converts stored tensors, so loading needs no memory here
         return MemoryPlan(weights, cache, working + 256_000_000)
     largest = max(prod(part.shape) for group in parts.values() for part in group)
     return MemoryPlan(weights, cache, max(working, largest * 4) + 32_000_000)

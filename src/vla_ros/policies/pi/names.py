@@ -39,11 +39,11 @@ class Part:
 
 
 Parts = dict[str, tuple[Part, ...]]
-"""Parameter of :class:`~vla_ros.policies.pi.network.PiNetwork` to what it is made of."""
+"""Each parameter of :class:`~vla_ros.policies.pi.network.PiNetwork` with its parts."""
 
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
-    """List the parts of every parameter; ``stored`` shows which name the embedding has."""
+    """List the parts of every parameter; ``stored`` determines the name of the embedding."""
     shapes = parameter_shapes(build_empty(architecture))
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDINGS[0])
     parts = {name: _parts(name, shape, architecture) for name, shape in shapes.items()}
@@ -67,10 +67,10 @@ def _parts(name: str, shape: tuple[int, ...], architecture: PiArchitecture) -> t
 
 
 def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
-    """Match stored names that no action depends on.
+    """Return a pattern for stored tensors that no action depends on.
 
-    These are the expert's head, the other name of the embedding, the prefix's final norm, and everything in its
-    last layer except keys and values.
+    These are the expert's head, the second name of the embedding, the prefix's final norm, and the prefix's last
+    layer except keys and values.
     """
     last = architecture.prefix.depth - 1
     tail = r"self_attn\.[qo]_proj\.weight|mlp\.\w+\.weight|post_attention_layernorm\.weight"

@@ -30,7 +30,7 @@ CAMERAS = 8
 
 
 class RmsNorm(nn.Module):
-    """The weight of an RMS norm, which multiplies by ``1 + weight``."""
+    """An RMS norm that multiplies by ``1 + weight``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,16 +49,17 @@ class AdaptiveNorm(nn.Module):
         self.dense = nn.Linear(width, 3 * width)
 
     def parts(self, condition: Tensor) -> Tensor:
-        """Scale (plus 1), shift and gate [times, 3, width] for conditions [times, width]."""
+        """Return scale (plus 1), shift and gate [times, 3, width] for conditions [times, width]."""
         parts: Tensor = self.dense(condition).unflatten(-1, (3, -1))
         parts[:, 0] += 1.0
         return parts
 
 
 class GemmaParameters(nn.Module):
-    """The parameters of one Gemma; only the expert has a final norm, and pi0.5's is ``adaptive``.
+    """The parameters of one Gemma.
 
-    With ``keys_only`` the last layer has only keys and values, because nothing else of the prefix is used.
+    ``adaptive`` norms (pi0.5's expert) depend on the time. With ``keys_only`` (the prefix) the last layer has only
+    keys and values, and there is no final norm.
     """
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
@@ -76,8 +77,8 @@ class GemmaParameters(nn.Module):
     ) -> Gemma:
         """Return the weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
 
-        They are the parameters themselves; with ``fp8`` all but the output projections are quantised copies, and
-        ``keep`` False frees each parameter as soon as it is quantised.
+        Weights are the parameters themselves; with ``fp8`` all but the output projections are quantised copies.
+        Without ``keep``, each parameter is freed once it is quantised.
         """
         layers: list[Any] = list(self.layers)
         names = ("input_norm", "post_norm")
@@ -193,7 +194,7 @@ def make_flow(
 ) -> FlowModel:
     """Precompute everything that depends on the flow time: embeddings, time MLPs and all modulations.
 
-    ``summed`` is as for :func:`euler_times`; without ``keep`` the parameters that are quantised are freed.
+    ``summed`` is as for :func:`euler_times`; without ``keep``, each parameter is freed once it is quantised.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
@@ -230,10 +231,10 @@ def make_flow(
 
 
 def euler_times(steps: int, summed: bool) -> list[float]:
-    """Compute the times of the steps as float32 values: 1.0, 0.9, ... for ten.
+    """Return the flow times of the Euler steps as float32 values: 1.0, 0.9, ... for ten steps.
 
-    ``summed`` accumulates the step in float32, as openpi does; else it multiplies, as LeRobot does. The difference
-    moves the actions by up to 1e-4, as the time embedding has fast sines.
+    With ``summed`` the step size is added in float32, as in openpi; otherwise it is multiplied, as in LeRobot. The
+    difference moves actions by up to 1e-4, because the time embedding has high frequencies.
     """
     delta = np.float32(-1.0 / steps)
     times = [np.float32(1.0)]

@@ -19,11 +19,11 @@ LEROBOT_EPS = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class Normalization:
-    """How one feature is normalised.
+    """Normalises one feature.
 
-    If a robot has more numbers than the statistics, the rest passes unchanged; if it has fewer, the statistics are
-    truncated. Nothing is clipped. The order of operations is the reference's: a state at ``q01`` is -1 and falls
-    into the first bin of the prompt, not below it.
+    Numbers beyond the statistics pass unchanged, and statistics beyond the numbers are ignored. Nothing is clipped.
+    The order of operations follows the published code: a state at ``q01`` is exactly -1 and falls into the first
+    bin of the prompt, not below it.
     """
 
     offset: Array  # [N], mean or 1st percentile
@@ -55,7 +55,7 @@ def make_normalization(
     """Make the normalisation of one feature from its statistics.
 
     ``z_score`` needs ``mean`` and ``std``, ``quantile`` ``q01`` and ``q99``. ``where`` names file and feature in
-    messages; ``lerobot`` takes LeRobot's epsilons and float32 in place of openpi's and float64.
+    messages; ``lerobot`` selects LeRobot's epsilons and float32 instead of openpi's and float64.
     """
     dtype: Any = np.float32 if lerobot else np.float64
     if form == "none":

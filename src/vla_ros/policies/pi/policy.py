@@ -40,12 +40,12 @@ WARM_PROMPT = 64
 
 @dataclass(frozen=True)
 class LinearResize(ImageProcessor):
-    """LeRobot's resize, whose result is not rounded; the policy does it itself and takes images unprocessed."""
+    """Marks images that the policy resizes itself, because LeRobot's resize does not round to uint8."""
 
     size: tuple[int, int]
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Return the image itself."""
+        """Return the image unchanged."""
         return image
 
 
@@ -54,7 +54,7 @@ class PiSession(Session):
     """State of one robot."""
 
     seed: int  # ``policy.seed``
-    answered: int = 0  # chunks since the episode began; each has noise of its own
+    answered: int = 0  # chunks since the episode began; part of the next noise seed
 
     def reset(self) -> None:
         """Start again with the first noise."""
@@ -124,7 +124,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         self.spec = _spec(opened)
 
     def _warm_up(self, batch: int) -> bool:
-        """Capture graphs for a typical and for the longest prompt, which stands in for others at first."""
+        """Capture graphs for a typical prompt and for the longest, which serves other lengths at first."""
         processing, engine = self.loaded.processing, self.loaded.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length
@@ -180,7 +180,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
             return None
         delay = min(previous.delay, len(actions))
         mode = options.rtc
-        if mode in ("auto", "trained"):  # a longer delay than it was trained for is guided
+        if mode in ("auto", "trained"):  # delays longer than in training are guided
             limit = min(model.trained_delay, model.architecture.horizon - 1)
             mode = "trained" if limit and delay <= limit else "guided"
         return RealTimeChunk(

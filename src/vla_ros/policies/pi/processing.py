@@ -1,4 +1,4 @@
-"""Turns images, state and instruction into the model's inputs, and its chunk into the robot's actions.
+"""Turns images, state and instruction into the model's inputs, and chunks into the robot's actions.
 
 Pure functions over arrays; no torch. The order is that of training: robot conversion, normalisation, prompt,
 padding. On the way back: un-normalisation of state and actions, absolute actions, robot conversion.
@@ -29,10 +29,10 @@ from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_line
 
 @dataclass(frozen=True)
 class Processing:
-    """How a checkpoint's training data was prepared."""
+    """Preparation of the inputs and actions, as in the checkpoint's training."""
 
     images: tuple[str, ...]  # keys in the model's order
-    optional_images: tuple[str, ...]  # those that may be missing
+    optional_images: tuple[str, ...]  # keys of images that may be missing
     antialias: bool  # True resizes as openpi does, to uint8; False as LeRobot, to float32
     prompt: PromptForm  # form of the prompt
     state_size: int  # numbers in the robot's state
@@ -43,19 +43,19 @@ class Processing:
     # True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
     raw_state: bool = False
     adapt: bool = False  # True converts ALOHA's joints and grippers
-    summed_times: bool = True  # which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`
+    summed_times: bool = True  # as for :func:`~vla_ros.policies.pi.network.euler_times`
 
     def prepared_images(self, images: Mapping[str, UInt8Array | RawImage], size: int) -> list[Any]:
-        """Return the present images in the model's order; camera images as they are.
+        """Return the present images in the model's order; camera images are returned unchanged.
 
-        The others are resized to [size, size, 3], uint8 or float32 in [0, 1].
+        Processed images are resized to [size, size, 3], uint8 or float32 in [0, 1].
         """
         resize: Callable[..., NDArray[Any]] = resize_with_pad if self.antialias else resize_with_pad_linear
         present = [images[key] for key in self.images if key in images]
         return [one if isinstance(one, RawImage) else resize(one, (size, size)) for one in present]
 
     def normalized_state(self, state: Array) -> Array:
-        """Normalise the robot's state, float [state_size]; not padded. Another length, NaN and Inf are refused."""
+        """Normalise the robot's state, float [state_size]; ConfigError for NaN, Inf or another length."""
         if state.shape != (self.state_size,) or not np.isfinite(state).all():
             raise ConfigError(f"the state is {state.tolist()}, expected {self.state_size} finite numbers")
         return self.state.normalize(self._robot_state(state))
@@ -73,7 +73,7 @@ class Processing:
         return aloha_actions(actions) if self.adapt else actions
 
     def model_actions(self, actions: Array, state: Array) -> Array:
-        """Undo :meth:`robot_actions`: [T, action_size] to normalised, relative to ``state`` where they are."""
+        """Convert the robot's actions [T, action_size] to the model's; the inverse of :meth:`robot_actions`."""
         values: Array = np.array(actions, np.float64)
         if self.adapt:
             values = aloha_targets(values)
@@ -91,7 +91,7 @@ class Processing:
 
 
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
-    """Set what a checkpoint's files do not state; ``auto`` changes nothing.
+    """Apply the settings that no file of a checkpoint states; ``auto`` changes nothing.
 
     ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints trained with LeRobot before 0.5;
     ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that were trained with one and

@@ -18,9 +18,9 @@ BINS = 256
 
 @dataclass(frozen=True)
 class PromptForm:
-    """Form of the prompts that a checkpoint was trained with."""
+    """Form of a checkpoint's prompts in training."""
 
-    length: int  # where they are cut, BOS included; what follows (line break or ``Action:``) is then lost
+    length: int  # tokens including BOS; longer prompts lose their end
     # ``none``: the instruction and a line break. ``as_is``: pi0.5's sentence with the state's numbers. ``padded``:
     # the same, zeros up to ``padded_state`` included, as LeRobot before 0.5.0 trained.
     state: str = "none"
@@ -35,7 +35,7 @@ def state_bins(state: Array) -> IntArray:
 
 
 def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str, ...]:
-    """Compose the prompt's text, in parts that are tokenised separately, with the normalised state, not padded."""
+    """Compose the prompt from the instruction and the normalised state, as parts to tokenise separately."""
     text = instruction
     if form.clean:
         text = instruction.strip().replace("_", " ").replace("\n", " ")
@@ -52,7 +52,7 @@ def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str,
 def prompt_tokens(
     encode: Callable[[str], list[int]], instruction: str, form: PromptForm, state: Array
 ) -> NDArray[np.int64]:
-    """Encode the prompt as int64 [L]: BOS first, cut to ``form.length``, not padded."""
+    """Encode the prompt as int64 [L], beginning with BOS and truncated to ``form.length``."""
     if not instruction.strip():
         raise ConfigError("policy.instruction: empty; say what the robot should do")
     ids = [BOS]

@@ -1,6 +1,6 @@
-"""The robots of openpi's checkpoints and how their data was converted, as data and pure functions on arrays.
+"""The robots of openpi's checkpoints and the conversions of their data.
 
-Openpi's checkpoints do not state this; it follows from the name of the training configuration. LeRobot's
+Openpi's checkpoints do not state their robot; it follows from the name of the training configuration. LeRobot's
 checkpoints state everything and do not use this module.
 """
 
@@ -24,7 +24,7 @@ _ARM = (True,) * 6 + (False,)
 
 @dataclass(frozen=True)
 class Robot:
-    """One robot as openpi trained it."""
+    """A robot as in openpi's training."""
 
     name: str  # as presets name it
     asset: str  # folder below ``assets`` that has its statistics
@@ -32,13 +32,13 @@ class Robot:
     state: int  # numbers in the state
     actions: int  # numbers in one action
     optional_images: tuple[str, ...] = ()  # those that may be missing; the model leaves them out
-    # By model: True for every number that the model gives relative to the state; absent means none.
+    # Model to a flag for each number of an action: True if it is relative to the state. No entry means none is.
     delta: Mapping[str, tuple[bool, ...]] = field(default_factory=lambda: _NO_DELTA)
     adapt: bool = False  # True if joints and grippers are converted to the space of openpi's own ALOHA arms
     prompt_state: bool = True  # False if pi0.5 was trained without the state in its prompt
-    # Names that openpi's server gives those images.
+    # Names of the images in openpi's server.
     image_keys: tuple[str, ...] = ("observation/image", "observation/wrist_image")
-    # Names that it gives the state's parts, with the numbers of each.
+    # Names of the state's parts in openpi's server, with their sizes.
     state_keys: tuple[tuple[str, int], ...] = (("observation/state", 8),)
 
 
@@ -76,7 +76,7 @@ ROBOTS: Mapping[str, Robot] = {
             delta={PI0: _ARM},
             prompt_state=False,
         ),
-        _DROID,  # joint velocities, so nothing is relative
+        _DROID,  # joint velocities are not relative to the state
         replace(_DROID, name="droid_joint_position", delta=dict.fromkeys((PI0, PI05), (True,) * 7 + (False,))),
         _ALOHA,
         replace(_ALOHA, name="aloha_sim", asset="lerobot/aloha_sim_transfer_cube_human", delta=_NO_DELTA),
@@ -92,7 +92,7 @@ def find_robot(name: str) -> Robot:
 
 
 def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    """Make actions [..., D] absolute that are relative to ``state`` where ``mask`` is True."""
+    """Add ``state`` to the numbers of actions [..., D] where ``mask`` is True."""
     result = np.array(actions)
     chosen = np.flatnonzero(mask)
     result[..., chosen] += state[chosen]

@@ -1,4 +1,4 @@
-"""Real-time chunking: the new chunk continues the one that is being executed.
+"""Real-time chunking: a new chunk continues the chunk that is being executed.
 
 *Guided* (any checkpoint): each flow step pulls the chunk towards the rest of the previous one, by the error
 itself as in LeRobot. *Jacobian*: by the gradient of the squared error, as in the paper (arXiv 2506.07339).
@@ -23,7 +23,7 @@ MODES = ("guided", "jacobian", "trained")
 
 @dataclass(frozen=True, eq=False)
 class RealTimeChunk:
-    """The rest of the previous chunk, and how the new one continues it."""
+    """The rest of the previous chunk, and how the new chunk continues it."""
 
     previous: Array  # float [T, A], normalised: the T actions not executed yet, A numbers each
     delay: int  # d, actions that will have been executed when the new chunk arrives
@@ -34,9 +34,9 @@ class RealTimeChunk:
 
 
 def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:
-    """Refuse a request that the model cannot continue.
+    """Raise ConfigError if the model cannot continue the previous chunk.
 
-    ``max_delay`` is the longest delay that the checkpoint was trained for; 0 if it was not.
+    ``max_delay`` is the longest delay in the checkpoint's training; 0 if it was not trained to continue chunks.
     """
     shape = rtc.previous.shape
     if len(shape) != 2 or not 1 <= shape[0] <= horizon or not 1 <= shape[1] <= action_dim:

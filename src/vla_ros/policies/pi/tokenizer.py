@@ -25,7 +25,7 @@ def find_tokenizer(folder: Path, chosen: str = "") -> Path:
 
 
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """Read a tokenizer; CheckpointError if its vocabulary is not that of an embedding with ``vocabulary`` rows."""
+    """Read a tokenizer with ``vocabulary`` pieces and PaliGemma's control tokens; else raise CheckpointError."""
     tokenizer = read_tokenizer(path)
     if tokenizer.size != vocabulary or tokenizer.special != SPECIAL:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, VisionTower
 class SiglipTower(VisionTower):
     """Outputs the patches of the last block after the final norm.
 
-    Patches and positions are embedded in their own data type (float32 also where the blocks are bfloat16).
+    Patches and positions are embedded in float32 even if the blocks are bfloat16.
     """
 
     def __init__(self, shape: TowerShape) -> None:
@@ -32,7 +32,7 @@ class SiglipTower(VisionTower):
         return normed
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embedded patches with their positions, [N, patches, width]."""
+        """Embed patches and add their positions: [N, patches, width]."""
         size, side = self.shape.patch_size, self.shape.image_size // self.shape.patch_size
         pixels = (images.float() / 255.0 if images.dtype == torch.uint8 else images) * 2.0 - 1.0
         grid = pixels.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
