@@ -100,7 +100,7 @@ def _change(config, name, value):
         ("hidden_act", "gelu", "hidden_act"),
         ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling"),
         ("text_config", None, "text_config"),
-        ("vision_towers", [{"width": 8}], "unknown or missing"),
+        ("vision_towers", [{"width": 8}], "expected an object with the keys"),
         ("vision_towers", ["x"], "expected an object"),
         (
             "vision_towers",

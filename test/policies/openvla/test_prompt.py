@@ -10,24 +10,21 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.openvla.prompt import close_prompt, format_prompt, load_prompt_encoder, load_tokenizer
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 
-
-def test_the_two_prompts_are_exact():
-    assert format_prompt("Pick up the Cube", "v0.2") == (
-        "In: What action should the robot take to pick up the cube?\nOut:"
-    )
-    assert format_prompt("Pick up the Cube", "v0.1") == (
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-        "detailed, and polite answers to the user's questions. USER: What action should the robot take to "
-        "pick up the cube? ASSISTANT:"
-    )
+V1 = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+    "detailed, and polite answers to the user's questions. USER: What action should the robot take to {}? "
+    "ASSISTANT:"
+)
+V2 = "In: What action should the robot take to {}?\nOut:"
 
 
-def test_a_line_break_from_the_keyboard_does_not_reach_the_prompt():
-    assert format_prompt(" pick up the cube\n", "v0.2") == format_prompt("pick up the cube", "v0.2")
-
-
-def test_braces_in_an_instruction_are_only_text():
-    assert "take to {0} {x}?" in format_prompt("{0} {x}", "v0.2")
+@pytest.mark.parametrize(("version", "template"), [("v0.1", V1), ("v0.2", V2)])
+@pytest.mark.parametrize(
+    ("instruction", "text"),
+    [("Pick up the Cube", "pick up the cube"), (" pick up the cube\n", "pick up the cube"), ("{0} {x}", "{0} {x}")],
+)
+def test_prompts_are_those_of_training(version, template, instruction, text):
+    assert format_prompt(instruction, version) == template.replace("{}", text)
 
 
 def test_the_empty_token_is_appended_once(data):
@@ -62,13 +59,6 @@ def test_transformers_reads_the_same_tokens_from_the_files(shared_tiny, small):
         text = format_prompt(instruction, "v0.2")
         assert [1, *ours(text)] == theirs(text).input_ids
         assert theirs.decode(ours(text)) == text
-
-
-def test_case_changes_nothing_and_words_do(shared_tiny, small):
-    encoder = load_prompt_encoder(shared_tiny, small)
-    lower = encoder.encode("pick up the red cube").tolist()
-    assert encoder.encode("PICK up the Red cube").tolist() == lower
-    assert encoder.encode("pick up the blue cube").tolist() != lower
 
 
 def test_an_instruction_cannot_write_control_tokens(shared_tiny, small):

@@ -16,7 +16,7 @@ from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.architecture import PI05, PUBLISHED
 from vla_ros.policies.pi.network import PiNetwork, build_empty, euler_times, make_flow
-from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, prefix_weights
+from vla_ros.policies.pi.rtc import RealTimeChunk, prefix_weights
 
 from .conftest import CASES, MODELS
 
@@ -216,12 +216,12 @@ def request(**changes):
 )
 def test_what_cannot_be_continued_is_refused(rtc, max_delay, message):
     with pytest.raises(ConfigError, match=message):
-        check_chunk(rtc, horizon=10, action_dim=32, max_delay=max_delay)
+        rtc.continuation(10, 32, max_delay)
 
 
 def test_what_can_be_continued():
-    check_chunk(request(), 10, 32, 0)
-    check_chunk(request(mode="trained", delay=4), 10, 32, 4)
+    assert request().continuation(10, 32, 0).given == 0
+    assert request(mode="trained", delay=4).continuation(10, 32, 4).given == 4
 
 
 @pytest.mark.parametrize("kind", MODELS)

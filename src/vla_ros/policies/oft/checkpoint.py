@@ -72,7 +72,8 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
             manifest |= _described(named, file)
     film = component_file(folder, "vision_backbone") if towers else None
     if film is not None:
-        merged = merged_towers(read_component(film), film, _adapter_scale(folder))
+        config = folder / lora.FOLDER / "adapter_config.json"
+        merged = merged_towers(read_component(film), film, read_json(config) if config.exists() else {})
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
         manifest |= _described(merged, film)
         loaded |= merged
@@ -147,8 +148,11 @@ def read_component(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def merged_towers(tensors: Mapping[str, Tensor], file: Path, scale: float | None) -> dict[str, Tensor]:
-    """Merge the adapters of a FiLM checkpoint's vision towers; return tensors by parameter name."""
+def merged_towers(tensors: Mapping[str, Tensor], file: Path, config: Mapping[str, object]) -> dict[str, Tensor]:
+    """Merge the adapters of a FiLM checkpoint's vision towers; return tensors by parameter name.
+
+    ``config`` is the content of ``adapter_config.json``, or empty.
+    """
     merged = {}
     for name, tensor in tensors.items():
         if ".lora_" in name:
@@ -159,19 +163,9 @@ def merged_towers(tensors: Mapping[str, Tensor], file: Path, scale: float | None
                 a, b = (tensors[f"{layer}.lora_{one}.default.weight"] for one in "AB")
             except KeyError as error:
                 raise CheckpointError(f"{file}: lacks {error.args[0]}; download it again") from None
-            tensor = lora.merge(
-                tensor, a, b, min(a.shape[0], lora.DEFAULT_ALPHA) / a.shape[0] if scale is None else scale
-            )
+            tensor = lora.merge(tensor, a, b, lora.adapter_scale(config, a.shape[0]))
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
     return merged
-
-
-def _adapter_scale(folder: Path) -> float | None:
-    path = folder / lora.FOLDER / "adapter_config.json"
-    if not path.exists():
-        return None
-    config = read_json(path)
-    return lora.adapter_scale(config, int(config.get("r") or 0))
 
 
 def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:

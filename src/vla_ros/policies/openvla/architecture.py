@@ -15,7 +15,7 @@ here. A checkpoint with other towers describes them in these entries, which publ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,8 @@ class Architecture:
 def read_architecture(folder: Path) -> Architecture:
     """Read and check ``folder/config.json``, and ``preprocessor_config.json`` where there is one.
 
-    Raises:
-        CheckpointError: A file is missing or damaged, describes a network that this package does not run, or asks
-            for unsupported image processing.
+    Raises CheckpointError if a file is missing or damaged, or describes a network or image processing that this
+    package does not support.
     """
     path, adapter = folder / "config.json", folder / "adapter_config.json"
     if adapter.exists() and not path.exists():
@@ -87,15 +86,9 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
-    """Turn the content of a ``config.json`` into an :class:`Architecture`.
+    """Turn the content of a ``config.json`` into an :class:`Architecture`; errors as :func:`read_architecture`.
 
-    Args:
-        config: The file's content.
-        path: Where it came from, for messages.
-        folder_name: Name of the checkpoint's folder, used only as a hint at the prompt version.
-
-    Raises:
-        CheckpointError: As :func:`read_architecture`.
+    ``path`` is for messages; the checkpoint's ``folder_name`` is a hint at the prompt version.
     """
     if config.get("model_type") != "openvla":
         other = policy_of(path.parent)
@@ -164,26 +157,24 @@ def _timm_towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...
 
 
 def _own_tower(entry: Any, path: Path) -> TowerShape:
-    if not isinstance(entry, dict):
-        raise CheckpointError(f"{path}: an entry of vision_towers is {entry!r}, expected an object")
-    known = {field.name: field for field in fields(TowerShape)}
-    required = {name for name, field in known.items() if field.default is MISSING}
-    wrong = sorted(set(entry) - set(known)) + sorted(required - set(entry))
-    if wrong:
-        raise CheckpointError(f"{path}: vision_towers: unknown or missing {wrong}; the keys are {list(known)}")
+    usual, required = asdict(_EXAMPLE), {one.name for one in fields(TowerShape) if one.default is MISSING}
+    if not isinstance(entry, dict) or not required <= entry.keys() <= usual.keys():
+        raise CheckpointError(
+            f"{path}: an entry of vision_towers is {entry!r}, expected an object with the keys {sorted(required)} "
+            f"and optionally {sorted(usual.keys() - required)}"
+        )
     values: dict[str, Any] = {}
     for name, value in entry.items():
-        good = _triple(value) if name in ("mean", "std") else type(value) is type(getattr(_EXAMPLE, name))
-        if not good or (type(value) is int and value < 0):
+        if isinstance(usual[name], tuple):
+            good = isinstance(value, list) and len(value) == 3 and {type(one) for one in value} <= {int, float}
+        else:
+            good = type(value) is type(usual[name]) and value >= 0
+        if not good:
             raise CheckpointError(
-                f"{path}: vision_towers: {name} is {value!r}, expected something like {getattr(_EXAMPLE, name)!r}"
+                f"{path}: vision_towers: {name} is {value!r}, expected something like {usual[name]!r}"
             )
-        values[name] = tuple(float(item) for item in value) if isinstance(value, list) else value
+        values[name] = tuple(map(float, value)) if isinstance(value, list) else value
     return TowerShape(**values)
-
-
-def _triple(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(isinstance(item, (int, float)) for item in value)
 
 
 def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:

@@ -12,8 +12,6 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_header, read_json
 
 FOLDER = "lora_adapter"
-DEFAULT_ALPHA = 16
-"""The published training code scales an adapter of rank r by min(r, 16) / r."""
 
 Adapter = dict[str, tuple[Tensor, Tensor, float]]
 """Parameter name to A [r, in], B [out, r] and scale."""
@@ -81,7 +79,7 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
 
 def adapter_scale(config: Mapping[str, object], rank: int) -> float:
     """Return the factor of ``B @ A``, from an ``adapter_config.json``."""
-    alpha = config.get("lora_alpha", DEFAULT_ALPHA)
+    alpha = config.get("lora_alpha", min(rank, 16))  # as in the published training code
     if not isinstance(alpha, (int, float)) or rank < 1:
         raise CheckpointError(
             f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers"

@@ -51,8 +51,8 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
     largest = max(engine.draft_error(image, prompt, tokens) for image in images for tokens in answers)
     if not GUARD_SLACK * largest <= engine.guard:
         logger.info(
-            "policy.drafts: drafted tokens need a logit margin of %.2g instead of %.2g, because prefill and decoding "
-            "differ by up to %.2g with these weights",
+            "policy.drafts: drafted tokens need a logit margin of %.2g instead of %.2g, because prefill and "
+            "decoding differ by up to %.2g with these weights",
             GUARD_SLACK * largest,
             engine.guard,
             largest,

@@ -10,7 +10,7 @@ import torch
 
 from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
 from vla_ros.engine.flow_check import checked
-from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros.engine.flow_engine import FlowEngine, FlowRequest
 from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError
@@ -21,7 +21,7 @@ from vla_ros.policies.pi.loading import check_weights, fill
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
-from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, padded, prefix_weights
+from vla_ros.policies.pi.rtc import RealTimeChunk
 from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 from vla_ros.policies.tokenizers import Tokenizer
 from vla_ros.types import RawImage, UInt8Array
@@ -63,19 +63,8 @@ class PiModel:
         prepared = self.processing.prepared_images(images, sizes.vision.image_size)
         normalized = self.processing.normalized_state(state)
         tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
-        return FlowRequest(
-            prepared, tokens, pad_state(normalized, sizes.action_dim), noise, self._continuation(rtc)
-        )
-
-    def _continuation(self, rtc: RealTimeChunk | None) -> Continuation | None:
-        if rtc is None:
-            return None
-        horizon, numbers = self.architecture.horizon, self.architecture.action_dim
-        check_chunk(rtc, horizon, numbers, self.trained_delay)
-        previous = padded(rtc.previous, horizon, numbers)
-        if rtc.mode == "trained":
-            return Continuation(previous, np.zeros(horizon), given=rtc.delay)
-        return Continuation(previous, prefix_weights(rtc, horizon), rtc.max_guidance_weight)
+        follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
+        return FlowRequest(prepared, tokens, pad_state(normalized, sizes.action_dim), noise, follow)
 
 
 def make_engine(

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from vla_ros.config.options import option
 from vla_ros.policies.options import NetworkOptions
-from vla_ros.policies.pi.rtc import MODES, SCHEDULES
+
+SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
+MODES = ("guided", "jacobian", "trained")
 
 
 @dataclass(frozen=True)

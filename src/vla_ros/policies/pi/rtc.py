@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_ros.engine.flow_engine import Continuation
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.types import FloatArray
-
-SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
-MODES = ("guided", "jacobian", "trained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,28 +25,33 @@ class RealTimeChunk:
 
     previous: Array  # float [T, A], normalised: the T actions not executed yet, A numbers each
     delay: int  # d, actions that will have been executed when the new chunk arrives
-    mode: str = "guided"  # one of :data:`MODES`
+    mode: str = "guided"  # one of :data:`~vla_ros.policies.pi.options.MODES`
     execution_horizon: int = 10  # where guidance ends, at most T; trained has no guidance
     schedule: str = "LINEAR"  # how the weight falls between ``delay`` and the end
     max_guidance_weight: float = 10.0  # limit of the correction's factor
 
+    def continuation(self, horizon: int, numbers: int, max_delay: int) -> Continuation:
+        """Return the engine's input for chunks [H, numbers].
 
-def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:
-    """Raise ConfigError if the model cannot continue the previous chunk.
-
-    ``max_delay`` is the longest delay in the checkpoint's training; 0 if it was not trained to continue chunks.
-    """
-    shape = rtc.previous.shape
-    if len(shape) != 2 or not 1 <= shape[0] <= horizon or not 1 <= shape[1] <= action_dim:
-        raise ConfigError(
-            f"RTC: the previous actions have shape {list(shape)}, expected [1 to {horizon}, 1 to {action_dim}]"
-        )
-    if not np.isfinite(rtc.previous).all():
-        raise ConfigError("RTC: the previous actions hold NaN or Inf")
-    limit = min(max_delay, shape[0], horizon - 1) if rtc.mode == "trained" else horizon
-    if not 0 <= rtc.delay <= limit:
-        trained = f" (the checkpoint was trained for at most {max_delay})" if rtc.mode == "trained" else ""
-        raise ConfigError(f"RTC: a delay of {rtc.delay} actions, expected 0 to {limit}{trained}")
+        ``max_delay`` is the longest delay in the checkpoint's training; 0 if it was not trained to continue chunks.
+        Raises ConfigError if the model cannot continue the previous chunk.
+        """
+        shape, is_trained = self.previous.shape, self.mode == "trained"
+        if len(shape) != 2 or not 1 <= shape[0] <= horizon or not 1 <= shape[1] <= numbers:
+            raise ConfigError(
+                f"RTC: the previous actions have shape {list(shape)}, expected [1 to {horizon}, 1 to {numbers}]"
+            )
+        if not np.isfinite(self.previous).all():
+            raise ConfigError("RTC: the previous actions hold NaN or Inf")
+        limit = min(max_delay, shape[0], horizon - 1) if is_trained else horizon
+        if not 0 <= self.delay <= limit:
+            trained = f" (the checkpoint was trained for at most {max_delay})" if is_trained else ""
+            raise ConfigError(f"RTC: a delay of {self.delay} actions, expected 0 to {limit}{trained}")
+        # Missing numbers are 0, the mean of the data.
+        previous = np.pad(self.previous, [(0, horizon - shape[0]), (0, numbers - shape[1])])
+        if is_trained:
+            return Continuation(previous, np.zeros(horizon), given=self.delay)
+        return Continuation(previous, prefix_weights(self, horizon), self.max_guidance_weight)
 
 
 def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
@@ -63,10 +66,3 @@ def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
         falling = np.linspace(1.0, 0.0, end - start + 2)[1:-1]
         weights[start:end] = falling * np.expm1(falling) / (math.e - 1) if rtc.schedule == "EXP" else falling
     return weights
-
-
-def padded(previous: Array, horizon: int, action_dim: int) -> FloatArray:
-    """Pad the previous actions with zeros, the dataset's mean, to float64 [H, action_dim]."""
-    result = np.zeros((horizon, action_dim))
-    result[: previous.shape[0], : previous.shape[1]] = previous
-    return result
