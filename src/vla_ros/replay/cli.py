@@ -90,10 +90,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags and return the exit status.
-
-    That is 1 if no frame was answered, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C (with partial results).
-    """
+    """Play the bags; return 1 if no frame was answered, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C."""
     with _swallowed_interrupts() as check:
         return _run(arguments, check)
 
@@ -182,7 +179,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def _swallowed_interrupts() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt if there was a Ctrl-C that a library swallowed.
+    """Yield a function that raises KeyboardInterrupt after a Ctrl-C that a library swallowed.
 
     An extension module that is interrupted while it is imported raises ImportError, which libraries ignore if the
     module is optional.

@@ -105,7 +105,7 @@ def _get(content: Mapping[str, Any], path: str) -> Any:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
-    """Every figure that at least one result has."""
+    """Yield the figures that at least one result has."""
     for path, name, sense in MEASURES:
         section, _, key = f".{path}".rpartition(".")
         a, b = _get(first, path), _get(second, path)
@@ -119,7 +119,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row
 
 
 def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the options that differ: name to both values."""
+    """Map the names of options that differ to both values."""
     a, b = first.get("config", {}), second.get("config", {})
     return {name: [a.get(name), b.get(name)] for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
 
@@ -135,7 +135,7 @@ def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def lines(rows: list[Row]) -> Iterator[str]:
-    """The table of figures for a terminal."""
+    """Yield the lines of a table for the terminal."""
     from vla_ros.report.markup import significant
 
     yield f"{'':20}{'A':>12}{'B':>12}   better"

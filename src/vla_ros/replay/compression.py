@@ -1,4 +1,4 @@
-"""Decompression bounded by the announced size, so that no bag can exhaust the memory."""
+"""Decompresses zstd and lz4 up to the announced size, so that no bag exhausts the memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     try:
         result: bytes = decompressor.decompress(bytes(data), max_length=limit)
         if not decompressor.eof and not partial:
-            # Only the frame's end mark may be left; a further byte is one too many.
+            # Only the frame's end mark may be left, and no further byte.
             if decompressor.decompress(b"", max_length=1):
                 raise BagError(f"decompresses to more than the {limit} bytes that were announced")
             if not decompressor.eof:

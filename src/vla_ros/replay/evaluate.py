@@ -38,7 +38,7 @@ class Job:
     partial: Path | None = None
 
     def partial_file(self) -> Path | None:
-        """File of this job's partial results; a different configuration or a changed bag gives a different name."""
+        """Return the file of partial results; its name changes with the bag and the configuration."""
         if self.partial is None:
             return None
         modified = self.path.stat().st_mtime_ns
@@ -71,7 +71,7 @@ def play_all(
     """
     outcomes: list[Outcome] = []
     if workers > 1 and len(jobs) > 1:
-        # A policy's options may be a class that pickle does not find, so they travel as JSON.
+        # As JSON, because pickle may not find the class of a policy's options.
         flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
         with _pool(min(workers, len(jobs))) as run, contextlib.suppress(KeyboardInterrupt):
             for job, outcome in zip(jobs, run(_play_here, flat), strict=True):
@@ -135,7 +135,7 @@ def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
 def play(
     job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = lambda bag, frames: None
 ) -> Outcome:
-    """Play one bag. An unreadable bag is an outcome; a wrong configuration is an error."""
+    """Play one bag; the outcome says why if the bag cannot be read, a wrong configuration raises ConfigError."""
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None
     with contextlib.ExitStack() as stack:

@@ -23,7 +23,7 @@ END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw")
 
 
 def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
-    """Return the names of an action's numbers; several arms' begin with the arm. ``joints`` are those commanded."""
+    """Return the names of an action's numbers, with the arm if there are several; ``joints`` are commanded."""
     left, several = iter(joints), len({part.arm for part in spec.action}) > 1
     found: list[str] = []
     for part, columns in spec.columns():
@@ -42,14 +42,14 @@ class Comparer:
     config: Config
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-        """Direction cosine of each frame and arm, [M, A]; no arm if actions have no direction."""
+        """Return the direction cosine of each frame and arm, [M, A]; A is 0 if actions have no direction."""
         arms = [
             metrics.direction_cosines(predicted[:, at], recorded[:, at]) for at in skill.translations(self.spec)
         ]
         return np.array(arms).reshape(len(arms), len(predicted)).T
 
     def closed(self, actions: FloatArray) -> FloatArray:
-        """State of each gripper, [M, G]: 1 for closed, NaN where unknown."""
+        """Return the state of each gripper, [M, G]: 1 closed, 0 open, NaN unknown."""
         return metrics.is_closed(actions[:, list(self.spec.grippers)], self.config.gripper)
 
     def quality(self, predicted: FloatArray, recorded: FloatArray) -> dict[str, float]:
@@ -63,7 +63,7 @@ class Comparer:
         }
 
     def intervals(self, frames: Samples) -> dict[str, list[float] | None]:
-        """95 % bootstrap intervals of headline figures over episodes; None for a single episode."""
+        """Return 95 % bootstrap intervals over episodes; None for a single episode."""
         errors = np.abs(frames.predicted - frames.recorded)
         cosines = self.cosines(frames.predicted, frames.recorded)
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
@@ -76,7 +76,7 @@ class Comparer:
         return {name: skill.interval(*pair, frames.episodes) for name, pair in counts.items()}
 
     def ahead(self, frames: Samples) -> dict[str, Any]:
-        """Return the baselines' figures, the policy's skill against each, and all of them at turns."""
+        """Return the figures of the baselines, the policy's skill against each, and the cosines at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
         guesses = skill.baselines(recorded, episodes, self.spec.grippers, self.config.gripper.open_value)
         arms = skill.translations(self.spec)
@@ -113,7 +113,6 @@ class Comparer:
         }
 
     def _gripper_range(self, actions: FloatArray) -> list[float]:
-        """Return the smallest and the largest gripper number."""
         known = actions[:, list(self.spec.grippers)]
         known = known[np.isfinite(known)]
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
@@ -184,7 +183,7 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _times(bags: Sequence[Samples], frames: Samples, period_ms: float) -> dict[str, Any]:
-    """Latency of each stage, deadlines, age of frames and throughput; each bag's first frame warms up."""
+    """Return latencies by stage, deadlines, ages and throughput; each bag's first frame is a warm-up."""
     stages: dict[str, list[FloatArray]] = {}
     for bag in bags:
         for name, values in bag.stages_ms.items():

@@ -99,7 +99,7 @@ class LiveRun:
 
 
 def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:
-    """Events that pass each message of a feed to ``receive``, one iterator per table."""
+    """Return iterators, one per table, of events that pass each message to ``receive``."""
 
     def events(table: Table) -> Iterator[Event]:
         for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):

@@ -78,7 +78,7 @@ class McapFile:
         return dict(self._channels.values())
 
     def close(self) -> None:
-        """Release the file; it is unmapped when the last view of it is gone."""
+        """Release the file; it stays mapped while a view of it exists."""
         self._chunks = []
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:

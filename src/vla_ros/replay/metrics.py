@@ -51,7 +51,7 @@ def rmse(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 
 def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Pearson's correlation by dimension, [D]; NaN where one of the two is constant."""
+    """Return Pearson's correlation by dimension, [D]; NaN where one side is constant."""
     known = np.isfinite(recorded + predicted)
     a, b = (np.where(known, values, np.nan) for values in (predicted, recorded))
     a, b = a - mean(a), b - mean(b)
@@ -61,7 +61,7 @@ def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 
 def still_threshold(recorded: FloatArray) -> float:
-    """Return the length below which a translation counts as standing still, from all recorded ones [M, 3]."""
+    """Return the length below which recorded translations [M, 3] count as standing still."""
     lengths = np.linalg.norm(recorded, axis=1)
     lengths = lengths[np.isfinite(lengths)]
     return max(STILL_SHARE * float(np.percentile(lengths, 95)), 1e-12) if lengths.size else 1e-12
@@ -139,7 +139,7 @@ def match_events(
 
 
 def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
-    """Return True for normalised numbers in the outermost bin of [-1, 1] or beyond."""
+    """Return True where a normalised number lies in the outermost bin of [-1, 1] or beyond."""
     return np.greater_equal(np.abs(normalized), 1 - EDGE, dtype=np.bool_)
 
 

@@ -1,4 +1,4 @@
-"""Helpers for the player: the bag's cameras in the options, a stepper per bag, single frames of a bag."""
+"""Fits options and stepper to a bag, and reads single frames."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from vla_ros.types import IntArray
 
 
 def fit(config: Config, selection: Selection) -> Config:
-    """Return the options with the bag's cameras in place of the live ones."""
+    """Return ``config`` with the bag's cameras."""
     camera = dataclasses.replace(config.camera, topics=selection.cameras, transport=selection.transport)
     return dataclasses.replace(config, camera=camera)
 
 
 def step_seconds(config: Config, spec: PolicySpec) -> float:
-    """Return the length of a step."""
+    """Return the length of a step in seconds."""
     return 1.0 / (config.control.rate_hz or spec.rate_hz or 30.0)
 
 

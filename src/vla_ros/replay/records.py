@@ -1,4 +1,4 @@
-"""Recorded messages, and losses: what could not be read."""
+"""Recorded messages, and what could not be read."""
 
 from __future__ import annotations
 

@@ -44,12 +44,10 @@ class Samples:
     notes: Counter[str] = field(default_factory=Counter)  # ignored messages of other topics
     losses: list[Loss] = field(default_factory=list)  # unreadable parts of the bag
     topics: dict[str, str] = field(default_factory=dict)  # role to topic
-    execution: dict[str, float] = field(
-        default_factory=dict
-    )  # as :meth:`ExecutionStats.summary`; empty in open loop
+    execution: dict[str, float] = field(default_factory=dict)  # steadiness of the plan; empty in open loop
     images: int = 0  # images that were prepared on the host
     wall_s: float = 0.0  # duration in seconds
-    complete: bool = True  # False if it was interrupted
+    complete: bool = True  # False after an interruption
 
     @property
     def seconds(self) -> FloatArray:

@@ -26,7 +26,7 @@ from vla_ros.types import FloatArray, IntArray, JointState
 class Table:
     """Named numbers over time, one row per message."""
 
-    names: tuple[str, ...]  # of the columns
+    names: tuple[str, ...]  # one per column
     times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
     stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 without a header
     values: FloatArray  # float64 [N, C]

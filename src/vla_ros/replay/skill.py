@@ -61,7 +61,7 @@ def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequenc
 
 
 def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[float] | None:
-    """95 % bootstrap percentile interval (Efron 1979) of a ratio of sums over frames, mean over S columns.
+    """Return the 95 % bootstrap percentile interval (Efron 1979) of a ratio of sums, mean over S columns.
 
     Resamples whole episodes, because frames of one episode are too similar. ``top`` and ``bottom`` are [M, S]; NaN
     counts as 0. The same data always give the same interval; fewer than two episodes have none.

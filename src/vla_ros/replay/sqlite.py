@@ -13,9 +13,9 @@ from pathlib import Path
 
 from vla_ros.replay.records import BagError, Loss, Record
 
-_GIVE_UP = 2000  # consecutive unreadable rows after which the rest counts as lost
+_GIVE_UP = 2000  # consecutive unreadable rows; after that, the rest counts as lost
 _SETTINGS = (
-    "PRAGMA writable_schema = ON",  # without it SQLite opens no file that is shorter than its header says
+    "PRAGMA writable_schema = ON",  # otherwise SQLite opens no file that is shorter than its header says
     "PRAGMA cache_size = 16",  # pages; each image is read once, and a large cache only makes it slower
 )
 

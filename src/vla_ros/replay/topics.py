@@ -120,7 +120,7 @@ class _Finder:
         return [name for name, kind in self.by_name.items() if kind in types]
 
     def named(self, role: str, types: Collection[str]) -> tuple[str, ...] | None:
-        """Return the topics of ``--topics``, checked; None if it does not name the role."""
+        """Return the checked topics of ``--topics``; None if the role is not named."""
         text = self.overrides.get(role)
         if text in (None, "", "none"):
             return None if text is None else ()
@@ -137,7 +137,7 @@ class _Finder:
     def topics(
         self, role: str, types: Collection[str], usual: tuple[str, ...], candidates: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the topics of ``--topics``, the usual ones if the bag has all, or one of the candidates."""
+        """Return the topics of ``--topics``, the ``usual`` ones if the bag has all of them, or a candidate."""
         if (named := self.named(role, types)) is not None:
             return named
         if all(self.by_name.get(name) in types for name in usual):

@@ -97,7 +97,7 @@ def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
 
 
 def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
-    """Other orientations of each camera, swapped colours, another crop."""
+    """Yield other orientations of each camera, swapped colours and another crop."""
     camera = config.camera
     now = [one.orientation for one in camera.each]
     used = [(camera.keys.index(one.source), one) for one in spec.images if one.source in camera.keys]
@@ -145,7 +145,7 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
 
 
 def _statistics(result: Result, policy: Policy) -> list[Trial]:
-    """Un-normalise the same actions with the checkpoint's other statistics, without another inference."""
+    """Un-normalise the same actions with the checkpoint's other statistics."""
     rows = result.frames.compared
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
     if not rows.size:
@@ -202,7 +202,7 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
 def _actions(
     frames: Iterable[tuple[RecordedFrame, Snapshot]], change: Change, policy: Policy
 ) -> Iterator[FloatArray]:
-    """The first action for each frame under a change, [D]."""
+    """Yield the policy's first action for each frame under a change, [D]."""
     steppers: dict[int, Stepper] = {}
     for frame, inputs in frames:
         if id(frame.config) not in steppers:  # one for each bag

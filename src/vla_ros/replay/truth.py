@@ -21,7 +21,7 @@ RULES = {
     "stamp": "the recorded message with the frame's own stamp",
     "after": "the first recorded message from the frame on, before the next frame and within the tolerance",
     "difference": "motion of the measured joints from the frame to one period later",
-    "none": "nothing was recorded that could be compared",
+    "none": "no recorded action could be compared",
 }
 
 
@@ -132,7 +132,7 @@ def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tu
 
 
 def _interpolated(table: Table, times: IntArray) -> FloatArray:
-    """Return the values at ``times``, linear between messages, [N, C]."""
+    """Return the values at ``times`` [N], interpolated linearly, [N, C]."""
     origin = table.times[0]
     at, known = (times - origin).astype(float), (table.times - origin).astype(float)
     return np.stack([np.interp(at, known, column) for column in table.values.T], axis=1)

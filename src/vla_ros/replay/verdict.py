@@ -98,7 +98,6 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Explain frames without an action."""
     frames = figures["frames"]
     if not frames["received"]:
         cameras = ", ".join(sorted({bag["topics"]["camera"] for bag in figures["bags"]}))
@@ -113,7 +112,6 @@ def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
 def _accuracy(
     figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, arms: Sequence[Sequence[int]]
 ) -> Iterator[str]:
-    """Detect wrong actions."""
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
         yield (
@@ -163,7 +161,7 @@ def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArr
     if math.isnan(cosine):
         return
     mine, other = (float(np.sqrt(metrics.mean(values**2, axis=None))) for values in (predicted, recorded))
-    # Small motions may be caution: an unsure policy returns the mean of what it could do.
+    # Small motions may be caution: an uncertain policy returns the mean of its options.
     low, high, but = (0.25, 2.0, "directions agree, but ") if cosine >= GOOD_COSINE else (0.2, 5.0, "")
     if other > 0 and not low < mine / other < high:
         yield (

@@ -54,7 +54,6 @@ def write_bag(result: Result, path: Path) -> None:
 
 
 def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield time, topic and fields of every message of one bag."""
     errors = np.abs(samples.predicted - samples.recorded)
     total = samples.stages_ms.get("total")
     episode = -1

@@ -74,7 +74,7 @@ def padded(low: float, high: float, share: float = 0.06) -> Range:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round values (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them.
+    """Return round values (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them.
 
     Example:
         >>> ticks(0.0, 10.0)

@@ -86,7 +86,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
 
 
 def mapped(items: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> Markup:
-    """Return a table with one row per item and one column per heading, which is mapped to a key of the items."""
+    """Return a table with a row per item; ``columns`` maps headings to keys of the items."""
     return table(list(columns), [[item[key] for key in columns.values()] for item in items])
 
 

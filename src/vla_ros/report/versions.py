@@ -1,4 +1,4 @@
-"""Versions and machine behind a measurement, so that a figure can be reproduced."""
+"""Versions and machine of a measurement, so that it can be reproduced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = "vla_ros numpy torch transformers opencv-python-headless simplejpeg P
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, the machine and every installed package that matters here."""
+    """Return the machine, and the versions of Python and of the installed :data:`PACKAGES`."""
     found = {"python": platform.python_version(), "machine": machine()}
     for name in PACKAGES.split():
         with contextlib.suppress(PackageNotFoundError):
