@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from demo_arm import ARM, DT, HOME, control, state
 
-from vla_ros.config import Config
-from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
-from vla_ros.types import JointState
-
-Configure = Callable[..., Config]
-State = Callable[..., JointState]
-
-HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
-DT = 0.1
 
 
 def drive(
-    controller: ArmController, state: State, start: np.ndarray, action: list[float], steps: int, follow: float = 1.0
+    controller: ArmController, start: np.ndarray, action: list[float], steps: int, follow: float = 1.0
 ) -> list[np.ndarray]:
     """Joint positions [7] after each step of an arm that goes ``follow`` of the way to each command."""
     q, way = start.copy(), []
@@ -37,65 +27,53 @@ def drive(
 
 
 @pytest.mark.parametrize("home", [[], HOME.tolist()], ids=["free", "with a home posture"])
-def test_thirty_steps_of_a_centimetre_are_a_straight_line(
-    arm: Kinematics, configure: Configure, state: State, home: list[float]
-) -> None:
-    controller = ArmController(configure(robot={"home": home}), PolicySpec().columns(), arm)
-    start = arm.forward(HOME)
-    way = [arm.forward(q) for q in drive(controller, state, HOME, [0, 0.01, 0, 0, 0, 0], 30)]
+def test_thirty_steps_of_a_centimetre_are_a_straight_line(home: list[float]) -> None:
+    controller = control(robot={"home": home})
+    start = ARM.forward(HOME)
+    way = [ARM.forward(q) for q in drive(controller, HOME, [0, 0.01, 0, 0, 0, 0], 30)]
     for number, pose in enumerate(way, start=1):
         np.testing.assert_allclose(pose.position, start.position + np.array([0, 0.01 * number, 0]), atol=2e-4)
         assert rotation_angle(pose.rotation @ start.rotation.T) < 2e-3
     assert controller.counters == {}
 
 
-def test_turning_on_the_spot_leaves_the_tip_where_it_is(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller = ArmController(configure(), PolicySpec().columns(), arm)
-    start = arm.forward(HOME)
-    pose = arm.forward(drive(controller, state, HOME, [0, 0, 0, 0, 0, 0.05], 20)[-1])
+def test_turning_on_the_spot_leaves_the_tip_where_it_is() -> None:
+    controller = control()
+    start = ARM.forward(HOME)
+    pose = ARM.forward(drive(controller, HOME, [0, 0, 0, 0, 0, 0.05], 20)[-1])
     np.testing.assert_allclose(pose.position, start.position, atol=1e-3)
     assert rotation_angle(pose.rotation @ start.rotation.T) == pytest.approx(1.0, abs=5e-3)
 
 
 @pytest.mark.parametrize("delta_from", ["measured", "commanded"])
-def test_at_the_wall_of_the_box_the_tip_slides_and_comes_back_at_once(
-    arm: Kinematics, configure: Configure, state: State, delta_from: str
-) -> None:
-    start = arm.forward(HOME).position
+def test_at_the_wall_of_the_box_the_tip_slides_and_comes_back_at_once(delta_from: str) -> None:
+    start = ARM.forward(HOME).position
     box = {"workspace_low": [0.0, -0.5, 0.0], "workspace_high": [float(start[0]) + 0.03, 0.5, 1.2]}
-    controller = ArmController(
-        configure(limits=box, control={"delta_from": delta_from}), PolicySpec().columns(), arm
-    )
-    way = drive(controller, state, HOME, [0.01, 0.005, 0, 0, 0, 0], 20)
-    tips = np.array([arm.forward(q).position for q in way])
+    controller = control(limits=box, control={"delta_from": delta_from})
+    way = drive(controller, HOME, [0.01, 0.005, 0, 0, 0, 0], 20)
+    tips = np.array([ARM.forward(q).position for q in way])
     assert tips[:, 0].max() <= start[0] + 0.03 + 1e-6
     assert tips[-1, 1] - start[1] > 0.08, "it slides along the wall"
-    back = drive(controller, state, way[-1], [-0.01, 0, 0, 0, 0, 0], 1)[-1]
-    assert arm.forward(back).position[0] < tips[-1, 0] - 0.009, "no debt was run up behind the wall"
+    back = drive(controller, way[-1], [-0.01, 0, 0, 0, 0, 0], 1)[-1]
+    assert ARM.forward(back).position[0] < tips[-1, 0] - 0.009, "no debt was run up behind the wall"
 
 
-def test_pushed_out_of_reach_for_long_the_arm_comes_to_rest_and_obeys_again(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller = ArmController(configure(), PolicySpec().columns(), arm)
-    way = drive(controller, state, HOME, [0.05, 0, 0, 0, 0, 0], 80)
+def test_pushed_out_of_reach_for_long_the_arm_comes_to_rest_and_obeys_again() -> None:
+    controller = control()
+    way = drive(controller, HOME, [0.05, 0, 0, 0, 0, 0], 80)
     late = np.array(way[-20:])
     assert np.abs(np.diff(late, axis=0)).max() < 0.1, "it thrashes"
     assert controller.counters["not_reached"] > 0
-    tip = arm.forward(way[-1]).position
-    back = drive(controller, state, way[-1], [-0.02, 0, 0, 0, 0, 0], 10)[-1]
-    assert arm.forward(back).position[0] < tip[0] - 0.1
+    tip = ARM.forward(way[-1]).position
+    back = drive(controller, way[-1], [-0.02, 0, 0, 0, 0, 0], 10)[-1]
+    assert ARM.forward(back).position[0] < tip[0] - 0.1
 
 
-def test_an_arm_that_lags_goes_on_and_never_beyond_what_was_asked(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller = ArmController(configure(), PolicySpec().columns(), arm)
-    start = arm.forward(HOME).position
-    way = drive(controller, state, HOME, [0.01, 0, 0, 0, 0, 0], 15, follow=0.5)
-    gone = arm.forward(way[-1]).position - start
+def test_an_arm_that_lags_goes_on_and_never_beyond_what_was_asked() -> None:
+    controller = control()
+    start = ARM.forward(HOME).position
+    way = drive(controller, HOME, [0.01, 0, 0, 0, 0, 0], 15, follow=0.5)
+    gone = ARM.forward(way[-1]).position - start
     assert 0.06 < gone[0] < 0.15
 
 

@@ -6,27 +6,21 @@ A search for counter-examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from demo_arm import ARM, configure, several, state
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_ros.config import Config
 from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
-from vla_ros.types import FloatArray, JointState
-
-Configure = Callable[..., Config]
-State = Callable[..., JointState]
-Several = Callable[[Config, list[str]], Config]
+from vla_ros.types import FloatArray
 
 STAMP, SLACK = 123_456_789, 1e-6
 MARGIN, STEP, SPEED, FAR, TURN = 0.02, 0.15, 0.5, 0.04, 0.2
@@ -65,7 +59,7 @@ def action_of(motions: list[str], grippers: list[str]) -> str:
     return " + ".join(texts)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 @given(
     data=st.data(),
     motions=st.lists(st.sampled_from(MOTIONS), min_size=1, max_size=3),
@@ -79,10 +73,6 @@ def action_of(motions: list[str], grippers: list[str]) -> str:
     acceleration=st.sampled_from([0.0, 2.0]),
 )
 def test_whatever_a_policy_says_no_command_is_outside_any_limit(
-    arm: Kinematics,
-    configure: Configure,
-    several: Several,
-    state: State,
     data: Any,
     motions: list[str],
     steps: int,
@@ -113,12 +103,12 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
     )
     parts = parse_parts(action_of(motions, grippers), action=True)
     spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
-    controller = RobotController(config, spec, {each.name: arm for each in config.arms})
-    span = arm.position_high - arm.position_low - 2 * MARGIN
+    controller = RobotController(config, spec, {each.name: ARM for each in config.arms})
+    span = ARM.position_high - ARM.position_low - 2 * MARGIN
     # Anywhere, and one joint in four so near to its limit that a single step might pass it.
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     near = np.where(rng.random((count, 7)) < 0.25, rng.choice([0.002, 0.998], (count, 7)), rng.random((count, 7)))
-    where = list(arm.position_low + MARGIN + span * near)
+    where = list(ARM.position_low + MARGIN + span * near)
     fingers, sent, speeds = [0.04] * count, [None] * count, [np.zeros(7)] * count
     for _ in range(steps):
         action = np.array(data.draw(st.tuples(*[wild] * spec.dimension)))
@@ -137,13 +127,13 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
             origin = q
             if sent[index] is not None and delta_from == "commanded" and not is_velocity:
                 origin = np.clip(sent[index], q - STEP, q + STEP)
-            within_limits(arm, command, q, origin, dt, boxed)
+            within_limits(command, q, origin, dt, boxed)
             speed = np.abs(command.positions[:7] - origin) / dt
             if acceleration:
                 assert np.all(speed <= speeds[index] + acceleration * dt + SLACK / dt), "acceleration"
             speeds[index] = speed
             if is_velocity:
-                velocity_within_limits(arm, command, q, dt, max(dt, lifetime(config)), boxed)
+                velocity_within_limits(command, q, dt, max(dt, lifetime(config)), boxed)
             for finger in command.positions[7:]:
                 assert 0 <= finger <= 0.04, "fingers"
                 assert abs(finger - fingers[index]) <= 0.1 * dt + SLACK, "speed of the fingers"
@@ -152,17 +142,15 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
             where[index] = q + follow * (command.positions[:7] - q)
 
 
-def within_limits(
-    arm: Kinematics, command: Command, q: FloatArray, origin: FloatArray, dt: float, boxed: bool
-) -> None:
+def within_limits(command: Command, q: FloatArray, origin: FloatArray, dt: float, boxed: bool) -> None:
     """Every limit of docs/safety.md for one arm that is measured at ``q``."""
     positions = command.positions[:7]
-    low, high = arm.position_low + MARGIN, arm.position_high - MARGIN
+    low, high = ARM.position_low + MARGIN, ARM.position_high - MARGIN
     assert np.isfinite(command.positions).all()
     assert np.all((positions >= low - SLACK) & (positions <= high + SLACK)), "joint limits"
     assert np.all(np.abs(positions - q) <= STEP + SLACK), "distance from the measurement"
-    assert np.all(np.abs(positions - origin) <= SPEED * arm.velocity_limits * dt + SLACK), "velocity"
-    before, after = arm.forward(origin), arm.forward(positions)
+    assert np.all(np.abs(positions - origin) <= SPEED * ARM.velocity_limits * dt + SLACK), "velocity"
+    before, after = ARM.forward(origin), ARM.forward(positions)
     moved = np.linalg.norm(after.position - before.position)
     turned = rotation_angle(after.rotation @ before.rotation.T)
     assert moved <= FAR * 1.01 + 1e-4 + SLACK, "translation"
@@ -174,21 +162,19 @@ def within_limits(
         assert np.linalg.norm(command.twist[1]) * dt == pytest.approx(turned, abs=1e-6)
 
 
-def velocity_within_limits(
-    arm: Kinematics, command: Command, q: FloatArray, dt: float, stands: float, boxed: bool
-) -> None:
+def velocity_within_limits(command: Command, q: FloatArray, dt: float, stands: float, boxed: bool) -> None:
     """A velocity that stands for as long as it may: limits of positions and the box hold until then."""
     assert command.velocities is not None
     velocity = np.array(list(command.velocities.values()))
-    assert tuple(command.velocities) == arm.joint_names
+    assert tuple(command.velocities) == ARM.joint_names
     np.testing.assert_allclose(q + velocity * dt, command.positions[:7], atol=1e-9)
-    assert np.all(np.abs(velocity) <= SPEED * arm.velocity_limits * (1 + 1e-6) + SLACK / dt), "velocity"
+    assert np.all(np.abs(velocity) <= SPEED * ARM.velocity_limits * (1 + 1e-6) + SLACK / dt), "velocity"
     end = q + velocity * stands
-    low, high = arm.position_low + MARGIN, arm.position_high - MARGIN
+    low, high = ARM.position_low + MARGIN, ARM.position_high - MARGIN
     assert np.all(end >= np.minimum(low, q) - SLACK), "joint limits"
     assert np.all(end <= np.maximum(high, q) + SLACK), "joint limits"
     if boxed:
-        in_box(arm.forward(q).position, arm.forward(end).position)
+        in_box(ARM.forward(q).position, ARM.forward(end).position)
 
 
 def in_box(before: FloatArray, after: FloatArray) -> None:

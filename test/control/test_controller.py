@@ -3,102 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from demo_arm import ARM, DT, HOME, POSE, STAMP, action, configure, control, spec_of, state
 
-from vla_ros.config import Config
 from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Refused
 from vla_ros.kinematics.rotations import write_rotation
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matrix
 from vla_ros.types import JointState
 
-Configure = Callable[..., Config]
-State = Callable[..., JointState]
-
-POSE = PolicySpec().columns()
 JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8).columns()
 JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8).columns()
-STAMP, DT = 123_456_789, 0.1
 
 
-HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
 NEAR = HOME + 0.02
 
 
-def spec_of(text: str, dimension: int) -> PolicySpec:
-    return PolicySpec(action=parse_parts(text, action=True), dimension=dimension)
-
-
-def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
-    return np.array([*motion, *[0.0] * (6 - len(motion)), gripper])
-
-
-def moved(arm: Kinematics, joints: JointState, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moved(joints: JointState, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Translation [3] and rotation [3, 3] of the tip in base axes."""
-    before, after = arm.forward(joints.positions[:7]), arm.forward(positions[:7])
+    before, after = ARM.forward(joints.positions[:7]), ARM.forward(positions[:7])
     return after.position - before.position, after.rotation @ before.rotation.T
 
 
-def test_a_delta_in_the_base_frame_moves_the_tip_by_it(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = ArmController(configure(), POSE, arm), state()
+def test_a_delta_in_the_base_frame_moves_the_tip_by_it() -> None:
+    controller, joints = control(), state()
     command = controller.command(action(0.02, 0.01, -0.01, 0.05, -0.02, 0.1), joints, STAMP, DT)
-    translation, turn = moved(arm, joints, command.positions)
+    translation, turn = moved(joints, command.positions)
     np.testing.assert_allclose(translation, [0.02, 0.01, -0.01], atol=1e-4)
     np.testing.assert_allclose(turn, euler_xyz_matrix(np.array([0.05, -0.02, 0.1])), atol=1e-3)
-    assert command.names == (*arm.joint_names, "finger_left", "finger_right")
+    assert command.names == (*ARM.joint_names, "finger_left", "finger_right")
     assert (command.stamp, command.hold, command.duration) == (STAMP, False, DT)
     assert controller.counters == {}
 
 
-def test_a_delta_in_the_tips_frame_is_turned_with_the_tip(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller = ArmController(configure(control={"delta_frame": "tip"}), POSE, arm)
+def test_a_delta_in_the_tips_frame_is_turned_with_the_tip() -> None:
+    controller = control(control={"delta_frame": "tip"})
     joints = state()
     command = controller.command(action(0.0, 0.0, 0.02, 0.0, 0.0, 0.1), joints, STAMP, DT)
-    start = arm.forward(joints.positions[:7]).rotation
-    translation, turn = moved(arm, joints, command.positions)
+    start = ARM.forward(joints.positions[:7]).rotation
+    translation, turn = moved(joints, command.positions)
     np.testing.assert_allclose(translation, start @ [0, 0, 0.02], atol=1e-4)
     np.testing.assert_allclose(turn, start @ rotation_vector_matrix(np.array([0, 0, 0.1])) @ start.T, atol=1e-3)
 
 
-def test_scales_and_the_kind_of_rotation_are_the_options(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
+def test_scales_and_the_kind_of_rotation_are_the_options() -> None:
     options = {"rotation": "rotation_vector", "translation_scale": 0.05, "rotation_scale": 0.5}
-    controller, joints = ArmController(configure(control=options), POSE, arm), state()
+    controller, joints = control(control=options), state()
     command = controller.command(action(0.4, 0.0, 0.0, 0.2, 0.2, 0.1), joints, STAMP, DT)
-    translation, turn = moved(arm, joints, command.positions)
+    translation, turn = moved(joints, command.positions)
     np.testing.assert_allclose(translation, [0.02, 0, 0], atol=1e-4)
     np.testing.assert_allclose(turn, rotation_vector_matrix(np.array([0.1, 0.1, 0.05])), atol=1e-3)
 
 
-def test_no_motion_leaves_every_joint_exactly_where_it_was_measured(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller = ArmController(configure(robot={"home": [0.1] * 7}), POSE, arm)
+def test_no_motion_leaves_every_joint_exactly_where_it_was_measured() -> None:
+    controller = control(robot={"home": [0.1] * 7})
     joints = state()
     command = controller.command(action(), joints, STAMP, DT)
     np.testing.assert_array_equal(command.positions[:7], joints.positions[:7])
 
 
 @pytest.mark.parametrize(("delta_from", "expected"), [("measured", 0.01), ("commanded", 0.03)])
-def test_deltas_of_an_arm_that_does_not_follow(
-    arm: Kinematics, configure: Configure, state: State, delta_from: str, expected: float
-) -> None:
+def test_deltas_of_an_arm_that_does_not_follow(delta_from: str, expected: float) -> None:
     """Counted from the measurement they do not add up; counted from the command they do, within limits."""
-    controller, joints = ArmController(configure(control={"delta_from": delta_from}), POSE, arm), state()
+    controller, joints = control(control={"delta_from": delta_from}), state()
     for _ in range(3):
         command = controller.command(action(0.01), joints, STAMP, DT)
         controller.executed()
-    translation, _ = moved(arm, joints, command.positions)
+    translation, _ = moved(joints, command.positions)
     assert translation[0] == pytest.approx(expected, abs=3e-4)
     for _ in range(60):
         command = controller.command(action(0.01), joints, STAMP, DT)
@@ -106,23 +82,21 @@ def test_deltas_of_an_arm_that_does_not_follow(
     assert np.abs(command.positions[:7] - joints.positions[:7]).max() <= 0.2 + 1e-9
 
 
-def test_a_command_that_was_not_sent_leaves_no_trace(arm: Kinematics, configure: Configure, state: State) -> None:
+def test_a_command_that_was_not_sent_leaves_no_trace() -> None:
     controller, joints = (
-        ArmController(configure(control={"delta_from": "commanded"}), POSE, arm),
+        control(control={"delta_from": "commanded"}),
         state(fingers=0.04),
     )
     for _ in range(3):
         command = controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
-    translation, _ = moved(arm, joints, command.positions)
+    translation, _ = moved(joints, command.positions)
     assert translation[0] == pytest.approx(0.01, abs=1e-4)
     assert controller.hold(joints).positions[-1] == 0.04, "fingers were never told to close"
 
 
-def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
+def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step() -> None:
     wide = configure(limits={"max_translation_step": 1.0, "max_rotation_step": 3.0})
-    controller, joints = ArmController(wide, JOINTS, arm), state()
+    controller, joints = ArmController(wide, JOINTS, ARM), state()
     near = joints.positions[:7] + 0.1
     command = controller.command(np.append(near, 1.0), joints, STAMP, DT)
     np.testing.assert_allclose(command.positions[:7], near)
@@ -133,15 +107,15 @@ def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step(
     assert set(controller.counters) == {"limit_velocity", "limit_jump"}
 
 
-def test_joint_deltas_add_to_the_measured_positions(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = ArmController(configure(), JOINT_DELTAS, arm), state()
+def test_joint_deltas_add_to_the_measured_positions() -> None:
+    controller, joints = control(JOINT_DELTAS), state()
     command = controller.command(np.array([0.01, 0, 0, -0.02, 0, 0, 0, 0.0]), joints, STAMP, DT)
     np.testing.assert_allclose(command.positions[:7] - joints.positions[:7], [0.01, 0, 0, -0.02, 0, 0, 0])
     assert command.positions[7:].tolist() == [0.0, 0.0]
 
 
-def test_joints_are_found_by_name_in_any_order(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = ArmController(configure(), POSE, arm), state()
+def test_joints_are_found_by_name_in_any_order() -> None:
+    controller, joints = control(), state()
     order = np.random.default_rng(0).permutation(9)
     shuffled = JointState(tuple(joints.names[i] for i in order), joints.positions[order], joints.stamp)
     expected = controller.command(action(0.01), joints, STAMP, DT)
@@ -151,16 +125,14 @@ def test_joints_are_found_by_name_in_any_order(arm: Kinematics, configure: Confi
 
 
 @pytest.mark.parametrize(("mode", "names"), [("none", 7), ("binary", 9)])
-def test_fingers_are_commanded_where_the_options_say(
-    arm: Kinematics, configure: Configure, state: State, mode: str, names: int
-) -> None:
-    controller = ArmController(configure(gripper={"mode": mode}), POSE, arm)
+def test_fingers_are_commanded_where_the_options_say(mode: str, names: int) -> None:
+    controller = control(gripper={"mode": mode})
     assert len(controller.command(action(), state(), STAMP, DT).positions) == names
     assert len(controller.hold(state()).positions) == names
 
 
-def test_fingers_move_no_faster_than_the_option(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller = ArmController(configure(gripper={"max_speed": 0.1}), POSE, arm)
+def test_fingers_move_no_faster_than_the_option() -> None:
+    controller = control(gripper={"max_speed": 0.1})
     found = []
     for _ in range(5):
         found.append(controller.command(action(gripper=0.0), state(), STAMP, DT).positions[-1])
@@ -195,18 +167,15 @@ LIMITED = [
 
 @pytest.mark.parametrize(("limits", "spec", "wanted", "name"), LIMITED, ids=[f"{case[3]}" for case in LIMITED])
 def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
-    arm: Kinematics,
-    configure: Configure,
-    state: State,
     limits: dict[str, object],
     spec: PolicySpec,
     wanted: np.ndarray,
     name: str,
 ) -> None:
-    clamping = ArmController(configure(limits=limits), spec, arm)
+    clamping = control(spec, limits=limits)
     clamping.command(wanted, state(), STAMP, DT)
     assert clamping.counters[name] == 1
-    stopping = ArmController(configure(limits={**limits, "on_violation": "stop"}), spec, arm)
+    stopping = control(spec, limits={**limits, "on_violation": "stop"})
     with pytest.raises(Refused) as refused:
         stopping.command(wanted, state(), STAMP, DT)
     assert refused.value.reason.value == name
@@ -224,34 +193,30 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
         ("joint_velocity[1]", np.full(7, 0.05), None),
     ],
 )
-def test_joint_quantities_in_every_unit(
-    arm: Kinematics, configure: Configure, state: State, motion: str, numbers: Any, expected: Any
-) -> None:
+def test_joint_quantities_in_every_unit(motion: str, numbers: Any, expected: Any) -> None:
     if numbers is None:  # from the lowest to the highest position of each joint
-        numbers = -100 + 200 * (NEAR - arm.position_low) / (arm.position_high - arm.position_low)
+        numbers = -100 + 200 * (NEAR - ARM.position_low) / (ARM.position_high - ARM.position_low)
     if expected is None:
-        expected = HOME + 0.05 * arm.velocity_limits * DT
-    controller = ArmController(configure(gripper={"mode": "none"}), spec_of(f"arm.{motion}", 7).columns(), arm)
+        expected = HOME + 0.05 * ARM.velocity_limits * DT
+    controller = control(spec_of(f"arm.{motion}", 7).columns(), gripper={"mode": "none"})
     command = controller.command(np.asarray(numbers), state(HOME), STAMP, DT)
     np.testing.assert_allclose(command.positions, expected, atol=1e-9)
     assert controller.counters == {}
 
 
 @pytest.mark.parametrize("form", ROTATION_SIZES)
-def test_an_absolute_pose_is_reached_in_every_form_of_its_rotation(
-    arm: Kinematics, configure: Configure, state: State, form: str
-) -> None:
-    wanted = arm.forward(NEAR)
+def test_an_absolute_pose_is_reached_in_every_form_of_its_rotation(form: str) -> None:
+    wanted = ARM.forward(NEAR)
     spec = spec_of(f"arm.gripper + arm.tip_rotation[{form}] + arm.tip_position", 4 + ROTATION_SIZES[form])
     limits = {"max_translation_step": 0.01, "max_rotation_step": 0.05}
-    controller, q = ArmController(configure(limits=limits), spec.columns(), arm), HOME
+    controller, q = control(spec.columns(), limits=limits), HOME
     scale = 3.0 if form.startswith(("rot6d", "quaternion")) else 1.0  # what has a direction may have any length
     numbers = np.concatenate([[1.0], scale * write_rotation(wanted.rotation, form), wanted.position])
     for _ in range(30):
-        before = arm.forward(q)
+        before = ARM.forward(q)
         q = controller.command(numbers, state(q), STAMP, DT).positions[:7]
-        assert math.dist(arm.forward(q).position, before.position) <= 0.01 * 1.01 + 1e-4
-    reached = arm.forward(q)
+        assert math.dist(ARM.forward(q).position, before.position) <= 0.01 * 1.01 + 1e-4
+    reached = ARM.forward(q)
     np.testing.assert_allclose(reached.position, wanted.position, atol=1e-4)
     np.testing.assert_allclose(reached.rotation, wanted.rotation, atol=1e-3)
 
@@ -259,28 +224,24 @@ def test_an_absolute_pose_is_reached_in_every_form_of_its_rotation(
 @pytest.mark.parametrize(
     ("form", "closed", "half"), [("", 0.0, 0.5), ("1..0", 1.0, 0.5), ("-1..1", -1.0, 0.0), ("m", 0.0, 0.02)]
 )
-def test_a_gripper_means_what_its_part_says(
-    arm: Kinematics, configure: Configure, state: State, form: str, closed: float, half: float
-) -> None:
+def test_a_gripper_means_what_its_part_says(form: str, closed: float, half: float) -> None:
     spec = spec_of("arm.gripper" + (f"[{form}]" if form else "") + " + arm.joint_delta", 8)
-    controller = ArmController(configure(gripper={"mode": "continuous"}), spec.columns(), arm)
+    controller = control(spec.columns(), gripper={"mode": "continuous"})
     for number, expected in ((closed, 0.0), (half, 0.02)):
         command = controller.command(np.array([number, *[0.0] * 7]), state(), STAMP, DT)
         np.testing.assert_allclose(command.positions[7:], [expected] * 2, atol=1e-12)
 
 
-def test_a_joint_velocity_stays_within_limits_for_as_long_as_it_may_stand(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
+def test_a_joint_velocity_stays_within_limits_for_as_long_as_it_may_stand() -> None:
     control = {"output": "joint_velocity", "rate_hz": 10.0}
     robot = {"gripper_joint_names": []}
     config = configure(control=control, robot=robot, timeouts={"twist": 0.3})
-    controller = ArmController(config, spec_of("arm.joint_velocity[rad/s]", 7).columns(), arm)
+    controller = ArmController(config, spec_of("arm.joint_velocity[rad/s]", 7).columns(), ARM)
     q = HOME.copy()
-    q[3] = arm.position_high[3] - 0.03
+    q[3] = ARM.position_high[3] - 0.03
     command = controller.command(np.array([0, 0, 0, 1.0, 0, 0, 0]), state(q), STAMP, DT)
-    assert command.velocities == pytest.approx(dict(zip(arm.joint_names, [0, 0, 0, 0.1, 0, 0, 0], strict=True)))
+    assert command.velocities == pytest.approx(dict(zip(ARM.joint_names, [0, 0, 0, 0.1, 0, 0, 0], strict=True)))
     assert controller.counters == {"limit_position": 1}
     held = controller.hold(None)
-    assert held.velocities == dict.fromkeys(arm.joint_names, 0.0)
+    assert held.velocities == dict.fromkeys(ARM.joint_names, 0.0)
     assert held.hold

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from demo_arm import ARM, DT, STAMP, action, configure, control, spec_of, state
 
-from vla_ros.config import Config, build
-from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
+from vla_ros.config import build
+from vla_ros.contract.parts import ROTATION_SIZES
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.errors import ConfigError
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, JointState
-
-Configure = Callable[..., Config]
-State = Callable[..., JointState]
-
-POSE = PolicySpec().columns()
-STAMP, DT = 123_456_789, 0.1
-
-
-def spec_of(text: str, dimension: int) -> PolicySpec:
-    return PolicySpec(action=parse_parts(text, action=True), dimension=dimension)
-
-
-def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
-    return np.array([*motion, *[0.0] * (6 - len(motion)), gripper])
 
 
 @pytest.mark.parametrize("shape", [(6,), (8,), (1, 7), ()])
-def test_an_action_of_another_shape_is_refused(
-    arm: Kinematics, configure: Configure, state: State, shape: tuple[int, ...]
-) -> None:
+def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Refused, match="expected 7 finite numbers"):
-        RobotController(configure(), PolicySpec(), {"arm": arm}).command(np.zeros(shape), state(), STAMP, DT)
+        RobotController(configure(), PolicySpec(), {"arm": ARM}).command(np.zeros(shape), state(), STAMP, DT)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +36,16 @@ def test_an_action_of_another_shape_is_refused(
         (np.full((1, 7), math.inf), "number 0 of step 0 is inf"),
     ],
 )
-def test_a_chunk_is_checked_before_its_first_step(
-    arm: Kinematics, configure: Configure, actions: np.ndarray, message: str
-) -> None:
-    controller = RobotController(configure(), PolicySpec(horizon=4), {"arm": arm})
+def test_a_chunk_is_checked_before_its_first_step(actions: np.ndarray, message: str) -> None:
+    controller = RobotController(configure(), PolicySpec(horizon=4), {"arm": ARM})
     controller.check(ActionChunk(np.zeros((4, 7)), 0))
     with pytest.raises(Refused, match=message) as refused:
         controller.check(ActionChunk(actions, 0))
     assert refused.value.reason is Reason.ACTION_INVALID
 
 
-def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, good = ArmController(configure(), POSE, arm), state()
+def test_a_joint_state_that_cannot_be_used_is_refused() -> None:
+    controller, good = control(), state()
     nan = good.positions.copy()
     nan[3] = math.nan
     outside = good.positions.copy()
@@ -88,25 +69,19 @@ def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure
 
 
 @pytest.mark.parametrize("dt", [0.0, -0.1, math.nan, math.inf])
-def test_a_step_without_time_is_a_clock_that_jumped(
-    arm: Kinematics, configure: Configure, state: State, dt: float
-) -> None:
+def test_a_step_without_time_is_a_clock_that_jumped(dt: float) -> None:
     with pytest.raises(Refused) as refused:
-        RobotController(configure(), PolicySpec(), {"arm": arm}).command(action(), state(), STAMP, dt)
+        RobotController(configure(), PolicySpec(), {"arm": ARM}).command(action(), state(), STAMP, dt)
     assert refused.value.reason is Reason.CLOCK_JUMP
 
 
 @pytest.mark.parametrize("form", ["quaternion_xyzw", "quaternion_wxyz", "rot6d", "rot6d_columns"])
-def test_a_rotation_without_a_direction_is_refused(
-    arm: Kinematics, configure: Configure, state: State, form: str
-) -> None:
+def test_a_rotation_without_a_direction_is_refused(form: str) -> None:
     spec = spec_of(f"arm.tip_position + arm.tip_rotation[{form}]", 3 + ROTATION_SIZES[form])
     parallel = np.ones(ROTATION_SIZES[form]) if form.startswith("rot6d") else np.zeros(4)
     for rotation in (np.zeros(ROTATION_SIZES[form]), parallel):
         with pytest.raises(Refused, match=rf"tip_rotation\[{form}\].*no direction") as refused:
-            ArmController(configure(), spec.columns(), arm).command(
-                np.concatenate([np.zeros(3), rotation]), state(), STAMP, DT
-            )
+            control(spec.columns()).command(np.concatenate([np.zeros(3), rotation]), state(), STAMP, DT)
         assert refused.value.reason is Reason.ACTION_INVALID
 
 
@@ -180,5 +155,5 @@ def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path: Path) -
 def test_a_gripper_that_would_never_close_is_said(
     values: dict[str, object], spec: PolicySpec, warned: bool
 ) -> None:
-    arm = ArmController(build(values | {"robot.joint_names": list("abcdefg")}), spec.columns())
-    assert ("gripper_joint_names is empty" in arm.unused_gripper) == warned
+    controller = ArmController(build(values | {"robot.joint_names": list("abcdefg")}), spec.columns())
+    assert ("gripper_joint_names is empty" in controller.unused_gripper) == warned

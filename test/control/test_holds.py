@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from demo_arm import ARM, DT, POSE, STAMP, action, configure, control, state
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_ros.config import Config, build
-from vla_ros.contract.spec import PolicySpec
+from vla_ros.config import build
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
 
-Configure = Callable[..., Config]
-State = Callable[..., JointState]
 
-POSE = PolicySpec().columns()
-STAMP, DT = 123_456_789, 0.1
-
-
-def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
-    return np.array([*motion, *[0.0] * (6 - len(motion)), gripper])
-
-
-def test_a_hold_is_the_measured_position_never_zeros(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = ArmController(configure(), POSE, arm), state(fingers=0.02, stamp=77)
+def test_a_hold_is_the_measured_position_never_zeros() -> None:
+    controller, joints = control(), state(fingers=0.02, stamp=77)
     command = controller.hold(joints)
     np.testing.assert_array_equal(command.positions, joints.positions)
     assert (command.hold, command.stamp, command.duration) == (True, 77, 0.0)
 
 
-def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller, joints = ArmController(configure(), POSE, arm), state(fingers=0.02)
+def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm() -> None:
+    controller, joints = control(), state(fingers=0.02)
     controller.command(action(gripper=0.0), joints, STAMP, DT)
     controller.executed()
     first = controller.hold(joints)
@@ -49,11 +35,9 @@ def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm(
     np.testing.assert_array_equal(controller.hold(pushed).positions[:7], pushed.positions[:7])
 
 
-def test_after_a_hold_the_arm_starts_from_rest_where_it_is(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
+def test_after_a_hold_the_arm_starts_from_rest_where_it_is() -> None:
     config = configure(control={"delta_from": "commanded"}, limits={"max_joint_acceleration": 5.0})
-    controller = ArmController(config, POSE, arm)
+    controller = ArmController(config, POSE, ARM)
     for _ in range(5):
         controller.command(action(0.03), state(), STAMP, DT)
         controller.executed()
@@ -63,56 +47,51 @@ def test_after_a_hold_the_arm_starts_from_rest_where_it_is(
     assert np.abs(command.positions[:7] - elsewhere.positions[:7]).max() <= 5.0 * DT * DT + 1e-9
 
 
-def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
+def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses() -> None:
     """A trajectory or an array that lacks a joint is refused by ros2_control as a whole, and nobody would know."""
-    joints = JointState(arm.joint_names, state().positions[:7], 5)
-    assert ArmController(configure(), POSE, arm).hold(joints).names == arm.joint_names
+    joints = JointState(ARM.joint_names, state().positions[:7], 5)
+    assert control().hold(joints).names == ARM.joint_names
     for output in ("float64_multi_array", "joint_trajectory"):
-        controller = ArmController(configure(control={"output": output}), POSE, arm)
+        controller = control(control={"output": output})
         with pytest.raises(Refused, match=rf"finger_left.*neither measured nor commanded.*{output}") as refused:
             controller.hold(joints)
         assert refused.value.reason is Reason.JOINT_STATE_INVALID
         controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
         controller.executed()
         assert controller.hold(joints).positions[7:].tolist() == [0.0, 0.0], "what the fingers were told is known"
-        apart = ArmController(configure(control={"output": output}, topics={"gripper": "/gripper"}), POSE, arm)
-        assert apart.hold(joints).names == arm.joint_names
+        apart = control(control={"output": output}, topics={"gripper": "/gripper"})
+        assert apart.hold(joints).names == ARM.joint_names
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(
     motions=st.lists(st.tuples(*[st.floats(-0.3, 0.3)] * 6), min_size=1, max_size=6),
     delta_from=st.sampled_from(["measured", "commanded"]),
     dt=st.floats(0.02, 0.5),
 )
 def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_than_it_may(
-    arm: Kinematics,
-    configure: Configure,
-    state: State,
     motions: list[tuple[float, ...]],
     delta_from: str,
     dt: float,
 ) -> None:
     """The joint states went silent while the arm was sent on: the hold is the last of them."""
-    controller, measured = ArmController(configure(control={"delta_from": delta_from}), POSE, arm), state()
+    controller, measured = control(control={"delta_from": delta_from}), state()
     for motion in motions:
         last = controller.command(action(*motion), measured, STAMP, dt)
         controller.executed()
     hold = controller.hold(measured)
     np.testing.assert_array_equal(hold.positions[:7], measured.positions[:7])
     back = np.abs(hold.positions[:7] - last.positions[:7])
-    reach = np.minimum(0.2, arm.velocity_limits * dt) if delta_from == "measured" else np.full(7, 0.2)
+    reach = np.minimum(0.2, ARM.velocity_limits * dt) if delta_from == "measured" else np.full(7, 0.2)
     assert np.all(back <= reach + 1e-9)
-    assert np.all(back <= arm.velocity_limits * hold.duration + 1e-9), "a trajectory would be too fast"
+    assert np.all(back <= ARM.velocity_limits * hold.duration + 1e-9), "a trajectory would be too fast"
     assert controller.hold(measured).duration == 0.0, "said again, it is there"
 
 
-def test_a_twist_stands_still_whatever_is_measured(arm: Kinematics, configure: Configure) -> None:
+def test_a_twist_stands_still_whatever_is_measured() -> None:
     config = configure(control={"output": "twist_stamped"}, topics={"gripper": "/gripper"})
-    controller = ArmController(config, POSE, arm)
-    broken = JointState((arm.joint_names[0],), np.array([math.nan]), 9)
+    controller = ArmController(config, POSE, ARM)
+    broken = JointState((ARM.joint_names[0],), np.array([math.nan]), 9)
     for joints in (None, broken):
         held = controller.hold(joints)
         assert held.hold
@@ -121,7 +100,7 @@ def test_a_twist_stands_still_whatever_is_measured(arm: Kinematics, configure: C
         assert held.names == ()
 
 
-def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints(state: State) -> None:
+def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints() -> None:
     values = {"control.output": "twist_stamped", "robot.gripper_joint_names": ["finger_left"]}
     controller = ArmController(build({**values, "topics.gripper": "/gripper", "gripper.max_speed": 0.1}), POSE)
     command = controller.command(action(0.01, gripper=0.0), state(fingers=0.04), STAMP, DT)
@@ -132,10 +111,10 @@ def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints(state: State) 
     assert (held.names, held.positions.tolist()) == (("finger_left",), pytest.approx([0.03]))
 
 
-def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Configure, state: State) -> None:
+def test_a_twist_is_the_limited_motion_per_second() -> None:
     limits = {"max_translation_step": 0.02}
     options = configure(control={"output": "twist_stamped"}, robot={"gripper_joint_names": []}, limits=limits)
-    controller = ArmController(options, POSE, arm)
+    controller = ArmController(options, POSE, ARM)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), state(), STAMP, 0.5)
     np.testing.assert_allclose(command.twist[0], [0.04, 0, 0], atol=1e-3)  # 0.02 m in 0.5 s
     np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-3)
@@ -145,7 +124,7 @@ def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Co
     assert not np.any(held)
 
 
-def test_a_servo_can_do_the_kinematics(state: State) -> None:
+def test_a_servo_can_do_the_kinematics() -> None:
     config = build({"control.output": "twist_stamped", "robot.base_frame": "base", "robot.tip_frame": "tool0"})
     controller = ArmController(config, POSE)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), None, STAMP, 0.5)

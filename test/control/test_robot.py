@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from demo_arm import ARM, DT, HOME, STAMP, configure, several, state
 
-from vla_ros.config import Config
 from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.control.robot import RobotController
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
 
-STAMP, DT = 123_456_789, 0.1
 ACTION = "arm_0.joint_delta + arm_0.gripper + arm_1.tip_position + arm_1.tip_rotation[rot6d] + unused[2]"
 
 
-@pytest.fixture
-def robot(
-    arm: Kinematics, configure: Callable[..., Config], several: Callable[..., Config]
-) -> Callable[..., RobotController]:
+def robot(outputs: tuple[str, str] = ("joint_state", "joint_state"), **options: Any) -> RobotController:
     """Two arms with options by section and an output each."""
-
-    def make(outputs: tuple[str, str] = ("joint_state", "joint_state"), **options: Any) -> RobotController:
-        config = several(configure(**{"topics": {"gripper": "/gripper"}, **options}), list(outputs))
-        parts = parse_parts(ACTION, action=True)
-        spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
-        return RobotController(config, spec, {"arm_0": arm, "arm_1": arm})
-
-    return make
+    config = several(configure(**{"topics": {"gripper": "/gripper"}, **options}), list(outputs))
+    parts = parse_parts(ACTION, action=True)
+    spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
+    return RobotController(config, spec, {"arm_0": ARM, "arm_1": ARM})
 
 
-@pytest.fixture
-def action(arm: Kinematics, state: Callable[..., JointState]) -> np.ndarray:
-    """The first arm by 0.01 rad, the second 1 cm up."""
-    pose = arm.forward(state().positions[:7])
+def action() -> np.ndarray:
+    """The first arm moves by 0.01 rad, the second one 1 cm up."""
+    pose = ARM.forward(HOME)
     up = pose.position + np.array([0, 0, 0.01])
     return np.concatenate([np.full(7, 0.01), [1.0], up, pose.rotation[:2].ravel(), [9.0, -9.0]])
 
 
-def test_each_arm_takes_its_own_numbers(
-    arm: Kinematics, robot: Callable[..., RobotController], action: np.ndarray, state: Callable[..., JointState]
-) -> None:
+def test_each_arm_takes_its_own_numbers() -> None:
     joints = state()
-    first, second = robot().command(action, {"arm_0": joints, "arm_1": joints}, STAMP, DT)
+    first, second = robot().command(action(), {"arm_0": joints, "arm_1": joints}, STAMP, DT)
     assert (first.arm, second.arm, first.stamp, second.stamp) == ("arm_0", "arm_1", STAMP, STAMP)
     np.testing.assert_allclose(first.positions[:7], joints.positions[:7] + 0.01)
     assert (len(first.positions), len(second.positions)) == (9, 7), "the second has no gripper in the action"
-    moved = arm.forward(second.positions).position - arm.forward(joints.positions[:7]).position
+    moved = ARM.forward(second.positions).position - ARM.forward(joints.positions[:7]).position
     np.testing.assert_allclose(moved, [0, 0, 0.01], atol=1e-4)
 
 
@@ -64,57 +51,41 @@ def without(joints: JointState, name: str) -> JointState:
     ("broken", "reason"),
     [(None, Reason.JOINT_STATE_STALE), ("joint_3", Reason.JOINT_STATE_INVALID), (0, Reason.ACTION_INVALID)],
 )
-def test_what_one_arm_refuses_all_refuse_and_it_is_named(
-    robot: Callable[..., RobotController],
-    action: np.ndarray,
-    state: Callable[..., JointState],
-    broken: Any,
-    reason: Reason,
-) -> None:
+def test_what_one_arm_refuses_all_refuse_and_it_is_named(broken: Any, reason: Reason) -> None:
+    numbers = action()
     joints = {"arm_0": state(), "arm_1": state()}
     if broken == 0:
-        action[11:17] = 0.0
+        numbers[11:17] = 0.0
     elif broken is None:
         del joints["arm_1"]
     else:
         joints["arm_1"] = without(state(), broken)
     with pytest.raises(Refused, match="arm_1: ") as refused:
-        robot().command(action, joints, STAMP, DT)
+        robot().command(numbers, joints, STAMP, DT)
     assert refused.value.reason is reason
     alone = robot(control={"arms_hold_alone": True})
-    alone.command(np.where(np.arange(len(action)) < 7, 0.0, moving(action)), both(state()), STAMP, DT)
-    first, second = alone.command(action, joints, STAMP, DT)
+    alone.command(np.where(np.arange(len(numbers)) < 7, 0.0, action()), both(state()), STAMP, DT)
+    first, second = alone.command(numbers, joints, STAMP, DT)
     assert (first.hold, second.hold) == (False, True)
     assert second.refused is not None
     assert second.refused.reason is reason
     np.testing.assert_array_equal(second.positions[:7], state().positions[:7])
     with pytest.raises(Refused):
-        alone.command(action, {}, STAMP, DT)
+        alone.command(numbers, {}, STAMP, DT)
 
 
 def both(joints: JointState) -> dict[str, JointState]:
     return {"arm_0": joints, "arm_1": joints}
 
 
-def moving(action: np.ndarray) -> np.ndarray:
-    """The same with a rotation that means something."""
-    found = action.copy()
-    found[11:17] = [1, 0, 0, 0, 1, 0]
-    return found
-
-
-def test_a_limit_that_stops_stops_all_even_where_arms_hold_alone(
-    robot: Callable[..., RobotController], action: np.ndarray, state: Callable[..., JointState]
-) -> None:
+def test_a_limit_that_stops_stops_all_even_where_arms_hold_alone() -> None:
     alone = robot(control={"arms_hold_alone": True}, limits={"on_violation": "stop", "max_translation_step": 0.001})
     with pytest.raises(Refused, match="arm_0: ") as refused:
-        alone.command(action, both(state()), STAMP, DT)
+        alone.command(action(), both(state()), STAMP, DT)
     assert refused.value.reason.level is Level.STOP
 
 
-def test_an_arm_that_cannot_hold_keeps_no_other_from_holding(
-    robot: Callable[..., RobotController], state: Callable[..., JointState]
-) -> None:
+def test_an_arm_that_cannot_hold_keeps_no_other_from_holding() -> None:
     (held,), (refused,) = robot().hold({"arm_1": state()})
     assert (held.arm, held.hold) == ("arm_1", True)
     assert refused.detail.startswith("arm_0: ")
@@ -124,15 +95,13 @@ def test_an_arm_that_cannot_hold_keeps_no_other_from_holding(
     assert set((velocities[0].velocities or {}).values()) == {0.0}
 
 
-def test_commands_count_once_they_were_sent(
-    robot: Callable[..., RobotController], action: np.ndarray, state: Callable[..., JointState]
-) -> None:
+def test_commands_count_once_they_were_sent() -> None:
     controller = robot(control={"delta_from": "commanded"})
     for sent in (False, True, True):
-        first, _ = controller.command(action, both(state()), STAMP, DT)
+        first, _ = controller.command(action(), both(state()), STAMP, DT)
         if sent:
             controller.executed()
     np.testing.assert_allclose(first.positions[:7], state().positions[:7] + 0.02)
     controller.reset()
-    first, _ = controller.command(action, both(state()), STAMP, DT)
+    first, _ = controller.command(action(), both(state()), STAMP, DT)
     np.testing.assert_allclose(first.positions[:7], state().positions[:7] + 0.01)
