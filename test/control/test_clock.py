@@ -1,4 +1,4 @@
-"""The simulated clock moves only while somebody waits or works, and events happen at their times."""
+"""The simulated clock advances only when code waits or works, and events happen at their times."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_events_happen_in_order_at_their_times() -> None:
     assert clock.now().ros == 7 * SECOND
 
 
-def test_a_wait_ends_with_the_event_that_was_waited_for() -> None:
+def test_a_wait_ends_with_its_event() -> None:
     came: list[int] = []
     clock = SimulatedClock(5 * SECOND, [(6 * SECOND, lambda: came.append(1)), (7 * SECOND, lambda: came.append(2))])
     assert wait(clock, 10.0, came)
     assert (clock.steady(), clock.ros(), came) == (1.0, 6 * SECOND, [1])
 
 
-def test_a_rest_of_less_than_a_nanosecond_passes() -> None:
+def test_a_wait_of_less_than_a_nanosecond_ends() -> None:
     clock = SimulatedClock()
     clock.sleep(1e-12)
     assert clock.now().steady == 1

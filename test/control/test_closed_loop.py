@@ -1,4 +1,4 @@
-"""Many steps in a row: an arm that follows its commands stays on the path that the deltas describe."""
+"""Over many steps, an arm that follows its commands stays on the path that the deltas describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vla_ros.kinematics.transforms import rotation_angle
 def drive(
     controller: ArmController, start: np.ndarray, action: list[float], steps: int, follow: float = 1.0
 ) -> list[np.ndarray]:
-    """Joint positions [7] after each step of an arm that goes ``follow`` of the way to each command."""
+    """Joint positions [7] after each step of an arm that moves by the share ``follow`` towards each command."""
     q, way = start.copy(), []
     for _ in range(steps):
         command = controller.command(np.array([*action, 1.0]), state(q), 0, DT)

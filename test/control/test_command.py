@@ -1,4 +1,4 @@
-"""Commands as ROS messages, with classes of rosbags' type store and, where ROS is installed, of rclpy."""
+"""Commands as ROS messages, with classes from rosbags and, if ROS is installed, from rclpy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rclpy_class(name: str) -> Any:
 
 @pytest.fixture(params=["rosbags", pytest.param("rclpy", marks=pytest.mark.ros)])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Gives message classes by ``pkg/msg/Type``."""
+    """Returns message classes by ``pkg/msg/Type``."""
     return rclpy_class if request.param == "rclpy" else STORE.types.__getitem__
 
 
@@ -101,14 +101,14 @@ def test_a_twist_has_its_frame_and_both_parts(make: Make) -> None:
     assert (angular.x, angular.y, angular.z) == (0.0, 0.5, 0.0)
 
 
-def test_a_hold_of_a_twist_is_stamped_with_the_present(make: Make) -> None:
-    """MoveIt Servo ignores what is older than its timeout, and to stand still is right whenever it is heard."""
+def test_zero_velocity_is_stamped_with_the_current_time(make: Make) -> None:
+    """MoveIt Servo ignores messages older than its timeout, and zero velocity is always safe."""
     still = replace(COMMAND, hold=True, twist=(np.zeros(3), np.zeros(3)))
     assert nanoseconds(to_message(still, "twist_stamped", make, STAMP + 7).header.stamp) == STAMP + 7
     assert nanoseconds(to_message(COMMAND, "twist_stamped", make, STAMP + 7).header.stamp) == STAMP
 
 
-def test_a_command_is_split_for_a_gripper_that_listens_elsewhere() -> None:
+def test_a_command_is_split_for_a_gripper_with_its_own_topic() -> None:
     command = replace(COMMAND, names=("joint_1", "finger"), velocities={"joint_1": 0.5})
     arm, fingers = split(command, ("finger",))
     assert (arm.names, values(arm.positions), arm.velocities) == (("joint_1",), [0.25], {"joint_1": 0.5})
@@ -119,7 +119,7 @@ def test_a_command_is_split_for_a_gripper_that_listens_elsewhere() -> None:
     assert split(COMMAND, ("finger",)) == (COMMAND, None)
 
 
-def test_joint_velocities_are_sent_alone_and_stop_as_zeros(make: Make) -> None:
+def test_joint_velocities_are_sent_without_positions_and_stop_as_zeros(make: Make) -> None:
     moving = replace(COMMAND, twist=None, velocities={"joint_1": 0.5, "joint_2": -0.1})
     assert values(to_message(moving, "joint_velocity", make).data) == [0.5, -0.1]
     state = to_message(moving, "joint_velocity_state", make)
@@ -134,7 +134,7 @@ def test_joint_velocities_are_sent_alone_and_stop_as_zeros(make: Make) -> None:
 
 
 @pytest.mark.parametrize("output", ["twist_stamped", "joint_velocity", "joint_velocity_state"])
-def test_a_command_without_a_velocity_is_none(make: Make, output: str) -> None:
+def test_a_command_without_a_velocity_cannot_be_sent_as_one(make: Make, output: str) -> None:
     with pytest.raises(ValueError, match="without a velocity"):
         to_message(Command(("j",), np.zeros(1), 0), output, make)
 

@@ -1,7 +1,4 @@
-"""Whatever a policy says, in any mode and with any number of arms, no command is outside any limit.
-
-A search for counter-examples.
-"""
+"""Searches for actions whose command breaks a limit, in all modes and with one to three arms."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ wild = st.one_of(
 
 
 def action_of(motions: list[str], grippers: list[str]) -> str:
-    """The parts of an action of all arms."""
+    """Text of the action of all arms."""
     texts = [
         f"NAME.{motion}{gripper}".replace("NAME", f"arm_{number}")
         for number, (motion, gripper) in enumerate(zip(motions, grippers, strict=True))
@@ -143,7 +140,7 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
 
 
 def within_limits(command: Command, q: FloatArray, origin: FloatArray, dt: float, boxed: bool) -> None:
-    """Every limit of docs/safety.md for one arm that is measured at ``q``."""
+    """Check every limit of docs/safety.md for an arm that is measured at ``q``."""
     positions = command.positions[:7]
     low, high = ARM.position_low + MARGIN, ARM.position_high - MARGIN
     assert np.isfinite(command.positions).all()
@@ -163,7 +160,7 @@ def within_limits(command: Command, q: FloatArray, origin: FloatArray, dt: float
 
 
 def velocity_within_limits(command: Command, q: FloatArray, dt: float, stands: float, boxed: bool) -> None:
-    """A velocity that stands for as long as it may: limits of positions and the box hold until then."""
+    """Check limits of positions and the box until the velocity expires."""
     assert command.velocities is not None
     velocity = np.array(list(command.velocities.values()))
     assert tuple(command.velocities) == ARM.joint_names

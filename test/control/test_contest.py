@@ -1,4 +1,4 @@
-"""Who else commands, out of what discovery tells."""
+"""Other commanders and sources are named from discovery data."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def endpoint(gid: Any, name: str = "teleop", namespace: str = "/") -> Any:
     return SimpleNamespace(endpoint_gid=gid, node_name=name, node_namespace=namespace)
 
 
-def test_only_the_id_tells_ones_own_publisher() -> None:
+def test_the_own_publisher_is_known_by_its_id() -> None:
     """Another node may have this node's name."""
     assert others([endpoint(OWN)], OWN) == {}
     assert others([endpoint(OWN), endpoint(THEIRS)], OWN) == {THEIRS: "/teleop"}
 
 
-def test_the_ids_of_every_distribution_are_understood() -> None:
+def test_ids_of_every_distribution_are_equal() -> None:
     padded = [*THEIRS, *bytes(8)]  # rclpy gives numbers; Humble pads them
     assert gid_of(padded) == gid_of(THEIRS) == gid_of(memoryview(THEIRS)) == THEIRS
     assert others([endpoint([*OWN, *bytes(8)]), endpoint(padded)], OWN) == {THEIRS: "/teleop"}
 
 
-def test_a_program_without_a_node_counts() -> None:
+def test_publishers_of_unknown_nodes_count() -> None:
     for name in ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_"):
         found = others([endpoint(THEIRS, name, name)], OWN, ["/teleop"])
         assert found == {THEIRS: ""}
         assert named(found) == f"an unknown node (gid {THEIRS.hex('.')})"
 
 
-def test_whoever_may_share_is_no_contest() -> None:
+def test_nodes_that_may_share_the_topic_do_not_count() -> None:
     there = [endpoint(OWN), endpoint(THEIRS, "mux", "/arm"), endpoint(THEIRS[::-1], "teleop")]
     assert named(others(there, OWN)) == "/arm/mux and /teleop"
     assert named(others(there, OWN, ["/arm/mux"])) == "/teleop"
@@ -52,14 +52,14 @@ def test_two_sources_are_named_by_their_nodes() -> None:
         assert not rivals(Contest("j1", *two), "/joint_states", late)[1]
 
 
-def test_ids_that_are_no_gids_name_everybody_on_the_topic() -> None:
+def test_unknown_ids_name_all_publishers_of_the_topic() -> None:
     two = Source(b"\x01" * 8), Source(b"\x02" * 8)
     there = [endpoint(OWN, "robot"), endpoint(THEIRS, "leftover")]
     assert rivals(Contest("j1", *two), "/joint_states", there)[0].startswith("/leftover and /robot publish j1")
     assert rivals(Contest("j1", *two), "/joint_states", [])[0].startswith("nobody known")
 
 
-def test_one_publisher_that_says_two_things_is_named_with_both() -> None:
+def test_a_publisher_of_two_kinds_is_named_with_both() -> None:
     relay = [endpoint(OWN, "relay")]
     kinds = Source(OWN, "64x48 'rgb8'"), Source(OWN, "32x24 'rgb8'")
     found = rivals(Contest("/image", *kinds), "/image", relay)[0]

@@ -1,4 +1,4 @@
-"""From actions to commands: what a delta means, and what is clamped."""
+"""The commands that actions become: meaning of deltas, limits, units, grippers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_delta_in_the_tips_frame_is_turned_with_the_tip() -> None:
     np.testing.assert_allclose(turn, start @ rotation_vector_matrix(np.array([0, 0, 0.1])) @ start.T, atol=1e-3)
 
 
-def test_scales_and_the_kind_of_rotation_are_the_options() -> None:
+def test_scales_and_form_of_rotation_follow_the_options() -> None:
     options = {"rotation": "rotation_vector", "translation_scale": 0.05, "rotation_scale": 0.5}
     controller, joints = control(control=options), state()
     command = controller.command(action(0.4, 0.0, 0.0, 0.2, 0.2, 0.1), joints, STAMP, DT)
@@ -69,7 +69,7 @@ def test_no_motion_leaves_every_joint_exactly_where_it_was_measured() -> None:
 
 @pytest.mark.parametrize(("delta_from", "expected"), [("measured", 0.01), ("commanded", 0.03)])
 def test_deltas_of_an_arm_that_does_not_follow(delta_from: str, expected: float) -> None:
-    """Counted from the measurement they do not add up; counted from the command they do, within limits."""
+    """Relative to the measurement, deltas do not add up; relative to the command they do, within limits."""
     controller, joints = control(control={"delta_from": delta_from}), state()
     for _ in range(3):
         command = controller.command(action(0.01), joints, STAMP, DT)
@@ -94,7 +94,7 @@ def test_a_command_that_was_not_sent_leaves_no_trace() -> None:
     assert controller.hold(joints).positions[-1] == 0.04, "fingers were never told to close"
 
 
-def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step() -> None:
+def test_near_joint_positions_are_unchanged_and_far_ones_limited() -> None:
     wide = configure(limits={"max_translation_step": 1.0, "max_rotation_step": 3.0})
     controller, joints = ArmController(wide, JOINTS, ARM), state()
     near = joints.positions[:7] + 0.1
@@ -125,7 +125,7 @@ def test_joints_are_found_by_name_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(("mode", "names"), [("none", 7), ("binary", 9)])
-def test_fingers_are_commanded_where_the_options_say(mode: str, names: int) -> None:
+def test_the_gripper_mode_decides_whether_fingers_are_commanded(mode: str, names: int) -> None:
     controller = control(gripper={"mode": mode})
     assert len(controller.command(action(), state(), STAMP, DT).positions) == names
     assert len(controller.hold(state()).positions) == names
@@ -232,7 +232,7 @@ def test_a_gripper_means_what_its_part_says(form: str, closed: float, half: floa
         np.testing.assert_allclose(command.positions[7:], [expected] * 2, atol=1e-12)
 
 
-def test_a_joint_velocity_stays_within_limits_for_as_long_as_it_may_stand() -> None:
+def test_a_joint_velocity_stays_within_limits_until_it_expires() -> None:
     control = {"output": "joint_velocity", "rate_hz": 10.0}
     robot = {"gripper_joint_names": []}
     config = configure(control=control, robot=robot, timeouts={"twist": 0.3})

@@ -1,4 +1,4 @@
-"""What a controller refuses: at the start, of a joint state, of a chunk, of an action."""
+"""Options, joint states, chunks and actions that a controller refuses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_joint_state_that_cannot_be_used_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dt", [0.0, -0.1, math.nan, math.inf])
-def test_a_step_without_time_is_a_clock_that_jumped(dt: float) -> None:
+def test_a_step_without_duration_is_a_clock_jump(dt: float) -> None:
     with pytest.raises(Refused) as refused:
         RobotController(configure(), PolicySpec(), {"arm": ARM}).command(action(), state(), STAMP, dt)
     assert refused.value.reason is Reason.CLOCK_JUMP
@@ -123,7 +123,7 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
         ({}, spec_of("arm.tip_position + arm.tip_rotation[rot6d]", 9), "robot.urdf: found no value"),
     ],
 )
-def test_what_does_not_belong_together_is_refused_at_start(
+def test_contradictory_options_and_policies_are_refused_at_start(
     values: dict[str, object], spec: PolicySpec, message: str
 ) -> None:
     config = build(values)
@@ -152,7 +152,7 @@ def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path: Path) -
         ({}, spec_of("arm.joint_position", 7), False),
     ],
 )
-def test_a_gripper_that_would_never_close_is_said(
+def test_a_gripper_that_would_never_close_causes_a_warning(
     values: dict[str, object], spec: PolicySpec, warned: bool
 ) -> None:
     controller = ArmController(build(values | {"robot.joint_names": list("abcdefg")}), spec.columns())

@@ -1,4 +1,4 @@
-"""A digest tells images apart, and costs little."""
+"""Digests differ for different images, and are cheap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from vla_ros.control.watchdog import digest
 
 
-def test_digests_differ_with_a_little_noise_and_agree_for_the_same_pixels() -> None:
+def test_digests_differ_only_for_different_pixels() -> None:
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)
     noisy = np.clip(image.astype(int) + rng.integers(-1, 2, image.shape), 0, 255).astype(np.uint8)

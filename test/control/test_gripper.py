@@ -1,4 +1,4 @@
-"""Silent failures of grippers: inverted, in [0, 1] where [-1, 1] is meant, never closing, chattering."""
+"""Silent failures of grippers: inverted, wrong range, never closing, chattering."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_without_a_speed_limit_the_command_is_the_target() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_no_number_is_refused_and_changes_nothing(value: float) -> None:
+def test_nan_and_infinity_are_refused_and_change_nothing(value: float) -> None:
     gripper = make(mode="binary", hysteresis=0.4)
     gripper.opening(1.0)
     with pytest.raises(ValueError, match="not finite"):

@@ -1,4 +1,4 @@
-"""What a hold is: the measured position, the grip that was told, a twist that stands still."""
+"""Holds: the measured position, the commanded grip, zero velocity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_after_a_hold_the_arm_starts_from_rest_where_it_is() -> None:
 
 
 def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses() -> None:
-    """A trajectory or an array that lacks a joint is refused by ros2_control as a whole, and nobody would know."""
+    """ros2_control ignores a trajectory or an array that lacks a joint, without telling anybody."""
     joints = JointState(ARM.joint_names, state().positions[:7], 5)
     assert control().hold(joints).names == ARM.joint_names
     for output in ("float64_multi_array", "joint_trajectory"):
@@ -74,7 +74,7 @@ def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_
     delta_from: str,
     dt: float,
 ) -> None:
-    """The joint states went silent while the arm was sent on: the hold is the last of them."""
+    """Joint states went silent while the arm moved on: the hold is at the last one."""
     controller, measured = control(control={"delta_from": delta_from}), state()
     for motion in motions:
         last = controller.command(action(*motion), measured, STAMP, dt)
@@ -100,7 +100,7 @@ def test_a_twist_stands_still_whatever_is_measured() -> None:
         assert held.names == ()
 
 
-def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints() -> None:
+def test_a_twist_command_without_kinematics_has_fingers() -> None:
     values = {"control.output": "twist_stamped", "robot.gripper_joint_names": ["finger_left"]}
     controller = ArmController(build({**values, "topics.gripper": "/gripper", "gripper.max_speed": 0.1}), POSE)
     command = controller.command(action(0.01, gripper=0.0), state(fingers=0.04), STAMP, DT)
@@ -124,7 +124,7 @@ def test_a_twist_is_the_limited_motion_per_second() -> None:
     assert not np.any(held)
 
 
-def test_a_servo_can_do_the_kinematics() -> None:
+def test_a_twist_needs_no_kinematics() -> None:
     config = build({"control.output": "twist_stamped", "robot.base_frame": "base", "robot.tip_frame": "tool0"})
     controller = ArmController(config, POSE)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), None, STAMP, 0.5)

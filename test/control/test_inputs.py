@@ -1,4 +1,4 @@
-"""The newest inputs: how fresh they are, which belongs to a stamp, when a new task begins."""
+"""Inputs: freshness, the joint state of a stamp, new tasks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_joint_state_nearest_to_a_stamp_is_found() -> None:
     assert not inputs.joints_at(5 * 10**9)
 
 
-def test_blanks_are_no_instruction() -> None:
+def test_an_instruction_of_blanks_is_empty() -> None:
     assert Inputs(SimulatedClock(), "  \n").snapshot.instruction == ""
 
 

@@ -1,4 +1,4 @@
-"""Joint states of one driver or of several: arm and gripper apart, as common robots publish them."""
+"""Joint states of one driver or of several, jumps, and damaged messages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def say(states: JointStates, joints: dict[str, float], at: float, stamped: bool 
     return states.add(message, stamp if stamped else 0, stamp, timeout=0.5)
 
 
-def test_one_driver_that_tells_everything_is_passed_on() -> None:
+def test_a_complete_joint_state_is_passed_on() -> None:
     states = JointStates(ARM)
     whole = say(states, {"j1": 1.0, "j2": 2.0, "finger": 0.04}, 1.0)
     assert whole.joints.select(("finger", "j2", "j1")).tolist() == [0.04, 2.0, 1.0]
     assert whole.stamp == whole.joints.stamp == SECOND
 
 
-def test_arm_and_gripper_of_two_drivers_become_one() -> None:
+def test_joint_states_of_two_drivers_are_merged() -> None:
     states = JointStates(ARM)
     assert say(states, {"j1": 1.0, "j2": 2.0}, 1.0) is not None
     assert say(states, {"finger": 0.03}, 1.01) is None, "it tells nothing new of the arm"
@@ -38,7 +38,7 @@ def test_arm_and_gripper_of_two_drivers_become_one() -> None:
     assert whole.stamp == round(1.02 * SECOND)
 
 
-def test_an_arm_in_two_parts_is_as_old_as_its_older_part() -> None:
+def test_a_merged_joint_state_has_the_oldest_stamp() -> None:
     states = JointStates(ARM)
     first = say(states, {"j1": 1.0}, 1.0)
     with pytest.raises(KeyError, match="j2"):
@@ -48,7 +48,7 @@ def test_an_arm_in_two_parts_is_as_old_as_its_older_part() -> None:
     assert both.stamp == SECOND
 
 
-def test_a_part_that_falls_silent_is_named_as_missing() -> None:
+def test_joints_of_a_silent_driver_are_missing() -> None:
     states = JointStates(ARM)
     say(states, {"j1": 1.0}, 1.0)
     say(states, {"j2": 2.0}, 1.0)
@@ -57,20 +57,20 @@ def test_a_part_that_falls_silent_is_named_as_missing() -> None:
         late.joints.select(ARM)
 
 
-def test_other_names_than_the_arms_are_said() -> None:
+def test_unknown_joint_names_are_reported() -> None:
     whole = say(JointStates(ARM), {"shoulder": 1.0, "elbow": 2.0}, 1.0)
     with pytest.raises(KeyError, match=r"lacks \['j1', 'j2'\]; it has \['shoulder', 'elbow'\]"):
         whole.joints.select(ARM)
 
 
-def test_fingers_that_fell_silent_are_left_out() -> None:
+def test_silent_fingers_are_left_out() -> None:
     states = JointStates(ARM)
     say(states, {"finger": 0.03}, 1.0)
     whole = say(states, {"j1": 1.0, "j2": 2.0}, 1.6)
     assert whole.joints.names == ARM
 
 
-def test_a_message_from_before_does_not_take_a_joint_back() -> None:
+def test_an_older_message_changes_no_joint() -> None:
     states = JointStates(ARM)
     say(states, {"j1": 1.0, "j2": 1.0}, 1.0)
     stamp = round(0.9 * SECOND)
@@ -81,14 +81,14 @@ def test_a_message_from_before_does_not_take_a_joint_back() -> None:
     assert whole.joints.select(ARM).tolist() == [0.5, 0.5]
 
 
-def test_without_stamps_the_age_is_not_known() -> None:
+def test_the_age_is_unknown_without_stamps() -> None:
     states = JointStates(ARM)
     say(states, {"j1": 1.0}, 1.0, stamped=False)
     whole = say(states, {"j2": 1.0}, 1.1)
     assert (whole.stamp, whole.joints.stamp) == (0, SECOND)
 
 
-def test_numbers_that_do_not_go_with_the_names_come_back_to_be_refused() -> None:
+def test_a_message_with_fewer_positions_than_names_is_returned_unchanged() -> None:
     states = JointStates(ARM)
     broken = JointState(ARM, np.array([1.0]), 5)
     whole = states.add(broken, 5, 5, 0.5)
@@ -98,13 +98,13 @@ def test_numbers_that_do_not_go_with_the_names_come_back_to_be_refused() -> None
     assert states.add(JointState(("wheel",), np.array([]), SECOND), SECOND, SECOND, 0.5) is None
 
 
-def test_where_no_joint_is_needed_every_message_is_passed_on() -> None:
+def test_without_needed_joints_every_message_is_passed_on() -> None:
     message = JointState(("anything",), np.array([1.0]), 5)
     whole = JointStates(()).add(message, 0, 7, 0.5)
     assert (whole.joints, whole.stamp) == (message, 0)
 
 
-def test_a_second_publisher_of_a_joint_is_not_believed_and_named() -> None:
+def test_a_second_publisher_of_a_joint_is_ignored_and_named() -> None:
     states = JointStates(ARM)
     robot, leftover = JointState(ARM, np.array([1.0, 2.0]), 1), JointState(ARM, np.array([0.0, 0.0]), 1)
     for step in range(10):
@@ -116,7 +116,7 @@ def test_a_second_publisher_of_a_joint_is_not_believed_and_named() -> None:
     assert {found.first.publisher, found.second.publisher} == {b"robot", b"leftover"}
 
 
-def test_publishers_that_share_the_joints_among_them_are_no_contest() -> None:
+def test_publishers_of_different_joints_do_not_contest() -> None:
     states = JointStates(("j1", "j2", "j3"))
     for step in range(50):
         at = step * SECOND // 50
@@ -127,7 +127,7 @@ def test_publishers_that_share_the_joints_among_them_are_no_contest() -> None:
     assert whole.joints.select(("j1", "j2", "j3")).tolist() == [1.5, 2.0, 3.0]
 
 
-def test_a_joint_that_one_publisher_has_at_two_places_is_named_and_stays_where_it_was() -> None:
+def test_a_publisher_that_alternates_between_two_positions_is_named() -> None:
     states = JointStates(("j1",), {"j1": 2.0})
     for step in range(12):
         position = (0.0, 1.0)[step % 2]
@@ -137,7 +137,7 @@ def test_a_joint_that_one_publisher_has_at_two_places_is_named_and_stays_where_i
     assert states.contest(12 * SECOND // 50) is not None
 
 
-def test_a_message_that_names_a_joint_twice_comes_back_to_be_refused() -> None:
+def test_a_message_that_names_a_joint_twice_is_returned_unchanged() -> None:
     states = JointStates(ARM, {"j1": 2.0, "j2": 2.0})
     assert say(states, {"j1": 0.0, "j2": 0.1}, 1.0) is not None
     twice = JointState(("j2", "j2"), np.array([0.05, 0.1]), 2)
@@ -156,7 +156,7 @@ def test_a_message_that_names_a_joint_twice_comes_back_to_be_refused() -> None:
 def test_every_message_of_a_joint_within_its_velocity_limit_is_used(
     speed: float, rate: int, batch: int, stamped: bool, ways: list[float], delays: list[float]
 ) -> None:
-    """Whatever the rate; late and early, and several at once up to a tenth of a second."""
+    """At any rate, with messages that are late by up to 0.05 s or arrive in batches."""
     batch = min(batch, max(1, rate // 20))
     states = JointStates(("j1",), {"j1": speed})
     positions, arrived = itertools.accumulate(way * speed / rate for way in ways), 0

@@ -1,4 +1,4 @@
-"""Limits: whatever is wanted, what comes out may be sent."""
+"""Whatever the target, the limited result may be sent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_distance_from_the_measured_position_is_limited_though_the_last_comm
     assert reasons(violations) == [Reason.LIMIT_JUMP]
 
 
-def test_positions_beyond_a_joints_range_end_at_it() -> None:
+def test_targets_beyond_a_joints_range_are_clamped() -> None:
     found, violations = limit_joints(np.array([9.0, 0.1]), ZERO, ZERO, ZERO, 1.0, limits(high=0.5))
     np.testing.assert_allclose(found, [0.5, 0.1])
     assert reasons(violations) == [Reason.LIMIT_POSITION]
@@ -96,7 +96,7 @@ def test_no_velocity_allowed_means_no_motion() -> None:
     assert Reason.LIMIT_VELOCITY in reasons(violations)
 
 
-def test_the_margin_draws_the_range_in_and_must_leave_room() -> None:
+def test_the_margin_narrows_the_range_and_must_leave_some() -> None:
     low, high = np.array([-1.0, 0.0]), np.array([1.0, 0.04])
     inner = JointLimits.from_config(LimitsConfig(joint_margin=0.01), NAMES, low, high, np.ones(2))
     np.testing.assert_allclose([inner.low, inner.high], [[-0.99, 0.01], [0.99, 0.03]])
@@ -119,7 +119,7 @@ anything = st.floats(-1e300, 1e300)
     acceleration=st.floats(0.01, 100.0) | st.just(math.inf),
     step=st.floats(0.0, 3.0) | st.just(math.inf),
 )
-def test_whatever_is_wanted_every_limit_is_kept(
+def test_every_limit_holds_for_any_target(
     target: tuple[float, float],
     measured: tuple[float, float],
     origin: tuple[float, float],
@@ -160,7 +160,7 @@ point = st.tuples(*[st.floats(-2.0, 2.0)] * 3)
 
 
 @given(target=point, current=point)
-def test_a_tip_in_the_box_stays_in_it_and_one_outside_never_goes_further(
+def test_a_tip_stays_in_the_box_or_moves_no_further_out(
     target: tuple[float, ...], current: tuple[float, ...]
 ) -> None:
     low, high = (-1.0, -1.0, 0.0), (1.0, 1.0, 1.5)

@@ -1,4 +1,4 @@
-"""The mailbox: newest wins, nobody waits to put, nothing is lost unnoticed."""
+"""The mailbox keeps the newest item, never delays a sender, and loses no item silently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vla_ros.control.clock import Clock, SimulatedClock
 from vla_ros.control.mailbox import Mailbox
 
 
-def test_the_newest_wins_and_the_replaced_one_is_handed_back() -> None:
+def test_put_replaces_and_returns_the_waiting_item() -> None:
     box: Mailbox[int] = Mailbox(Clock())
     assert box.put(0) is None
     assert box.put(2) == 0
@@ -27,7 +27,7 @@ def test_take_waits_for_an_item_of_another_thread() -> None:
     assert got == ["frame"]
 
 
-def test_take_gives_up_after_its_timeout() -> None:
+def test_take_returns_none_after_its_timeout() -> None:
     clock = SimulatedClock()
     assert Mailbox[int](clock).take(0.5) is None
     assert clock.steady() == 0.5
@@ -52,7 +52,7 @@ def test_under_threads_items_come_in_order_and_every_one_is_taken_or_replaced() 
     assert sorted(taken + replaced) == list(range(total)), "an item came twice or was lost"
 
 
-def test_put_takes_less_than_ten_microseconds_though_nobody_takes() -> None:
+def test_put_takes_less_than_ten_microseconds() -> None:
     box: Mailbox[int] = Mailbox(Clock())
     samples = []
     for number in range(5_000):

@@ -1,4 +1,4 @@
-"""The limiter of the control loop: bounded by the rate, and without frames that wait for nothing."""
+"""The rate limiter bounds the rate and delays no frame without need."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ PERIOD = 1 / RATE
 
 
 def run(limiter, arrivals, inference, chunk=1):
-    """The newest frame wins; when each answered one was taken, and how long it had waited."""
+    """Return when each inferred frame was taken, and for how long it had waited; the newest frame wins."""
     begun, waited, free, index = [], [], 0.0, 0
     interval = np.diff(arrivals, prepend=-np.inf)
     while index < len(arrivals):
@@ -35,7 +35,7 @@ def run(limiter, arrivals, inference, chunk=1):
 
 @pytest.mark.parametrize("shift", [0.01, 0.05, 0.072, 0.099])
 def test_a_camera_at_the_control_rate_is_answered_without_delay_after_one_second(shift):
-    """One slow answer, or a first frame off the beat, would else delay every frame that follows."""
+    """Otherwise a slow inference, or a first frame out of phase, would delay every later frame."""
     arrivals = np.r_[0.0, PERIOD - shift + PERIOD * np.arange(40)]
     begun, waited = run(RateLimiter(RATE), arrivals, np.full(41, 0.02))
     assert waited[1] == pytest.approx(max(0.0, shift - 0.1 * PERIOD)) or begun[1] == arrivals[2]
@@ -83,7 +83,7 @@ def test_other_rates_and_chunks_keep_the_rate_with_little_delay(camera_hz, chunk
     assert waited.mean() < 0.4 / camera_hz
 
 
-def test_a_frame_is_passed_over_only_for_one_about_to_arrive():
+def test_a_frame_is_skipped_only_for_one_that_is_about_to_arrive():
     limiter = RateLimiter(RATE)
     assert limiter.patience(5.0, 4.9, 5.01) == 0  # nothing was answered yet
     limiter.answered(0.0, 0.02)
@@ -112,7 +112,7 @@ def test_a_velocity_command_always_lasts_a_whole_period():
 
 
 @pytest.mark.parametrize("late", [0.0, 0.004, 0.009])
-def test_what_it_takes_to_send_a_step_of_a_chunk_does_not_add_up(late):
+def test_delays_of_the_steps_of_a_chunk_do_not_add_up(late):
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.08)
     sent = [0.08]
@@ -133,7 +133,7 @@ def test_a_step_of_a_chunk_that_is_very_late_is_not_made_up():
 
 
 def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
-    """However long the inference took: else the second step would follow on the heels of the first."""
+    """However long the inference took; otherwise the second step would follow the first immediately."""
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.08)
     sent = [0.08]

@@ -1,4 +1,4 @@
-"""Failures of a policy: those of the GPU stop, others hold."""
+"""Errors of the GPU stop the arm; other failures of a policy hold it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError
         (KeyError("action"), Reason.INFERENCE_ERROR),
     ],
 )
-def test_errors_of_the_gpu_are_told_from_others(error: Exception, reason: Reason) -> None:
+def test_only_errors_of_the_gpu_are_device_errors(error: Exception, reason: Reason) -> None:
     assert reason_of(error) is reason

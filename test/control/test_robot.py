@@ -1,4 +1,4 @@
-"""Several arms: each makes its command before any is sent, one refusal refuses all, and every one holds."""
+"""Several arms: one refusal stops all, and each arm holds if it can."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def without(joints: JointState, name: str) -> JointState:
     ("broken", "reason"),
     [(None, Reason.JOINT_STATE_STALE), ("joint_3", Reason.JOINT_STATE_INVALID), (0, Reason.ACTION_INVALID)],
 )
-def test_what_one_arm_refuses_all_refuse_and_it_is_named(broken: Any, reason: Reason) -> None:
+def test_a_refusal_of_one_arm_refuses_all_and_names_it(broken: Any, reason: Reason) -> None:
     numbers = action()
     joints = {"arm_0": state(), "arm_1": state()}
     if broken == 0:
@@ -78,14 +78,14 @@ def both(joints: JointState) -> dict[str, JointState]:
     return {"arm_0": joints, "arm_1": joints}
 
 
-def test_a_limit_that_stops_stops_all_even_where_arms_hold_alone() -> None:
+def test_a_limit_stops_all_arms_even_if_arms_hold_alone() -> None:
     alone = robot(control={"arms_hold_alone": True}, limits={"on_violation": "stop", "max_translation_step": 0.001})
     with pytest.raises(Refused, match="arm_0: ") as refused:
         alone.command(action(), both(state()), STAMP, DT)
     assert refused.value.reason.level is Level.STOP
 
 
-def test_an_arm_that_cannot_hold_keeps_no_other_from_holding() -> None:
+def test_an_arm_that_cannot_hold_does_not_prevent_others() -> None:
     (held,), (refused,) = robot().hold({"arm_1": state()})
     assert (held.arm, held.hold) == ("arm_1", True)
     assert refused.detail.startswith("arm_0: ")
@@ -95,7 +95,7 @@ def test_an_arm_that_cannot_hold_keeps_no_other_from_holding() -> None:
     assert set((velocities[0].velocities or {}).values()) == {0.0}
 
 
-def test_commands_count_once_they_were_sent() -> None:
+def test_commands_start_at_the_last_command_that_was_sent() -> None:
     controller = robot(control={"delta_from": "commanded"})
     for sent in (False, True, True):
         first, _ = controller.command(action(), both(state()), STAMP, DT)

@@ -45,7 +45,7 @@ def test_the_first_stop_wins_and_later_ones_are_counted() -> None:
     assert safety.counters == {"operator_stop": 1, "driver_gone": 1}
 
 
-def test_each_arming_has_a_number_of_its_own_and_a_second_one_while_armed_is_none() -> None:
+def test_armings_are_counted_but_not_while_armed() -> None:
     safety = armed()
     assert safety.armings == 1
     safety.arm()
@@ -60,7 +60,7 @@ def test_each_arming_has_a_number_of_its_own_and_a_second_one_while_armed_is_non
     assert safety.armings == 3
 
 
-def test_two_holds_end_only_together_and_repeated_ones_count_once() -> None:
+def test_an_arm_moves_after_the_last_hold_and_repeated_holds_count_once() -> None:
     safety = armed()
     for _ in range(3):
         safety.hold(Reason.CAMERA_STALE, "x")
@@ -81,7 +81,7 @@ def test_a_reason_of_another_level_does_not_stop(reason: Reason) -> None:
         armed().hold(Reason.OPERATOR_STOP)
 
 
-def test_following_a_watchdog_ends_its_holds_and_leaves_those_of_others() -> None:
+def test_follow_clears_only_holds_of_the_watchdog() -> None:
     safety = armed()
     safety.hold(Reason.NO_INSTRUCTION)
     safety.follow({Reason.CAMERA_STALE: "a", Reason.JOINT_STATE_STALE: "b"}, WATCHED)
@@ -92,7 +92,7 @@ def test_following_a_watchdog_ends_its_holds_and_leaves_those_of_others() -> Non
     assert set(safety.status.holds) == {Reason.NO_INSTRUCTION}
 
 
-def test_who_commands_as_well_is_said_once_more_when_the_name_comes_after_the_stop() -> None:
+def test_a_commander_whose_name_is_known_later_is_reported_again() -> None:
     safety, events = armed(), []
     safety.listen(lambda event: events.append((event.kind, event.detail)))
     for detail in ("an unknown node", "an unknown node", "/leftover", "/leftover"):
@@ -102,7 +102,7 @@ def test_who_commands_as_well_is_said_once_more_when_the_name_comes_after_the_st
     assert safety.counters == {"command_contested": 1}
 
 
-def test_a_watchdogs_stop_stops_an_armed_arm_once_and_keeps_a_disarmed_one_from_arming() -> None:
+def test_an_active_reason_to_stop_stops_once_and_prevents_arming() -> None:
     safety = Safety()
     lost = {Reason.HEARTBEAT_LOST: "none for 2 s"}
     safety.follow(lost, WATCHED)
@@ -119,7 +119,7 @@ def test_a_watchdogs_stop_stops_an_armed_arm_once_and_keeps_a_disarmed_one_from_
     assert not safety.arm(), "the heartbeat is still lost"
 
 
-def test_it_says_what_it_is_and_what_to_do() -> None:
+def test_explain_names_the_state_its_reasons_and_the_next_step() -> None:
     safety = Safety()
     assert safety.explain() == "disarmed"
     safety.hold(Reason.NO_INSTRUCTION)
@@ -132,7 +132,7 @@ def test_it_says_what_it_is_and_what_to_do() -> None:
     assert safety.explain() == "stopped by operator_stop (button); fix the cause, reset, then arm"
 
 
-def test_listeners_hear_every_change_in_order_and_may_call_back() -> None:
+def test_listeners_get_every_event_in_order_and_may_call_back() -> None:
     ticks = itertools.count(10)
     safety = Safety(clock=lambda: next(ticks))
     heard: list[Event] = []
@@ -155,7 +155,7 @@ def test_listeners_hear_every_change_in_order_and_may_call_back() -> None:
     assert heard[1].detail == "dark"
 
 
-def test_a_listener_that_fails_keeps_nobody_from_stopping(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_does_not_prevent_a_stop(caplog: pytest.LogCaptureFixture) -> None:
     safety = armed()
     heard: list[str] = []
 
@@ -170,7 +170,7 @@ def test_a_listener_that_fails_keeps_nobody_from_stopping(caplog: pytest.LogCapt
 
 
 def test_once_stop_has_returned_no_motion_is_sent() -> None:
-    """Motions as fast as a thread can, a stop from another thread somewhere between them, fifty times."""
+    """A thread sends motions as fast as it can while another one stops, fifty times."""
     for _ in range(50):
         safety, sent, done = armed(), [0], threading.Event()
 
@@ -193,7 +193,7 @@ def test_once_stop_has_returned_no_motion_is_sent() -> None:
         assert at_stop >= 20
 
 
-def test_under_threads_listeners_hear_every_event_once_and_in_order() -> None:
+def test_listeners_get_events_of_many_threads_once_and_in_order() -> None:
     ticks = itertools.count()
     safety = Safety(clock=lambda: next(ticks))
     heard: list[int] = []
@@ -214,7 +214,7 @@ def test_under_threads_listeners_hear_every_event_once_and_in_order() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any sequence of calls, against a model of three variables."""
+    """Compares random sequences of calls with a model of four variables."""
 
     def __init__(self) -> None:
         super().__init__()

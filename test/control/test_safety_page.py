@@ -31,14 +31,14 @@ sys.exit(pytest.main(["--collect-only", "-qq", sys.argv[1]], plugins=[Causes()])
 
 
 def rows(level: Level) -> dict[str, str]:
-    """Table rows of a section by the reason in their first cell."""
+    """Table rows of a section, by the reason in the first cell."""
     section = PAGE.split(f"## {SECTIONS[level]}\n")[1].split("\n## ")[0]
     return {row.split("`")[1]: row for row in section.splitlines() if row.startswith("| `")}
 
 
 @pytest.fixture(scope="module")
 def causes() -> str:
-    """``file::test reason`` of every ``@pytest.mark.causes``; test/node/conftest.py sees that they hold."""
+    """``file::test reason`` of every ``@pytest.mark.causes``, which test/node/conftest.py checks."""
     command = [sys.executable, "-c", COLLECT, str(TESTS.parent / "node")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
@@ -57,7 +57,7 @@ def test_every_reason_has_a_test_that_causes_it(reason: Reason, causes: str) -> 
 
 
 @pytest.mark.parametrize("section", ["States", "Limits on every command"])
-def test_every_promise_names_a_test(section: str) -> None:
+def test_every_statement_cites_a_test(section: str) -> None:
     text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
     items = re.findall(r"^(?:- |\d\. ).*(?:\n  .*)*", text, re.MULTILINE)
     assert len(items) > 8
@@ -65,11 +65,11 @@ def test_every_promise_names_a_test(section: str) -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(CITATION.findall(PAGE))))
-def test_every_test_that_is_named_exists(file: str, name: str) -> None:
+def test_every_cited_test_exists(file: str, name: str) -> None:
     found = [path.read_text(encoding="utf-8") for path in TESTS.parent.rglob(file)]
     assert any(re.search(rf"^(def |class )?{name}\b", text, re.MULTILINE) for text in found)
 
 
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"`([a-z]+\.[a-z_]+)(?:: [a-z_]+)?`", PAGE))))
-def test_every_option_that_is_named_exists(option: str) -> None:
+def test_every_mentioned_option_exists(option: str) -> None:
     assert option in entries()

@@ -1,4 +1,4 @@
-"""Chunks: consumed when executed, a seam that does not jump, ACT's temporal ensembling."""
+"""Chunks: consumed when executed, blended at the seam, averaged as in ACT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_ros.types import ActionChunk
 
 
 def chunk(values: list[float] | np.ndarray, stamp: int = 0, gripper: float = 0.0) -> ActionChunk:
-    """One number a step, and a gripper."""
+    """A chunk with one number and a gripper per step."""
     return ActionChunk(np.array([[value, gripper] for value in values]), stamp)
 
 
@@ -51,7 +51,7 @@ def run(schedule: ChunkSchedule, steps: int) -> list[float]:
     return found
 
 
-def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
+def test_a_step_is_repeated_until_it_was_executed() -> None:
     schedule = make(3)
     schedule.load(chunk([1, 2, 3], stamp=7))
     for _ in range(5):  # however long the arm holds
@@ -63,7 +63,7 @@ def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
     assert schedule.remaining == 2
 
 
-def test_after_its_last_step_another_chunk_is_wanted() -> None:
+def test_a_chunk_is_wanted_after_the_last_step() -> None:
     schedule = make(2)
     assert schedule.wants_chunk
     assert schedule.next() is None
@@ -97,7 +97,7 @@ def test_steps_executed_during_the_inference_are_skipped() -> None:
     assert (step.action[0], step.index) == (14, 2)
 
 
-def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
+def test_a_chunk_that_is_late_by_all_its_steps_yields_none() -> None:
     schedule = make(2)
     schedule.load(chunk([0, 1]))
     asked = schedule.position
@@ -214,7 +214,7 @@ def test_blended_actions_stay_between_the_predictions(
 @pytest.mark.parametrize("kind", ["blend", "ensemble"])
 @pytest.mark.parametrize("form", ROTATION_SIZES)
 def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
-    """Two chunks on both sides of half a turn, whose numbers are far apart."""
+    """Two rotations on both sides of half a turn, whose numbers are far apart."""
     matrices = [rotation_vector_matrix(np.array([0.0, 0.0, math.pi + side])) for side in (-0.1, 0.1)]
     old, new = (write_rotation(matrix, form) for matrix in matrices)
     size = len(old)

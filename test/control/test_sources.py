@@ -1,4 +1,4 @@
-"""Two that speak in turn are noticed, one that follows another is not, and nothing of the second is believed."""
+"""Two sources that alternate are detected, a restarted source is followed, and jumps are not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def contested(sources: Sources, at: float) -> bool:
     return sources.contest(round(at * 1000) * MS) is not None
 
 
-def test_one_source_is_followed_and_no_contest() -> None:
+def test_one_source_is_followed_without_contest() -> None:
     sources = Sources()
     assert all(tell(sources, [(A, index / 50) for index in range(100)]))
     assert not contested(sources, 2.0)
 
 
-def test_the_first_is_followed_while_a_second_speaks_and_they_are_named_at_its_first_turn() -> None:
+def test_the_first_source_is_followed_while_two_alternate() -> None:
     sources = Sources()
     assert tell(sources, [(A, 0.0), (B, 0.01)]) == [True, False]
     assert not contested(sources, 0.01), "it may be the driver's successor"
@@ -34,7 +34,7 @@ def test_the_first_is_followed_while_a_second_speaks_and_they_are_named_at_its_f
     assert tell(sources, [(B, 0.03), (A, 0.04)]) == [False, True]
 
 
-def test_a_driver_that_is_started_again_is_followed_after_the_timeout_and_no_contest() -> None:
+def test_a_restarted_driver_is_followed_after_the_timeout() -> None:
     sources = Sources()
     tell(sources, [(A, index / 50) for index in range(10)])  # until 0.18 s
     restarted = tell(sources, [(B, 0.3), (B, 0.6), (B, 0.7), (B, 0.8)])
@@ -42,14 +42,14 @@ def test_a_driver_that_is_started_again_is_followed_after_the_timeout_and_no_con
     assert not contested(sources, 0.8)
 
 
-def test_again_and_again_is_still_no_contest() -> None:
+def test_repeated_restarts_are_no_contest() -> None:
     sources = Sources()
     for index, source in enumerate((A, B, C, Source(b"d"))):
         tell(sources, [(source, index + step / 50) for step in range(20)])
         assert not contested(sources, index + 0.4)
 
 
-def test_a_contest_ends_when_only_one_still_speaks() -> None:
+def test_a_contest_ends_when_one_source_is_silent() -> None:
     sources = Sources()
     tell(sources, [(A, 0.0), (B, 0.01), (A, 0.02)])
     tell(sources, [(A, 0.1 + index / 10) for index in range(30)])
@@ -57,7 +57,7 @@ def test_a_contest_ends_when_only_one_still_speaks() -> None:
     assert not contested(sources, 2.1)
 
 
-def test_a_slow_second_source_is_noticed_at_each_of_its_messages() -> None:
+def test_a_slow_second_source_is_detected_at_each_message() -> None:
     sources = Sources()
     for second in range(4):
         tell(sources, [(A, 5 * second + index / 50) for index in range(100)])
@@ -67,7 +67,7 @@ def test_a_slow_second_source_is_noticed_at_each_of_its_messages() -> None:
         assert contested(sources, 5 * second + 2.02)
 
 
-def test_one_publisher_that_alternates_is_noticed_and_one_change_or_an_accident_is_not() -> None:
+def test_a_publisher_that_alternates_is_detected_but_a_single_change_is_not() -> None:
     small, large = Source(b"", "small"), Source(b"", "large")
     sources = Sources()
     assert all(tell(sources, [(small, 0.0), (small, 0.1), (large, 0.2), (large, 0.3), (large, 0.4)]))
@@ -80,7 +80,7 @@ def test_one_publisher_that_alternates_is_noticed_and_one_change_or_an_accident_
     assert contested(sources, 0.3)
 
 
-def test_frames_that_are_damaged_each_in_another_way_are_no_contest() -> None:
+def test_different_damages_of_frames_are_no_contest() -> None:
     sources = Sources()
     for index in range(40):
         kind = "camera" if index % 2 else f"camer{index}"
@@ -88,14 +88,14 @@ def test_frames_that_are_damaged_each_in_another_way_are_no_contest() -> None:
         assert not contested(sources, index * 0.033)
 
 
-def test_what_jumps_is_believed_where_it_stays() -> None:
+def test_a_jump_is_followed_once_it_has_lasted() -> None:
     here, there = Source(b"", 0), Source(b"", 1)
     sources = Sources(settle=0.1)
     assert tell(sources, [(here, 0.0), (there, 0.02), (here, 0.04)]) == [True, False, True]
     assert tell(sources, [(there, 0.06), (there, 0.1), (there, 0.14), (there, 0.17)]) == [False, False, False, True]
 
 
-def test_one_wrong_message_is_not_believed_however_long_the_others_are_silent() -> None:
+def test_a_single_wrong_message_is_never_followed() -> None:
     here, there = Source(b"", 0), Source(b"", 1)
     sources = Sources(settle=0.1)
     assert tell(sources, [(here, 0.0), (there, 0.3), (here, 0.33), (there, 0.6)]) == [True, False, True, False]
@@ -106,7 +106,7 @@ def tracks(course: list[tuple[float, float]], speed: float = 2.0) -> list[int]:
     return [continuity.track("j", position, round(at * 1000) * MS) for position, at in course]
 
 
-def test_a_joint_at_its_limit_continues_its_course() -> None:
+def test_a_joint_at_its_velocity_limit_continues_its_trajectory() -> None:
     fast = [(2.0 * index / 50, index / 50) for index in range(100)]
     assert set(tracks(fast)) == {0}
     assert set(tracks([(-position, at) for position, at in fast])) == {0}
@@ -114,15 +114,15 @@ def test_a_joint_at_its_limit_continues_its_course() -> None:
     assert set(tracks(late)) == {0}
 
 
-def test_two_places_that_no_joint_can_be_at_are_two_courses() -> None:
+def test_positions_too_far_apart_are_two_trajectories() -> None:
     course = [((0.0, 1.0)[index % 2], index / 50) for index in range(10)]
     assert tracks(course) == [0, 1] * 5
     assert set(tracks(course, speed=math.inf)) == {0}, "no limit, no contradiction"
 
 
-def test_what_is_no_number_belongs_to_the_course_before_it() -> None:
+def test_nan_continues_the_last_trajectory() -> None:
     assert tracks([(0.0, 0.0), (math.nan, 0.02), (1.0, 0.04), (math.inf, 0.06)]) == [0, 0, 1, 1]
 
 
-def test_a_third_place_takes_that_of_the_one_left_longer_ago() -> None:
+def test_a_third_trajectory_replaces_the_older_one() -> None:
     assert tracks([(0.0, 0.0), (1.0, 0.02), (2.0, 0.04), (1.0, 0.06)]) == [0, 1, 0, 1]

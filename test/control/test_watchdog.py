@@ -1,4 +1,4 @@
-"""The watchdog: each reason begins when it should, not before, and ends when it should."""
+"""Each reason of the watchdog begins and ends on time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPOCH = 1_700_000_000_000_000_000
 
 
 class World:
-    """Two clocks and a watchdog; everything is well until a test says otherwise."""
+    """Two clocks and a watchdog."""
 
     def __init__(self, timeouts: TimeoutsConfig = TIMEOUTS, *, simulated: bool = False, cameras: int = 1) -> None:
         self.cameras = tuple(f"camera_{number}" for number in range(cameras))
@@ -47,7 +47,7 @@ class World:
         return set(self.watchdog.active(self.now))
 
     def wait(self, seconds: float, rate: float = 1.0) -> None:
-        """Time goes by; the ROS clock ``rate`` times as fast."""
+        """Let time pass; the ROS clock runs ``rate`` times as fast."""
         self.steady += round(seconds * 1e9)
         self.ros += round(seconds * rate * 1e9)
 
@@ -69,7 +69,7 @@ class World:
         return self
 
     def run(self, seconds: float, without: str = "", step: float = 0.05) -> None:
-        """Everything comes every ``step`` seconds but what is named."""
+        """Report all inputs every ``step`` seconds, except ``without``."""
         for _ in range(round(seconds / step)):
             self.wait(step)
             for camera in self.cameras:
@@ -126,7 +126,7 @@ def test_the_detail_says_which_camera_and_for_how_long() -> None:
     assert world.watchdog.active(world.now) == {Reason.CAMERA_STALE: "camera_1: none for 1 s"}
 
 
-def test_a_heartbeat_is_only_needed_where_the_option_says() -> None:
+def test_a_heartbeat_is_needed_only_with_its_timeout() -> None:
     assert Reason.HEARTBEAT_MISSING not in World(replace(TIMEOUTS, heartbeat=0.0)).active
 
 
@@ -182,7 +182,7 @@ def test_a_frame_of_the_wrong_age_holds_until_a_good_one(age: float, reason: Rea
     assert world.active == set()
 
 
-def test_frames_without_a_stamp_count_as_taken_on_arrival() -> None:
+def test_frames_without_a_stamp_are_accepted() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
     for _ in range(20):
         world.run(0.05, "camera_0")
@@ -195,7 +195,7 @@ def test_frames_without_a_stamp_count_as_taken_on_arrival() -> None:
     ("age", "cause"), [(0.9, "do the clocks agree"), (EPOCH / 1e9 - 300.0, "stamps with another clock")]
 )
 def test_the_message_about_a_wrong_age_says_what_to_check(age: float, cause: str) -> None:
-    """Frames over the network from a host with another clock; a driver that stamps with its time since boot."""
+    """Frames from a host with another clock, and from a driver that stamps with the time since boot."""
     world = World()
     assert world.frame(age=age) is Reason.FRAME_OLD
     text = world.watchdog.active(world.now)[Reason.FRAME_OLD]
@@ -227,7 +227,7 @@ def test_joint_states_from_the_future_are_ignored_and_reported() -> None:
     assert "30 s ahead of this clock" in world.watchdog.active(world.now)[Reason.JOINT_STATE_STALE]
 
 
-def test_joint_states_without_a_stamp_count_as_measured_on_arrival() -> None:
+def test_joint_states_without_a_stamp_are_accepted() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05, "joints")
@@ -235,7 +235,7 @@ def test_joint_states_without_a_stamp_count_as_measured_on_arrival() -> None:
     assert world.active == set()
 
 
-def test_joint_states_may_be_missing_where_none_are_needed() -> None:
+def test_an_arm_without_joint_states_needs_none() -> None:
     watchdog = Watchdog(LiveConfig(Config(timeouts=TIMEOUTS)), (), ())
     assert set(watchdog.active(Now(1, EPOCH))) == {Reason.DRIVER_MISSING, Reason.HEARTBEAT_MISSING}
 
@@ -311,7 +311,7 @@ def test_simulated_time_that_begins_has_not_jumped() -> None:
     assert Reason.CLOCK_JUMP not in world.active
 
 
-def test_a_clock_read_earlier_by_another_thread_is_no_jump() -> None:
+def test_a_time_that_another_thread_read_earlier_is_no_jump() -> None:
     world = World(simulated=True).all_well()
     early = world.now
     world.wait(0.05)

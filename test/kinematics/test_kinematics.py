@@ -1,4 +1,4 @@
-"""Kinematics against an own product of transforms, hand calculation, finite differences and its own promises."""
+"""Kinematics compared with products of transforms, calculation by hand and finite differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
 
 
 def chain_of_transforms(path: Path, tip: str, positions: dict[str, float]) -> np.ndarray:
-    """The tip's pose [4, 4] in the root's frame, multiplied out joint by joint from the XML."""
+    """The pose of the tip [4, 4] in the root frame, multiplied joint by joint from the XML."""
     robot = ElementTree.parse(path).getroot()
     above = {joint.find("child").get("link"): joint for joint in robot.findall("joint")}  # type: ignore[union-attr]
     pose, link = np.eye(4), tip
@@ -52,7 +52,7 @@ def chain_of_transforms(path: Path, tip: str, positions: dict[str, float]) -> np
 
 
 def unit(values: tuple[float, ...], arm: Kinematics) -> np.ndarray:
-    """[0, 1] numbers to positions within the joint limits."""
+    """Positions within the joint limits, from numbers in [0, 1]."""
     return arm.position_low + np.array(values) * (arm.position_high - arm.position_low)
 
 
@@ -90,7 +90,7 @@ def test_the_jacobian_agrees_with_finite_differences(arm: Kinematics, values: tu
         np.testing.assert_allclose(jacobian[:, joint], np.concatenate((linear, angular)), atol=1e-7)
 
 
-def test_a_planar_arm_with_continuous_and_prismatic_joints_is_as_by_hand(planar_urdf: Path) -> None:
+def test_a_planar_arm_agrees_with_calculation_by_hand(planar_urdf: Path) -> None:
     arm = Kinematics.from_urdf(str(planar_urdf), base_frame="base")
     assert arm.joint_names == ("shoulder", "elbow", "slide")
     assert arm.velocity_limits.tolist() == [np.inf, 1.5, 0.5], "velocity 0 in a URDF says nothing"
@@ -112,7 +112,7 @@ def test_the_jacobian_is_in_the_base_frames_axes(planar_urdf: Path) -> None:
     np.testing.assert_allclose(arm.jacobian(np.zeros(3))[:, 2], [1, 0, 0, 0, 0, 0], atol=1e-12)
 
 
-def test_joints_come_in_the_order_that_was_asked_for(planar_urdf: Path) -> None:
+def test_joints_have_the_requested_order(planar_urdf: Path) -> None:
     plain = Kinematics.from_urdf(str(planar_urdf))
     turned = Kinematics.from_urdf(str(planar_urdf), joint_names=("slide", "shoulder", "elbow"))
     q = np.array([0.4, -0.9, 0.03])
@@ -128,7 +128,7 @@ def test_joints_come_in_the_order_that_was_asked_for(planar_urdf: Path) -> None:
     turn=st.tuples(*[st.floats(-0.2, 0.2)] * 3),
     shift=st.tuples(*[st.floats(-0.4, 0.4)] * 7),
 )
-def test_a_reachable_pose_is_met(
+def test_a_reachable_pose_is_reached(
     arm: Kinematics, move: tuple[float, ...], turn: tuple[float, ...], shift: tuple[float, ...]
 ) -> None:
     q = np.clip(HOME + shift, arm.position_low, arm.position_high)
@@ -139,7 +139,7 @@ def test_a_reachable_pose_is_met(
     assert rotation_angle(found.rotation @ target.rotation.T) < 1e-3
 
 
-def test_a_pose_that_is_met_already_moves_nothing_not_even_towards_the_posture(arm: Kinematics) -> None:
+def test_a_pose_that_is_already_reached_moves_no_joint(arm: Kinematics) -> None:
     q = HOME + 0.1
     np.testing.assert_array_equal(arm.solve(q, arm.forward(q), posture=HOME), q)
 
@@ -180,7 +180,7 @@ def test_near_a_singularity_a_small_step_stays_small(
 
 
 def test_out_of_reach_the_arm_settles_and_does_not_swing(arm: Kinematics) -> None:
-    """The tip is asked again and again for a point outside: positions must converge, not oscillate."""
+    """With the same target out of reach, positions must converge, not oscillate."""
     q = HOME.copy()
     far = Pose(np.array([2.0, 0.0, 0.5]), arm.forward(HOME).rotation)
     way = []
@@ -192,7 +192,7 @@ def test_out_of_reach_the_arm_settles_and_does_not_swing(arm: Kinematics) -> Non
     assert arm.forward(q).position[0] > arm.forward(HOME).position[0]
 
 
-def test_spare_freedom_drifts_towards_the_posture_while_the_tip_keeps_its_place(arm: Kinematics) -> None:
+def test_redundant_joints_drift_towards_the_posture(arm: Kinematics) -> None:
     q = HOME + np.array([0.5, 0.2, -0.5, 0.1, 0.6, -0.2, 0.3])
     start = arm.forward(q)
     before = np.linalg.norm(q - HOME)
@@ -240,7 +240,7 @@ def test_a_step_of_a_policy_is_solved_within_a_millisecond(arm: Kinematics) -> N
         ({"urdf": "demo", "base_frame": "tool", "tip_frame": "base_link"}, r"is not connected to"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_nearest_right_name(options: dict[str, object], message: str) -> None:
+def test_wrong_names_are_reported_with_the_nearest_ones(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Kinematics.from_urdf(**options)  # type: ignore[arg-type]
 
@@ -260,7 +260,7 @@ def test_what_is_wrong_is_named_with_the_nearest_right_name(options: dict[str, o
         ),
     ],
 )
-def test_a_damaged_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "arm.urdf"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):

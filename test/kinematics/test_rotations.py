@@ -1,4 +1,4 @@
-"""Rotations in every form: against Pinocchio, and there and back."""
+"""Every form of a rotation, compared with Pinocchio and converted back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT = np.pi / 2
 @example(angles=(np.pi, 0.0, 0.0))
 @example(angles=(0.0, np.pi, 0.0))
 @example(angles=(0.0, 0.0, np.pi))
-def test_what_is_written_is_read_back(form: str, angles: tuple[float, float, float]) -> None:
+def test_every_form_is_read_back(form: str, angles: tuple[float, float, float]) -> None:
     matrix = pinocchio.rpy.rpyToMatrix(np.array(angles))
     numbers = write_rotation(matrix, form)
     assert numbers.shape == (ROTATION_SIZES[form],)
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_back(form: str, angles: tuple[float, float, flo
 
 
 @given(angles=ANGLES)
-def test_numbers_are_those_of_pinocchio(angles: tuple[float, float, float]) -> None:
+def test_quaternions_equal_those_of_pinocchio(angles: tuple[float, float, float]) -> None:
     matrix = pinocchio.rpy.rpyToMatrix(np.array(angles))
     q = pinocchio.Quaternion(matrix).coeffs()
     q = -q if q[3] < 0 else q

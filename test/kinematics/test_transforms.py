@@ -1,4 +1,4 @@
-"""Rotations against their definitions."""
+"""Rotations compared with their definitions."""
 
 from __future__ import annotations
 

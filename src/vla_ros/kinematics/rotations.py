@@ -1,8 +1,8 @@
-"""Rotations in the forms of states and actions (``contract.parts.ROTATION_SIZES``), as numbers and back.
+"""Converts rotation matrices to the forms of states and actions (``contract.parts.ROTATION_SIZES``) and back.
 
-Quaternions are written with w >= 0; when read, they may have either sign and any length but zero. Euler angles
-are roll, pitch, yaw about fixed axes (REP 103). The 6-D rotation (Zhou et al., "On the Continuity of Rotation
-Representations in Neural Networks", 2019) is made orthonormal by Gram and Schmidt.
+Quaternions are written with w >= 0, and read with either sign and any length but zero. Euler angles are roll, pitch
+and yaw about fixed axes (REP 103). The 6-D rotation (Zhou et al., "On the Continuity of Rotation Representations in
+Neural Networks", 2019) is made orthonormal by Gram and Schmidt.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _SMALLEST = 1e-6  # length below which a vector has no direction
 
 
 def write_rotation(matrix: FloatArray, form: str) -> FloatArray:
-    """Return a rotation matrix [3, 3] as numbers [3, 4 or 6]."""
+    """Return the numbers [3, 4 or 6] of a rotation matrix [3, 3]."""
     return _WRITE[form](matrix)
 
 
 def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
-    """Return the rotation matrix [3, 3] that ``numbers`` [3, 4 or 6] mean.
+    """Return the rotation matrix [3, 3] of ``numbers`` [3, 4 or 6].
 
-    Raises ValueError for a quaternion of length zero, or 6-D rows without a direction.
+    Raises ValueError if a quaternion has length zero, or the vectors of a 6-D rotation have no direction.
     """
     return _READ[form](np.asarray(numbers, dtype=np.float64))
 
 
 def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
-    """Return the numbers for the same rotation that are nearest to ``to``, so that the two can be averaged.
+    """Return equivalent ``numbers`` that are nearest to ``to``, so that both can be averaged.
 
     A quaternion and its negative are the same rotation, as are angles that differ by whole turns.
     """
@@ -48,7 +48,7 @@ def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
 
 
 def _quaternion_xyzw(matrix: FloatArray) -> FloatArray:
-    """Start from the largest component, which avoids divisions by small numbers (Shepperd 1978)."""
+    """Compute the largest component first, which avoids divisions by small numbers (Shepperd 1978)."""
     m = matrix
     trace = m[0, 0] + m[1, 1] + m[2, 2]
     squares = np.array([m[0, 0], m[1, 1], m[2, 2], trace])
@@ -76,7 +76,7 @@ def _matrix_of_xyzw(q: FloatArray) -> FloatArray:
 
 
 def _euler_xyz(matrix: FloatArray) -> FloatArray:
-    """Roll, pitch and yaw; at a pitch of 90 degrees, yaw takes the whole rotation about the shared axis."""
+    """Return roll, pitch and yaw; at a pitch of 90 degrees, roll is 0."""
     cosine = float(np.hypot(matrix[0, 0], matrix[1, 0]))
     pitch = np.arctan2(-matrix[2, 0], cosine)
     if cosine < _SMALLEST:
@@ -85,7 +85,7 @@ def _euler_xyz(matrix: FloatArray) -> FloatArray:
 
 
 def _orthonormal(numbers: FloatArray) -> FloatArray:
-    """Return the rows [3, 3] from the first two rows [6]."""
+    """Return three orthonormal rows [3, 3] from two rows [6]."""
     first = _unit(numbers[:3])
     second = _unit(numbers[3:] - (first @ numbers[3:]) * first)
     return np.stack((first, second, np.cross(first, second)))

@@ -29,13 +29,13 @@ _REMEMBERED_POSES = 8
 
 
 class Kinematics:
-    """The arm between a base and a tip link. Positions are in radians and metres, poses in the base frame.
+    """The chain of joints from a base to a tip link. Thread-safe; create it with :meth:`from_urdf`.
 
-    Thread-safe. Create it with :meth:`from_urdf`.
+    Positions are in radians and metres, poses in the base frame.
 
     Attributes:
         joint_names: The arm's N joints in command order.
-        position_low: Float64 [N], lower limits of the URDF (very low for continuous joints).
+        position_low: Float64 [N], lower limits of the URDF (-1e6 for continuous joints).
         position_high: Float64 [N], upper limits.
         velocity_limits: Float64 [N], rad/s or m/s; infinite where the URDF says 0 (as MoveIt reads it).
         base_frame: Link in which poses are given.
@@ -49,16 +49,16 @@ class Kinematics:
         self._model = model
         self._data = model.createData()
         self._tip = model.getFrameId(tip_frame)
-        # Place of each of our joints in Pinocchio's vectors, which are in the URDF's order.
+        # Index of each joint in Pinocchio's vectors, which are in the URDF's order.
         self._order = np.array([model.joints[model.getJointId(name)].idx_q for name in joint_names])
         self._lock = threading.Lock()
         self._poses: OrderedDict[bytes, Pose] = OrderedDict()
         pinocchio.framesForwardKinematics(model, self._data, pinocchio.neutral(model))
-        # The base hangs on no joint of the arm, so where it stands does not depend on q.
+        # The base does not move with the joints, so its pose does not depend on q.
         self._base = self._data.oMf[model.getFrameId(base_frame)].copy()
         turn = self._base.rotation.T
         self._turn = np.kron(np.eye(2), turn)  # [6, 6]: world axes to base axes, linear and angular
-        # A hand that cannot be turned freely (fewer than six joints) had better be in the right place.
+        # With fewer than six joints, the position of the tip is more important than its rotation.
         self._weights = np.array([1.0] * 3 + [1.0 if len(joint_names) >= 6 else 0.1] * 3)
         self.joint_names = joint_names
         self.base_frame = base_frame
@@ -72,11 +72,13 @@ class Kinematics:
     def from_urdf(
         cls, urdf: str, joint_names: Sequence[str] = (), base_frame: str = "", tip_frame: str = ""
     ) -> Kinematics:
-        """Read the URDF at a path, or ``demo`` for the simulation's arm.
+        """Read the URDF at a path, or ``demo`` for the simulation's arm; raises ConfigError.
 
-        ``joint_names`` are the arm's joints in command order; empty takes the movable joints from ``base_frame``
-        (empty: the root) to ``tip_frame`` (empty: the end of the chain, before fingers branch off). ConfigError
-        names what is missing, and the nearest names.
+        Args:
+            urdf: The path.
+            joint_names: Joints in command order; empty for all movable joints from base to tip.
+            base_frame: Empty for the root link.
+            tip_frame: Empty for the end of the chain, before fingers branch off.
         """
         description = description_of.read(urdf)
         for option, link in (("robot.base_frame", base_frame), ("robot.tip_frame", tip_frame)):
@@ -101,12 +103,12 @@ class Kinematics:
         return cls(_model(description, names), names, base, tip_frame)
 
     def forward(self, q: FloatArray) -> Pose:
-        """Pose of the tip in the base frame at joint positions ``q`` [N]."""
+        """Return the pose of the tip in the base frame at joint positions ``q`` [N]."""
         with self._lock:
             return self._pose(np.asarray(q, dtype=np.float64))
 
     def jacobian(self, q: FloatArray) -> FloatArray:
-        """Velocity of the tip, linear over angular in the base frame's axes, per joint velocity, [6, N]."""
+        """Return the Jacobian of the tip [6, N] at ``q`` [N]: linear over angular, in axes of the base frame."""
         with self._lock:
             return self._jacobian(q)
 
@@ -121,19 +123,18 @@ class Kinematics:
         posture_gain: float = 0.1,
         iterations: int = 10,
     ) -> FloatArray:
-        """Return the joint positions [N] near ``q`` that bring the tip to ``target``, or as near as possible.
+        """Return joint positions [N] near ``q`` at which the tip is at ``target``, or as near as possible.
 
-        The result is always finite, within ``low`` and ``high`` (None: the URDF's; the start is clipped first), and
-        at most ``iterations * 0.3`` away. If the target is already reached, ``q`` is returned unchanged. Redundant
-        degrees of freedom drift towards ``posture`` [N] (None: nowhere) by the share ``posture_gain``, at most 0.02
-        rad in any joint, per call.
+        The result is finite, within ``low`` and ``high`` (None: the URDF's limits), and no joint moves by more than
+        0.3 per iteration. If the target is already reached, ``q`` is returned. Redundant joints drift towards
+        ``posture`` [N], if any, by the share ``posture_gain`` and at most 0.02 rad per call.
         """
         low = self.position_low if low is None else low
         high = self.position_high if high is None else high
         now = _clip(q, low, high)
         best, best_error, stalled = now, math.inf, 0
         with self._lock:
-            if _distance(self._pose(now), target) < _TOLERANCE:  # a zero motion is not worth a logarithm
+            if _distance(self._pose(now), target) < _TOLERANCE:  # cheaper than _error(), which takes a logarithm
                 return now
             for iteration in range(iterations + 1):
                 error = self._error(now, target)
@@ -155,7 +156,7 @@ class Kinematics:
     def _step(
         self, q: FloatArray, error: FloatArray, low: FloatArray, high: FloatArray, drift: FloatArray | None
     ) -> FloatArray:
-        """One damped step within the limits: joints that would exceed theirs are set to it and fixed."""
+        """Return a damped step; joints that would exceed a limit move to it, and the others take over."""
         jacobian = self._weights[:, None] * self._jacobian(q)  # [6, N]
         error = self._weights * error
         down, up = low - q, high - q
@@ -172,7 +173,7 @@ class Kinematics:
         return _clip(step, down, up)
 
     def _error(self, q: FloatArray, target: Pose) -> FloatArray:
-        """From the pose at ``q`` to the target: translation over rotation vector, [6], base axes."""
+        """Return the error [6] of the pose at ``q``: translation over rotation vector, base axes."""
         pose = self._pose(q)
         error: FloatArray = np.empty(6)
         error[:3] = target.position - pose.position
@@ -180,7 +181,7 @@ class Kinematics:
         return error
 
     def _pose(self, q: FloatArray) -> Pose:
-        """Return the tip's pose; recent ones are cached, because one command needs the same few."""
+        """Return the pose of the tip; recent poses are cached, because a command uses the same few."""
         key = q.tobytes()
         pose = self._poses.get(key)
         if pose is None:
@@ -207,9 +208,9 @@ class Kinematics:
 
 
 def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatArray | None = None) -> FloatArray:
-    """The joint step [N] for a tip error [6], damped near singularities, with ``drift`` [N] in the null space.
+    """Return the joint step [N] for a tip error [6], with ``drift`` [N] in the null space.
 
-    An error is amplified by at most 1 / 0.05 in any direction, even at a singularity.
+    Damping near singularities bounds the amplification of the error by 1 / 0.05.
     """
     # By the eigenvalues of J J^T [6, 6], the squares of the singular values: half the time of an SVD of J.
     squares, directions = np.linalg.eigh(jacobian @ jacobian.T)
@@ -227,20 +228,20 @@ def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float)
 
 
 def _distance(pose: Pose, target: Pose) -> float:
-    """Return the length of the error [6] between two poses (rad and m), with the chord instead of the angle."""
+    """Return the length of the error between two poses (rad and m), with the chord instead of the angle."""
     shift = target.position - pose.position
     turn = (target.rotation - pose.rotation).ravel()  # its length is sqrt(8) sin(angle / 2)
     return math.sqrt(shift @ shift + 0.5 * (turn @ turn))
 
 
 def _bounded(step: FloatArray) -> FloatArray:
-    """Scale ``step`` down to the largest step of one iteration."""
+    """Return ``step``, scaled down to the largest step of an iteration if necessary."""
     largest = float(np.abs(step).max())
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 
 
 def _model(description: description_of.Description, joint_names: tuple[str, ...]) -> Any:
-    """Pinocchio's model with every other joint locked at zero."""
+    """Return Pinocchio's model, with all joints but ``joint_names`` locked at zero."""
     try:
         import pinocchio
     except ImportError as error:

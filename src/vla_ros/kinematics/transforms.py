@@ -1,7 +1,4 @@
-"""Rotations and poses as small functions over numpy arrays.
-
-The functions compute with plain floats, which are five times as fast as numpy for three numbers.
-"""
+"""Poses, and functions of rotations. For three numbers, plain floats are five times as fast as numpy."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class Pose:
 
 
 def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
-    """Rotation of roll, pitch and yaw [3] in radians about fixed axes x, y, z, in this order (REP 103)."""
+    """Return the rotation [3, 3] by roll, pitch and yaw [3] in radians about fixed axes x, y, z (REP 103)."""
     roll, pitch, yaw = angles.tolist()
     sr, sp, sy = math.sin(roll), math.sin(pitch), math.sin(yaw)
     cr, cp, cy = math.cos(roll), math.cos(pitch), math.cos(yaw)
@@ -36,7 +33,7 @@ def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
 
 
 def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
-    """Return the rotation about ``vector`` [3] by its length in radians (Rodrigues' formula)."""
+    """Return the rotation [3, 3] about ``vector`` [3] by its length in radians (Rodrigues' formula)."""
     x, y, z = vector.tolist()
     angle = math.hypot(x, y, z)
     skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
@@ -49,7 +46,7 @@ def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
 
 
 def rotation_vector(rotation: FloatArray) -> FloatArray:
-    """The vector [3] whose direction is the axis and whose length in [0, pi] is the angle of ``rotation``."""
+    """Return the vector [3] along the axis of ``rotation`` whose length in [0, pi] is the angle."""
     axis, sine, cosine = _axis(rotation)
     angle = math.atan2(sine, cosine)
     if sine > 1e-6:

@@ -1,4 +1,4 @@
-"""Reads the chain from base to tip from a URDF, before Pinocchio does."""
+"""Reads links and joints of a URDF, and finds the chain from base to tip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO_ARMS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
 """Where ``demo_two_arms`` mounts its arms on the link ``table``, metres; both face +x."""
 _MOVABLE = ("revolute", "prismatic", "continuous")
 _MOST_BYTES = 16 << 20
-_UNBOUNDED = 1e6  # rad; a continuous joint turns as often as it likes
+_UNBOUNDED = 1e6  # rad; limit of a continuous joint
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Joint:
 
     @property
     def is_movable(self) -> bool:
-        """True for one degree of freedom: revolute, continuous or prismatic."""
+        """True if the joint has one degree of freedom: revolute, continuous or prismatic."""
         return self.kind in _MOVABLE
 
 
@@ -51,7 +51,7 @@ class Description:
         return next(link for link in self.links if link not in children)
 
     def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
-        """Return the joints from ``base`` to ``tip``, which must hang on it, in this order."""
+        """Return the joints from ``base`` to ``tip``; raises ConfigError if these are not connected."""
         above = {joint.child: joint for joint in self.joints}
         found: list[Joint] = []
         link = tip
@@ -65,10 +65,7 @@ class Description:
         return tuple(reversed(found))
 
     def tip_of(self, link: str) -> str:
-        """Return the end of the fixed joints below ``link``: the only link there, or ``link`` itself.
-
-        Raises ConfigError if there are several, so that ``robot.tip_frame`` must name one.
-        """
+        """Return the last link that is fixed to ``link``, or ``link``; ConfigError if there are several."""
         fixed: dict[str, list[str]] = {}
         for joint in self.joints:
             if joint.kind == "fixed":
@@ -97,7 +94,7 @@ class Description:
             link = below[0].child
 
     def _movable_below(self, link: str) -> list[Joint]:
-        """Return the next movable joints down from ``link``, through fixed ones."""
+        """Return the next movable joints below ``link``, across fixed joints."""
         found, open_links = [], [link]
         while open_links:
             current = open_links.pop()
@@ -111,14 +108,14 @@ class Description:
 
 
 def resolve(urdf: str) -> Path:
-    """The file that ``robot.urdf`` names; ``demo`` is the simulation's arm, ``demo_two_arms`` two of them."""
+    """Return the file that ``robot.urdf`` names; ``demo`` and ``demo_two_arms`` are the simulation's arm."""
     if urdf in (DEMO, DEMO_TWO_ARMS):
         return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
     return Path(urdf).expanduser()
 
 
 def read(urdf: str) -> Description:
-    """Read the URDF that ``robot.urdf`` names; raises ConfigError if it is none, or a xacro file."""
+    """Read the URDF that ``robot.urdf`` names; raises ConfigError if it is no URDF."""
     path = resolve(urdf)
     try:
         root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
@@ -148,7 +145,7 @@ def read(urdf: str) -> Description:
 
 
 def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
-    """The robot ``arm`` once per mount of :data:`TWO_ARMS`, with names that begin with ``left_`` or ``right_``."""
+    """Return a robot with two copies of ``arm``, whose names begin with ``left_`` and ``right_``."""
     table = ElementTree.Element("robot", name="vla_ros_two_arms")
     table.extend(arm.findall("material"))
     ElementTree.SubElement(table, "link", name="table")
@@ -171,7 +168,7 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
 
 
 def _bound(joint: ElementTree.Element) -> None:
-    """Rewrite a continuous joint as a revolute one, which Pinocchio represents by a single number."""
+    """Make a continuous joint revolute, because Pinocchio represents a continuous one by two numbers."""
     joint.set("type", "revolute")
     limit = joint.find("limit")
     if limit is None:
@@ -181,7 +178,7 @@ def _bound(joint: ElementTree.Element) -> None:
 
 
 def unknown(option: str, name: str, known: Iterable[str], where: Path) -> ConfigError:
-    """Return the error for a name that the URDF does not have, with the nearest ones."""
+    """Return an error about a name that the URDF does not have, with the nearest names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else f"it has {names}"

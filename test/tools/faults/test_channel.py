@@ -1,4 +1,4 @@
-"""Channels do what their faults say, and the same again from the same seed."""
+"""Channels corrupt messages as their faults say, reproducibly from a seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def through(kind: str, amount: float, count: int = 200, seed: int = 3) -> list[t
     return sent + channel.set(None)
 
 
-def test_without_a_fault_everything_passes_as_it_is() -> None:
+def test_without_a_fault_messages_are_unchanged() -> None:
     assert Channel(random.Random(0)).push(message()) == [(0.0, message())]
 
 
@@ -41,13 +41,13 @@ def test_the_same_seed_gives_the_same_faults(kind: str) -> None:
     assert through(kind, 2) == through(kind, 2)
 
 
-def test_drop_loses_the_share_that_was_asked_for() -> None:
+def test_drop_loses_the_given_share() -> None:
     assert 60 < len(through("drop", 0.5)) < 140
     assert through("drop", 1.0) == []
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("reorder", 4), ("burst", 6)])
-def test_what_is_kept_back_is_sent_in_the_end(kind: str, amount: float) -> None:
+def test_messages_held_back_are_sent_after_the_fault(kind: str, amount: float) -> None:
     stamps = [read_stamp(item) for _, item in through(kind, amount, count=21)]
     assert sorted(stamps) == list(range(1_000_000_001, 1_000_000_022))
     assert (stamps != sorted(stamps)) == (kind == "reorder")
@@ -67,7 +67,7 @@ def test_delays_and_shifts() -> None:
     assert read_stamp(through("shift", 5.0, count=1)[0][1]) == 6_000_000_001
 
 
-def test_damage_is_damage() -> None:
+def test_corrupt_messages_differ_and_huge_ones_claim_their_size() -> None:
     assert all(item != message(1_000_000_001 + index) for index, (_, item) in enumerate(through("corrupt", 1)))
     header = image_header(through("huge", 1, count=1)[0][1])
     assert (header.height, header.width, header.encoding) == (2**31 - 1, 2**31 - 1, "rgb8")
@@ -84,7 +84,7 @@ def test_invalid_images_are_valid_messages_of_their_type(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nan", "infinite", "outside", "missing", "short", "renamed", "none"])
-def test_spoiled_joint_states_differ_in_the_way_that_is_named(kind: str) -> None:
+def test_spoiled_joint_states_differ_as_their_kind_says(kind: str) -> None:
     names, positions = [f"joint_{index}" for index in range(7)], [0.1] * 7
     new_names, new_positions = spoil_joints(kind, names, positions, random.Random(1))
     assert (new_names, new_positions) != (names, positions)

@@ -1,4 +1,4 @@
-"""The judge finds every kind of violation, and none in a run that is right.
+"""The judge finds every kind of violation, and none in a good run.
 
 Each test takes a good run and spoils one thing in it: a harness that finds nothing proves nothing.
 """
@@ -31,7 +31,7 @@ def found(records: list[Record], permissions: list[Permission] | None = None, **
 
 
 def at(seconds: float) -> int:
-    """The ROS clock is the steady one here."""
+    """Nanoseconds of the ROS clock, which equals the steady clock here."""
     return int(seconds * 1000) * MS
 
 
@@ -49,7 +49,7 @@ def good() -> list[Record]:
 
 
 def spoiled(**changes: object) -> list[Record]:
-    """The good run with a last command that differs."""
+    """The good run with a changed last command."""
     records = good()
     return [*records[:-1], replace(records[-1], **changes)]
 
@@ -93,7 +93,7 @@ def test_a_tip_that_turns_too_far_is_named() -> None:
     assert {violation.name for violation in violations} == {"rotation"}
 
 
-def test_limits_count_from_a_joint_state_that_the_node_may_know_and_no_older_one() -> None:
+def test_limits_are_relative_to_a_joint_state_that_the_node_may_know() -> None:
     records = [
         replace(record, positions=joint(0, 1.0)) if record.kind == "joints" and record.time < 1.0 else record
         for record in good()
@@ -103,7 +103,7 @@ def test_limits_count_from_a_joint_state_that_the_node_may_know_and_no_older_one
     assert found(late) == {"velocity"}
 
 
-def test_a_joint_state_that_no_arm_can_be_in_excuses_nothing() -> None:
+def test_no_command_may_be_based_on_an_impossible_joint_state() -> None:
     wild = joint(0, 5.0)
     records = [replace(record, positions=wild) if record.kind == "joints" else record for record in good()]
     records = [replace(record, positions=wild) if record.kind == "command" else record for record in records]
@@ -141,7 +141,7 @@ def test_a_command_between_steps_that_goes_too_far_is_named() -> None:
         assert {each.name for each in judge.check([*good(), same, again], PERMISSIONS)} == names
 
 
-def test_a_hold_is_the_measured_position_that_it_names() -> None:
+def test_a_hold_has_the_position_measured_at_its_stamp() -> None:
     records = good()
     stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)
     hold = Record("command", 1.95, stamp, at(1.95), HOME, NAMES)
@@ -161,7 +161,7 @@ def test_with_simulated_time_a_frame_ages_on_the_steady_clock() -> None:
     assert "age" in found([*jumped[:-1], replace(jumped[-1], time=3.2)], simulated=True)
 
 
-def test_a_hold_is_within_what_an_arm_may_sag() -> None:
+def test_a_hold_may_differ_by_what_an_arm_may_sag() -> None:
     records = good()
     stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)
     sagged = np.array(HOME)
@@ -171,7 +171,7 @@ def test_a_hold_is_within_what_an_arm_may_sag() -> None:
     assert found([*records, Record("command", 1.95, stamp, at(1.95), tuple(sagged), NAMES)]) == {"hold"}
 
 
-def test_joints_in_pieces_are_put_together_and_still_limit_a_motion() -> None:
+def test_merged_joint_states_still_limit_a_motion() -> None:
     records = []
     for index, record in enumerate(good()):
         if record.kind == "joints":
@@ -191,7 +191,7 @@ def configured(**options: str) -> Judge:
 
 
 def velocities(names: tuple[str, ...]) -> list[Record]:
-    """A frame and a velocity each tenth of a second from 1 s on, and a zero at the end."""
+    """A frame and a velocity every tenth of a second from 1 s on, and zero at the end."""
     speed = (0.1, *[0.0] * (len(names) - 1))
     records = []
     for index in range(10, 20):
@@ -203,7 +203,7 @@ def velocities(names: tuple[str, ...]) -> list[Record]:
 
 
 @pytest.mark.parametrize(("output", "joints"), [("twist_stamped", TWIST), ("joint_velocity_state", ARM)])
-def test_a_velocity_that_stands_for_too_long_is_named(output: str, joints: tuple[str, ...]) -> None:
+def test_a_velocity_that_lasts_too_long_is_named(output: str, joints: tuple[str, ...]) -> None:
     judge = configured(control__output=output, control__rate_hz="10.0", robot__gripper_joint_names="[]")
 
     def names(records: list[Record], permissions: list[Permission] = PERMISSIONS) -> set[str]:
@@ -223,7 +223,7 @@ def test_a_velocity_that_stands_for_too_long_is_named(output: str, joints: tuple
         assert names([*good_ones, passed]) == {"position"}
 
 
-def test_a_gripper_with_a_driver_of_its_own_is_judged_too() -> None:
+def test_a_gripper_with_its_own_driver_is_checked() -> None:
     judge = configured(topics__gripper="/gripper/command")
     parts = []
     for record in good():

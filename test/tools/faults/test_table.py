@@ -1,4 +1,4 @@
-"""A slice of the fault table against the real node; ``make faults`` runs all of it, fifty times each row."""
+"""A part of the fault table with the real node; ``make faults`` runs all rows fifty times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_no_invariant_is_broken_under_a_slice_of_the_table() -> None:
     assert all(len(outcome.injections) == 2 and outcome.motions > 5 for outcome in outcomes)
 
 
-def test_a_node_that_breaks_a_limit_is_found_out() -> None:
+def test_a_node_that_breaks_a_limit_is_detected() -> None:
     outcome = Director(
         find("operator disarms"), 5, 150, {"limits.velocity_scale": "1.0", "limits.max_joint_step": "0.5"}
     ).run(1)
@@ -49,18 +49,18 @@ def test_a_node_that_breaks_a_limit_is_found_out() -> None:
     assert "velocity" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
-def test_a_velocity_that_a_node_lets_stand_is_found_out() -> None:
+def test_a_velocity_that_does_not_expire_is_detected() -> None:
     outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.twist": "5.0"}).run(1)
     assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
-def test_a_node_that_never_gets_ready_is_a_violation_in_words() -> None:
+def test_a_node_that_does_not_start_is_a_violation() -> None:
     outcome = Director(find("operator disarms"), 5, 151, {"robot.tip_frame": "nowhere"}).run(1)
     assert not outcome.injections
     assert any("nowhere" in violation for violation in outcome.violations)
 
 
-def test_every_row_is_told_apart_and_can_be_injected() -> None:
+def test_every_row_is_unique_and_consistent() -> None:
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
     for row in ROWS:
@@ -72,7 +72,7 @@ def test_every_row_is_told_apart_and_can_be_injected() -> None:
         assert (row.within > 0) == ends, row.name
 
 
-def test_wild_commands_stay_on_this_host_and_in_a_domain_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_stay_on_this_host_and_in_their_own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", "0")
     monkeypatch.setenv("ROS_STATIC_PEERS", "192.168.1.7")
     monkeypatch.setenv("CYCLONEDDS_URI", "file:///robot.xml")
