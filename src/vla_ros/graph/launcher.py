@@ -1,8 +1,8 @@
 """Ends a process when its launcher has ended, for whatever reason.
 
-`ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would continue
-unattended. Linux's parent-death signal is not used: it is sent when the *thread* that started the process ends, and
-is lost if a wrapper process lies in between.
+`ros2 launch` leaves its processes running when SIGTERM or SIGKILL ends it. Linux's parent-death signal does not
+help: it is sent when the *thread* that started the process ends, and gets lost if a wrapper process lies in
+between.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Receives camera frames under rclpy without an extra copy in Python.
 
 rclpy's raw subscription copies each message from the rmw's buffer into a new ``bytes`` while it holds the
-interpreter lock; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_serialized_message``
-(rcl/subscription.h) is called through ctypes: the rmw writes into a buffer owned by this process, without the
-interpreter lock, and the callback gets a view of it. A buffer is reused once no view of it is left.
-
-rclpy's own entities do the waiting: the subscription is in a callback group that never runs, and a ``Waitable``,
-which every rclpy executor supports, takes its messages.
+interpreter lock. Here ``rcl_take_serialized_message`` (rcl/subscription.h) is called through ctypes: the rmw writes
+into a buffer of this process without the lock, and the callback gets a view of it. A buffer is reused once no view
+is left. The subscription is in a callback group that never runs; a ``Waitable`` takes its messages.
 """
 
 from __future__ import annotations

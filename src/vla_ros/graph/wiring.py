@@ -30,10 +30,9 @@ class Wiring:
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
 
-        rclpy does not expose the gid (and rmw_cyclonedds returns another number), so the new entry in discovery is
-        taken. A publisher created at the same instant by a node of the same name on another host would be mistaken
-        for it.
-        Raises VlaRosError if discovery does not report it in time.
+        rclpy does not expose the gid, so the new entry in discovery is taken; a publisher created at the same
+        instant by a node of the same name on another host would be mistaken for it. Raises VlaRosError after two
+        seconds.
         """
         node = self.node
         name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())

@@ -1,8 +1,7 @@
 """Ends the processes of a launch cleanly when the launch ends.
 
-Processes also watch their launcher themselves (:mod:`vla_ros.graph.launcher`), in case it is killed. On SIGTERM
-`launch` exits at once, and if it is the first process of a container, all others are killed with it. The launch
-therefore waits at exit until its processes have ended, so that the node can send its hold.
+On SIGTERM `launch` exits at once, and if it is the first process of a container, all others are killed with it. The
+launch therefore waits at exit until its processes have ended, so that the node can send its hold.
 """
 
 from __future__ import annotations

@@ -27,19 +27,15 @@ class InferenceRequest:
 
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock
-    position: int  # of the schedule then: the first action of the chunk belongs to it
+    position: int  # position of the schedule to which the chunk's first action belongs
     task: tuple[int, int]  # epoch of the inputs and number of the arming
-    interruptions: int  # of motion until then
-    previous: PreviousChunk | None  # what the chunk continues, or None
+    interruptions: int  # number of interruptions of motion until then
+    previous: PreviousChunk | None  # the plan that the chunk continues, or None
     beside: bool  # True if commands are sent meanwhile
 
 
 class InferenceRunner:
-    """Runs one inference at a time. Used from the control thread.
-
-    Args:
-        changed: Notified when an inference has ended.
-    """
+    """Runs one inference at a time; notifies ``changed`` when it has ended. Used from the control thread."""
 
     def __init__(self, context: Context, stepper: Stepper, changed: threading.Condition) -> None:
         self._context, self._clock, self._stepper = context, context.clock, stepper
@@ -75,15 +71,10 @@ class InferenceRunner:
     ) -> None:
         """Start to infer on a frame; without ``beside``, wait for the result.
 
-        Args:
-            frame: Frame of the first camera.
-            data: The newest message of each camera.
-            inputs: Joint states, feeds and instruction at that moment.
-            task: See :class:`InferenceRequest`.
-            period: Seconds for each step that is executed meanwhile.
-            beside: See :class:`InferenceRequest`.
-            position: Position of the step just sent, if the frame is no newer than it; None means the next one's,
-                and so does a plan that a new task has ended meanwhile.
+        ``data`` holds the newest message of each camera, ``inputs`` the joint states, feeds and instruction;
+        ``task`` and ``beside`` are those of :class:`InferenceRequest`. ``period`` is the duration of a step in
+        seconds. ``position`` is that of the step just sent, if the frame is no newer than that step; None means the
+        next step.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
         previous, position = None, schedule.position if position is None or not schedule.left else position

@@ -11,16 +11,11 @@ _SHORTEST = 0.9  # shortest time between two commands if one was late, in interv
 
 
 class Between:
-    """Schedules commands between steps (``control.command_rate_hz``), and after the last step until the arm rests.
+    """Schedules commands between steps, and after the last step until the arm rests.
 
-    Args:
-        limiter: Provides the duration of a step.
-        rate_hz: ``control.command_rate_hz``; assign it to change the rate.
-
-    Attributes:
-        due: When the next command between steps is due, seconds of the steady clock; infinite for never.
-        step: The last step of the plan that was sent, or None.
-        rests: True once a command was due after the end of the step.
+    ``limiter`` provides the duration of a step; ``rate_hz`` is ``control.command_rate_hz`` and may be assigned.
+    ``due`` is when the next command is due (seconds of the steady clock; infinite for never), ``step`` the last
+    step that was sent, and ``rests`` True once a command was due after the end of that step.
     """
 
     def __init__(self, limiter: RateLimiter, rate_hz: float) -> None:

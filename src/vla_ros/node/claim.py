@@ -1,8 +1,7 @@
 """Claims names that only one node per host may use: a node name, a command topic.
 
-Discovery may take seconds. An abstract Unix socket decides at once, even between nodes that start simultaneously,
-and the kernel releases it when its process ends. Nodes on other hosts, or in containers with their own network, are
-found by discovery only.
+Discovery may take seconds. An abstract Unix socket decides at once, and the kernel releases it when its process
+ends. Nodes on other hosts, or in containers with their own network, are found by discovery only.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ class Claimant:
 
 
 class Claim:
-    """Holds ``what``, or waits for it, until :meth:`close`; without abstract sockets it finds no other claimant.
+    """Holds ``what`` (such as ``command /arm/joint_command``), or waits for it, until :meth:`close`.
 
-    The holder listens and the others stay connected to it, so that each side knows the other and notices when it
-    ends. ``what`` is such as ``command /arm/joint_command``; ``environment`` identifies the graph, by domain and
-    Cyclone DDS configuration.
+    The holder listens and the others stay connected to it, so that each side notices when the other ends.
+    ``environment`` identifies the graph, by domain and Cyclone DDS configuration.
     """
 
     def __init__(self, what: str, name: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -1,8 +1,7 @@
 """The control loop: sends the steps of the plan when they are due, and requests new chunks.
 
-Receiving threads only store data (mailboxes, inputs); the loop decides and sends. It never waits without a timeout
-and uses each frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
-tests call it on a simulated clock.
+Receiving threads only store data; the loop decides and sends. It uses each frame once and never waits without a
+timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread; replay and tests, on a simulated clock.
 """
 
 from __future__ import annotations
@@ -29,28 +28,24 @@ from vla_ros.node.receiver import Frame
 from vla_ros.node.sender import Sender
 from vla_ros.node.stepper import Inference, Stepper
 
-_PATIENCE = 0.1  # s between looks at whether the loop should end
-_LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
+_PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
+_LOCKSTEP_WAIT = 5.0  # s; for the joint state that belongs to a frame
 
 
 class Did(Enum):
     """Result of one iteration of the loop."""
 
-    WAITED = "nothing was due, or no frame came"
-    INFERRED = "the policy answered, and the first step of it was made"
-    CONTINUED = "the next step of the plan was made"
+    WAITED = "nothing was due, or no frame arrived"
+    INFERRED = "the policy returned a chunk, and its first step was executed"
+    CONTINUED = "the next step of the plan was executed"
     BETWEEN = "a command between two steps was due"
 
 
 class ControlLoop:
-    """Runs a :class:`Stepper` on live inputs.
+    """Runs a :class:`Stepper` on live inputs; ``prepare`` and ``supervise`` are those of :class:`Sender`.
 
-    Args:
-        mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
-        prepare: Makes the messages of all arms' commands and returns a function that sends them, which is called
-            only while motion is allowed.
-        supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
-            ends a hold is itself answered.
+    There is one mailbox per ``camera.topics``; the loop follows the first camera and takes the newest frame of the
+    others.
     """
 
     def __init__(
@@ -75,12 +70,12 @@ class ControlLoop:
         self._joints = {arm.name: len(arm.arm_names) for arm in stepper.controller.arms}
         self._ended = threading.Condition()
         self._runner = InferenceRunner(context, stepper, self._ended)
-        self._unconfigured = False  # options changed while the policy was being asked
-        self._failed: tuple[Refused, Frame] | None = None  # for which the arm holds once it rests
+        self._unconfigured = False  # options changed during an inference
+        self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Run on a thread of its own until :meth:`stop`."""
+        """Run on a new thread until :meth:`stop`."""
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -110,7 +105,7 @@ class ControlLoop:
             self._context.logger.error(f"the control thread ended: {type(error).__name__}: {error}")
             raise
         if self._runner.pending is not None:
-            told = Refused(Reason.TASK_CHANGED, "the node was told to end during the inference")
+            told = Refused(Reason.TASK_CHANGED, "the node was stopped during the inference")
             self._refuse(told, self._runner.pending.frame)
 
     def run_once(self) -> Did:
@@ -130,7 +125,7 @@ class ControlLoop:
         return did
 
     def _step(self) -> Did:
-        """Make the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
+        """Execute the step that is due, of a new chunk or of the plan, and request the next chunk in time."""
         idle = self._runner.pending is None
         if idle and self._is_time_to_infer and (self._planned or self._frames.wait(self._patience)):
             self._ask()
@@ -192,7 +187,7 @@ class ControlLoop:
             self._stepper.configure(config, inferring=inferring)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for this long, a tenth of a second at most, or until a step is due."""
+        """Wait until a step is due, at most this long and at most 0.1 s."""
         if seconds > 0:
             with self._ended:
                 self._clock.wait_for(
@@ -217,7 +212,7 @@ class ControlLoop:
             self._sender.ease()
 
     def _take_task(self) -> None:
-        """Take a new task or arming into account, which resets the policy and the plan."""
+        """Reset the policy and the plan if the task has changed or the arm was armed."""
         task = self._inputs.snapshot.epoch, self._safety.armings
         if self._sender.task != task:
             self._sender.task = task
@@ -227,12 +222,12 @@ class ControlLoop:
 
     @property
     def _patience(self) -> float:
-        """Seconds to wait for a frame at most."""
+        """Longest wait for a frame in seconds."""
         return max(0.0, min(_PATIENCE, self._between.due - self._clock.steady()))
 
     def _ask(self, position: int | None = None) -> None:
         """Infer on the newest frame of each camera, if the first has one (:meth:`InferenceRunner.start`)."""
-        self._take_task()  # before the frame: one from before an arming must not count as one from after it
+        self._take_task()  # first: a frame from before an arming must not belong to the task after it
         frame = self._frames.waiting()
         if frame is None:
             return
@@ -273,7 +268,7 @@ class ControlLoop:
                 self._rest()
             return
         self._context.stats.record({"wait": 1e3 * request.began - request.frame.arrived.steady / 1e6})
-        self._take_options()  # limits that were tightened meanwhile hold for this command
+        self._take_options()  # limits that were tightened meanwhile apply to this command
         now = self._clock.steady()
         dt = self._limiter.planned_time(now) if request.beside else self._limiter.step_time(request.began)
         reference = self._inputs.joints_at(request.frame.stamp)
@@ -358,13 +353,13 @@ class ControlLoop:
                 self._safety.count(alone.reason)
                 self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
         else:
-            self._stepper.schedule.reset()  # a hold may end before the next iteration could see it
+            self._stepper.schedule.reset()  # a hold may end before the next iteration
             self._rest()
         if frame is None:
             if self._config.control.lockstep:
                 self._frames.finish(COMMANDED if sent else SHOWN, ended=now.ros)
             return sent
-        # Disarmed, too: a dry run shows the age that motion would have.
+        # Also while disarmed, because a dry run shows the age that motion would have.
         total = (now.steady - frame.arrived.steady) / 1e6
         stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
         outcome = COMMANDED if sent else SHOWN

@@ -1,4 +1,4 @@
-"""The camera frames that the control loop works on: the newest of each camera, each with exactly one outcome."""
+"""The newest frame of each camera, and the report of exactly one outcome per frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_ros.vision.messages import CdrBytes
 
 
 class Frames:
-    """Takes frames from the mailboxes of all cameras; the first camera sets the rhythm. Used from one thread."""
+    """Takes frames from the mailboxes of all cameras, when the first camera has one. Used from one thread."""
 
     def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
         self._context = context
@@ -28,7 +28,7 @@ class Frames:
         return [frame.data if frame else None for frame in self._newest]
 
     def waiting(self) -> Frame | None:
-        """Return the first camera's frame that has arrived meanwhile, or None."""
+        """Return the first camera's waiting frame, or None."""
         return self._first.take()
 
     def wait(self, patience: float) -> bool:
@@ -58,7 +58,7 @@ class Frames:
         self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
 
     def finish(self, outcome: str, **details: object) -> None:
-        """Report the outcome of all newest frames; ``details`` are further fields of it."""
+        """Report the outcome of the newest frames; ``details`` are further fields of :class:`FrameOutcome`."""
         for index in sorted(self._unreported):
             used = self._newest[index]
             assert used is not None
@@ -66,7 +66,7 @@ class Frames:
         self._unreported.clear()
 
     def _use(self, index: int, frame: Frame) -> None:
-        """Make a frame its camera's newest; an earlier one that no step has used counts as replaced."""
+        """Make a frame its camera's newest; an unused previous one counts as replaced."""
         before, self._newest[index] = self._newest[index], frame
         if before is not None and index in self._unreported:
             self._context.report(before.outcome(REPLACED))

@@ -19,9 +19,9 @@ PERIOD = 0.1
 class GraphWatch:
     """Checks who else is on the graph. Called on the thread that spins; :attr:`found` may be read from any.
 
-    ``commands`` maps each (resolved) command topic to the id of this node's publisher; the topics are claimed until
-    :meth:`close`. ``contests`` returns the current contests: the reason to hold, the topic, and the two sources.
-    ``middleware`` returns why new processes can no longer reach the node, or "".
+    ``commands`` maps each (resolved) command topic, which is claimed until :meth:`close`, to this node's publisher
+    id. ``contests`` returns reason, topic and sources of each contest, ``middleware`` why new processes cannot
+    reach the node, or "".
     """
 
     def __init__(

@@ -27,11 +27,10 @@ _STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "cancel
 
 
 class GripperGoals:
-    """Sends a goal when the target position of the arm's gripper changes; a new goal replaces the previous one.
+    """Sends a goal when the target position of the arm's gripper changes; it replaces the previous goal.
 
     Goals are sent on the thread that spins, so that no gripper delays the arm. A failed goal is reported as
-    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has gripped
-    something and has not failed.
+    ``gripper_failed`` and sent again after a second if it is still wanted. A stalled gripper has gripped something.
     """
 
     def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:

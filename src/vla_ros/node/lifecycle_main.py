@@ -1,8 +1,7 @@
 """``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
-Signals only set a flag, which is checked between two callbacks or two steps of loading, because an exception raised
-inside an import or a library's own ``except`` is changed or lost. If the flag has not been checked for
-:data:`PATIENCE`, KeyboardInterrupt is raised wherever the thread is.
+Signals only set a flag, which is checked between callbacks and between steps of loading, because an exception
+raised inside an import may get lost. After :data:`PATIENCE` KeyboardInterrupt is raised wherever the thread is.
 """
 
 from __future__ import annotations

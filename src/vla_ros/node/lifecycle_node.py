@@ -1,8 +1,7 @@
 """The policy as a managed ROS 2 node; :mod:`vla_ros.node.lifecycle_main` runs it.
 
-A thin layer over :class:`~vla_ros.node.policy_node.PolicyNode`: transitions of the ROS 2 design article "Managed
-nodes", ROS parameters from the tree of options, and signals. With the parameter ``autostart`` (default) it
-configures and activates itself; arming stays explicit either way.
+It adds the transitions of a managed node and ROS parameters to :class:`~vla_ros.node.policy_node.PolicyNode`. With
+the parameter ``autostart`` (default) it configures and activates itself; arming stays explicit either way.
 """
 
 from __future__ import annotations
@@ -27,18 +26,12 @@ ERROR = TransitionCallbackReturn.ERROR
 
 
 class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
-    """A managed node that runs a policy, in any single-threaded executor and in other Python launch files.
+    """A managed node that runs a policy, in any single-threaded executor.
 
-    Args:
-        node_name: Name; remaps of the command line win.
-        interrupted: Called between two steps of loading; True ends loading with KeyboardInterrupt.
-        **options: Further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``).
-
-    Attributes:
-        failure: Why the last transition failed, or "".
-
-    Raises:
-        ConfigError: Parameters with unknown names or impossible values.
+    ``interrupted`` is called between two steps of loading; True ends loading with KeyboardInterrupt. ``options``
+    are further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``). ``failure``
+    is why the last transition failed, or "". Raises ConfigError for parameters with unknown names or invalid
+    values.
     """
 
     def __init__(

@@ -66,13 +66,9 @@ class Observer:
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
         """Build an observation: decode the images; orientation, crop and resize are deferred until first access.
 
-        Args:
-            frames: One serialised camera message per ``camera.topics``; None if none has come yet.
-            inputs: Joint state, feeds and instruction at that moment.
-
-        Raises:
-            ImageError: A message is no image; the camera's topic is named.
-            Refused: A camera, a part of a state vector or the instruction is missing or stale.
+        ``frames`` has one serialised message per ``camera.topics``, None if none has come yet. Raises ImageError if
+        a message is no image, and Refused if a camera, a part of a state vector or the instruction is missing or
+        stale.
         """
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")

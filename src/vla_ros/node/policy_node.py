@@ -1,8 +1,7 @@
 """The node: wires the graph to the control loop. No torch, no model, no arithmetic on actions.
 
-Its states are those of a managed ROS 2 node (the ROS 2 design article "Managed nodes"): ``configure`` loads,
-``activate`` runs, ``deactivate`` holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node call the same
-methods.
+Its methods are the transitions of a managed ROS 2 node: ``configure`` loads, ``activate`` runs, ``deactivate``
+holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node both call them.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ SUPERVISION_PERIOD = 0.02
 class PolicyNode:
     """A policy on the graph.
 
-    Args:
-        graph: Makes messages and QoS profiles.
-        node: The ROS node to use (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
-            it.
+    ``graph`` provides message classes and QoS profiles. ``node`` is an rclpy node or one of ``graph.create_node``;
+    callbacks run on the thread that spins it.
     """
 
     def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:

@@ -1,8 +1,8 @@
 """Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
 
-With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it. Without
-ROS, signals replace the services: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. In a terminal, SIGHUP ends the
-node, because the terminal was closed.
+With ROS 2 sourced it is an rclpy node, otherwise it joins the graph over DDS by itself. Ctrl-C ends it. Without
+ROS, signals replace the services: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets (in a terminal, SIGHUP ends the
+node).
 """
 
 from __future__ import annotations

@@ -17,17 +17,11 @@ _SUPERVISION_VALID = 0.05  # s; older findings of the watchdog are checked again
 
 
 class Sender:
-    """Sends the commands of all arms. Used from the control thread.
+    """Sends the commands of all arms while motion is allowed. Used from the control thread.
 
-    Args:
-        prepare: Makes the messages of all arms' commands and returns a function that sends them, which is called
-            only while motion is allowed.
-        supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
-            ends a hold is itself answered.
-
-    Attributes:
-        task: Epoch of the inputs and number of the arming to which the plan belongs.
-        ended: True once nothing more may be sent.
+    ``prepare`` builds the messages of all arms' commands and returns a function that sends them. ``supervise``
+    passes the watchdog's findings to ``safety`` before each command. ``task`` is the epoch of the inputs and the
+    number of the arming to which the plan belongs; once ``ended`` is True, nothing is sent.
     """
 
     def __init__(
@@ -62,17 +56,11 @@ class Sender:
         return self._between.step is not None and self._stepper.is_moving
 
     def check_age(self, step: StepResult, late: int = 0) -> None:
-        """Refuse motion on a frame that is too old: its allowed age plus inference time plus the step's offset.
+        """Raise Refused (``frame_old``) if the frame of a step is too old for motion that lags by ``late`` periods.
 
-        The watchdog checks frames on arrival. This catches delays after that: a suspended process, or a frame that
-        waited for a slow inference.
-
-        Args:
-            step: Step of the plan.
-            late: Number of periods by which its motion may lag behind the step.
-
-        Raises:
-            Refused: ``frame_old``.
+        The allowed age is that of a frame on arrival plus the inference time plus the step's offset. The watchdog
+        checks frames on arrival only; this detects a suspended process, or a frame that waited for a slow
+        inference.
         """
         timeouts = self._context.options.current.timeouts
         allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
@@ -117,9 +105,8 @@ class Sender:
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
         """Send the commands if that is allowed, and call ``done``; True if they were sent.
 
-        If the process was suspended after the watchdog's check, the check is repeated. Only the send call itself
-        remains unprotected; a driver can check the stamp. A loop that was told to end sends nothing: it may have
-        been abandoned, and another loop may own the arm. Deceleration needs no valid task.
+        If the process was suspended after the watchdog's check, the check is repeated. A loop that was told to end
+        sends nothing, because another loop may own the arm. Deceleration needs no valid task.
         """
         send = self._prepare(commands)
         while not self.ended:

@@ -172,11 +172,9 @@ class Stepper:
     ) -> StepResult:
         """Return the commands for the next step of the chunk; call :meth:`executed` once they were sent.
 
-        Args:
-            joints: Newest joint states, from which limits count.
-            dt: Seconds until the next command.
-            reference: Joint states at the frame's stamp, for the first step of a chunk; None takes ``joints``.
-            answer: The inference that was made for this step, for the record.
+        Limits count from ``joints``, the newest joint states; ``dt`` is the time until the next command in seconds.
+        ``reference`` has the joint states at the frame's stamp, for the first step of a chunk; None takes
+        ``joints``. ``answer`` is the inference made for this step, for the record.
         """
         # Overrun: changed options may have shortened the plan, but the step that is due remains valid.
         step = self.schedule.next(overrun=True)

@@ -20,10 +20,9 @@ def annotate(
 ) -> UInt8Array:
     """Draw instruction, action and state on a copy of the policy's image, uint8 [H, W, 3] RGB.
 
-    End-effector deltas are drawn as an arrow on a compass, because without the camera's calibration their direction
-    in the image is unknown: up is forward (+x of ``control.delta_frame``), left is +y, as seen from behind the
-    robot; the bar beside the compass is +z. A translation of 2 cm reaches the edge (``scale``:
-    ``control.translation_scale``). The result is at least 448 pixels wide and high.
+    A translation is drawn on a compass, because without calibration its direction in the image is unknown: up is +x
+    of ``control.delta_frame``, left is +y, the bar beside it +z. ``scale`` is ``control.translation_scale``; 2 cm
+    reach the edge. The result is at least 448 pixels wide and high.
     """
     import cv2
 

@@ -48,11 +48,10 @@ class ExecutionStats:
             self._steadiness.moved(positions, speed, period, begins_chunk=step.chunk is not None)
 
     def summary(self) -> dict[str, float]:
-        """Return the figures; without those that do not exist (yet).
+        """Return the available figures.
 
-        ``steps`` sent, ``chunks`` begun (each is a refill but the first) and ``skipped`` steps of them, which were
-        executed from the chunk before; ages of the frame behind a step, ``age_p50_ms`` and ``age_p99_ms``; and
-        :meth:`Steadiness.figures`.
+        ``steps`` sent, ``chunks`` begun and ``skipped`` steps of them (executed from the chunk before);
+        ``age_p50_ms`` and ``age_p99_ms`` of the frame behind a step; and :meth:`Steadiness.figures`.
         """
         with self._lock:
             found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}

@@ -21,19 +21,10 @@ _WAITING = 4096  # lines
 
 
 class FrameTrace:
-    """Writes JSON lines: ``stamp``, ``camera``, ``outcome``, ``times`` (ROS clock, ns) and ``stages_ms``.
+    """Writes the fields of each :class:`~vla_ros.control.outcome.FrameOutcome` as a line of JSON; times in ns.
 
-    Values are those of :class:`~vla_ros.control.outcome.FrameOutcome`.
-
-    Args:
-        path: File to write; an existing one is replaced.
-        complain: Called once, with the error, if the file cannot be written any more.
-
-    Attributes:
-        lost: Number of lines that were not written.
-
-    Raises:
-        ConfigError: The file cannot be opened.
+    ``complain`` is called once, with the error, if the file cannot be written any more; ``lost`` counts missing
+    lines. Raises ConfigError if the file cannot be opened.
     """
 
     def __init__(self, path: str | Path, complain: Callable[[str], object]) -> None:

@@ -20,12 +20,9 @@ _REMEMBERED = 4096
 
 
 class Stats:
-    """Thread-safe record of stage times and frame counts.
+    """Thread-safe record of stage times and frame counts; ``execution`` has those of the steps that were sent.
 
     Each frame counts once: ``received == used + sum(dropped) + (frames in progress)``.
-
-    Attributes:
-        execution: Statistics of the steps that were sent.
     """
 
     def __init__(self) -> None:

@@ -68,12 +68,12 @@ class Steadiness:
             self._jerks.append(_length((self._acceleration - steady) / period))
 
     def figures(self) -> dict[str, float]:
-        """Return the figures, without those that do not exist (yet).
+        """Return the available figures.
 
-        ``seconds`` between commands; ``stalled_share`` of them, by which a command was late, where a gap was
-        longer than 1.5 periods; ``longest_gap_ms``. Of the joints together (norm), 99th percentiles of the
-        ``acceleration`` within chunks, the ``seam_acceleration`` towards and from the first command of a chunk
-        (rad/s^2, m/s^2), their ``seam_ratio``, and ``jerk`` (per second more).
+        ``seconds`` between commands, ``stalled_share`` of them (by which commands were late, in gaps over 1.5
+        periods) and ``longest_gap_ms``. 99th percentiles, as norms over the joints (rad, m, s): ``acceleration``
+        within chunks, ``seam_acceleration`` at the first command of a chunk, and ``jerk``; ``seam_ratio`` divides
+        the first two.
         """
         found = {}
         if self._seconds:

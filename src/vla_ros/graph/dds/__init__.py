@@ -1,8 +1,7 @@
 """The embedded DDS participant: a ROS 2 node without a ROS installation, over Eclipse Cyclone DDS.
 
-Four rules, each learnt by measurement: no DDS listeners (with a local and a remote writer on one topic they
-deadlock with Python's interpreter lock); one wait set, on the thread that spins; samples remain CDR bytes until a
-callback needs a message; writers keep the last N samples, so that publishing never blocks.
+It uses no DDS listeners, which deadlock with Python's interpreter lock, but one wait set on the thread that spins.
+Samples remain CDR bytes until a callback needs a message, and writers keep the last N samples and never block.
 """
 
 from __future__ import annotations
