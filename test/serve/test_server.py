@@ -151,7 +151,7 @@ def test_robots_above_the_limit_are_refused(serving: Start) -> None:
     assert b"over capacity: 1 robots are connected, allowed 1" in refused.value.response.body
 
 
-def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start) -> None:
+def test_a_reset_a_session_a_flag_or_an_instruction_begins_an_episode(serving: Start) -> None:
     _, port = serving()
     with robot(port) as one:
         seen = [ask(one, request())["actions"][0, 0] for _ in range(2)]
@@ -159,7 +159,8 @@ def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start
         seen += [ask(one, request(endpoint="infer"))["actions"][0, 0] for _ in range(2)]
         seen += [ask(one, request(session_id="B"))["actions"][0, 0] for _ in range(2)]
         seen += [ask(one, request(session_id="B", vla_ros={"begins": True}))["actions"][0, 0]]
-    assert seen == [1, 2, 1, 2, 1, 2, 1]
+        seen += [ask(one, request(session_id="B", prompt="stop"))["actions"][0, 0] for _ in range(2)]
+    assert seen == [1, 2, 1, 2, 1, 2, 1, 1, 2]
 
 
 def test_an_expired_request_is_answered_without_inference(serving: Start, policy: Any) -> None:

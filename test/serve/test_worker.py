@@ -141,27 +141,6 @@ def test_a_failing_request_does_not_affect_its_batch(bench: Bench, text: str, re
     assert sum(isinstance(outcome, ActionChunk) for outcome in done.values()) == 3
 
 
-def test_each_robot_has_a_session_that_a_new_instruction_resets(bench: Bench) -> None:
-    robot, other = Robot(), Robot()
-    seen = []
-    for who, text, reset in [
-        (robot, "go", False),
-        (robot, "go", False),
-        (other, "go", False),
-        (robot, "stop", False),
-        (robot, "stop", False),
-        (robot, "stop", True),
-    ]:
-        bench.ask(who, text, reset=reset)
-        outcome = bench.done()[0].outcome
-        assert isinstance(outcome, ActionChunk)
-        seen.append(outcome.actions[0, 0])
-    assert seen == [1, 2, 1, 1, 2, 1]
-    bench.worker.forget(robot)
-    assert bench.worker.stop(PATIENCE)
-    assert [session.closed for session in bench.policy.sessions] == [True, False]
-
-
 def test_requests_of_disconnected_robots_are_not_computed(bench: Bench) -> None:
     bench.busy()
     left = bench.ask(wanted=lambda: False)
