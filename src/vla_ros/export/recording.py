@@ -43,10 +43,8 @@ class Clock:
         """Convert times of the recorder [N]."""
         if not self.stamped:
             return times
-        origin, first = (
-            self.received[0],
-            int(self.stamps[0]),
-        )  # float64 cannot represent ns since 1970
+        # Relative to the first image, because float64 cannot represent nanoseconds since 1970.
+        origin, first = self.received[0], int(self.stamps[0])
         found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
 
