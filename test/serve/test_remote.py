@@ -119,16 +119,6 @@ def test_images_can_be_sent_as_jpegs(serving: Start, remote: Any) -> None:
     session.close()
 
 
-def test_an_error_of_the_policy_is_reported_and_the_next_request_answered(serving: Start, remote: Any) -> None:
-    _, port = serving()
-    client = remote(config(port))
-    session = client.start_session()
-    with pytest.raises(WireError, match="the server answered with an error: a bad request"):
-        client.infer(session, observation("raise"))
-    assert client.infer(session, observation()).actions[0, 0] == 1
-    session.close()
-
-
 def test_a_missed_deadline_is_a_lost_server(serving: Start, remote: Any, policy: Any) -> None:
     _, port = serving()
     client = remote(config(port, "timeouts.inference:=0.2"))

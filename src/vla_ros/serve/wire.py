@@ -14,7 +14,7 @@ import simplejpeg
 from vla_ros import __version__
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import OWN
-from vla_ros.policies.remote.messages import WireError, described, finite, pack, unpack
+from vla_ros.policies.remote.messages import WireError, described, finite, pack, text_map, unpack
 from vla_ros.types import ActionChunk, FloatArray, Observation, PreviousChunk, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
@@ -99,9 +99,7 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
         raise WireError("a text message, expected a msgpack map in a binary message")
     if len(data) > limit:
         raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
-    message = unpack(data)
-    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
-        raise WireError(f"the request is {described(message)}, expected a map with text keys")
+    message = text_map(unpack(data), "the request")
     session = message.get("session_id", "")
     if not isinstance(session, str) or len(session) > 200:
         raise WireError(f"session_id is {described(session)}, expected a short text")

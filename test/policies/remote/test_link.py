@@ -14,7 +14,7 @@ from websockets.sync.server import ServerConnection
 
 from test.serve.serving import PATIENCE, until
 from vla_ros.errors import ServerLostError, VlaRosError
-from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, Peer, pause
+from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, pause
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 
 from .links import GOOD, QUERY, connected, link_to, linked, obliging, websocket
@@ -194,20 +194,3 @@ def test_a_missing_server_is_reported_within_the_timeout() -> None:
     with pytest.raises(ServerLostError, match=r"Connection refused \(tried for 0.3 s\)"):
         link_to(port).start(0.3)
     assert time.monotonic() - began < 5.0
-
-
-def test_a_server_with_other_metadata_is_refused() -> None:
-    def accept(peer: Peer) -> None:
-        if peer.metadata.get("model") == "other":
-            raise WireError("the server serves another policy now")
-
-    with websocket(obliging) as port:
-        link = link_to(port, accept=accept)
-        link.start(PATIENCE)
-    until(lambda: not connected(link))
-
-    with websocket(obliging, port, greeting=pack({"model": "other"})):
-        until(lambda: refused(link, "another policy"))
-        with pytest.raises(ServerLostError):
-            link.ask(QUERY, PATIENCE)
-    link.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.policies.remote.messages import Array, WireError, described, finite, unpack
+from vla_ros.policies.remote.messages import Array, WireError, described, finite, text_map, unpack
 from vla_ros.types import FloatArray
 
 Message = bytes | str
@@ -72,16 +72,13 @@ class Dialect:
     port: int = 8000  # default port
     path: str = "/"  # default path
     hello: bytes | None = None  # request for the metadata; None if the server sends them first, or has none
-    metadata: Callable[[Message], Metadata] = lambda message: read_map(message, "the metadata")
+    metadata: Callable[[Message], Metadata] = lambda message: read_map(message, "the server's description")
     reset: Callable[[str], bytes] | None = None  # writes the request that begins the episode of this name
 
 
 def read_map(message: Message, what: str) -> Mapping[str, Any]:
     """Read a binary message that contains a map with text keys; raises as :func:`read`."""
-    found = read(message)
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise WireError(f"{what}: {described(found)}, expected a map with text keys")
-    return found
+    return text_map(read(message), what)
 
 
 def read(message: Message) -> Any:

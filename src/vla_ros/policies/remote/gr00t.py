@@ -25,7 +25,7 @@ from vla_ros.policies.remote.dialect import (
     read,
     read_map,
 )
-from vla_ros.policies.remote.messages import WireError, described, nd, npy, pack
+from vla_ros.policies.remote.messages import WireError, described, nd, npy, pack, text_map
 
 HELLO = pack({"endpoint": "get_modality_config"})
 _OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
@@ -42,7 +42,7 @@ def metadata(message: Message) -> Metadata:
             version, body = "n1.5", _json(body)
         elif entry.get(_OLD):
             version = "npy"
-        keys = body.get("modality_keys") if isinstance(body, Mapping) else None
+        keys = text_map(body, f"the modality '{name[:40]}'").get("modality_keys")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise WireError(f"the modality '{name[:40]}' is {described(body)}, expected modality_keys")
         modalities[name] = body

@@ -227,6 +227,13 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
     return np.asarray(value, dtype=np.float64)
 
 
+def text_map(value: Any, name: str) -> Mapping[str, Any]:
+    """Return a map whose keys are texts; raises WireError for anything else."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise WireError(f"{name} is {described(value)}, expected a map with text keys")
+    return value
+
+
 def described(value: Any) -> str:
     """Describe a value of a message for an error: dtype and shape, or type and its first keys."""
     if isinstance(value, np.ndarray):
