@@ -258,6 +258,7 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
         (r"takes the video at steps .-15, 0., but video.front has .0.", BEFORE, FRONT),
         ("", PI, ('features.images:=["images.base_0_rgb = front"]',)),
         ("takes the images .'images.base_0_rgb'., but features.images has", PI, DROID),
+        ("has .'images.base_0_rgb.'.", PI, ('features.images:=["images.base_0_rgb? = front"]',)),
         ("takes the images", PI, ('features.images:=["images.base_0_rgb = a", "images.left = b"]',)),
     ],
 )

@@ -57,8 +57,8 @@ def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()
     cameras = inputs.get("image_keys") if isinstance(inputs, Mapping) else None
     if isinstance(cameras, list):
         wanted = {f"images.{key}" for key in cameras}
-        if wanted != {key.removeprefix("observation.") for key in bound.image_keys}:
-            ours = list(bound.image_keys)
+        ours = [image.key + ("" if image.required else "?") for image in bound.images]  # as in features.images
+        if wanted != {key.removeprefix("observation.") for key in ours}:
             raise ConfigError(f"the server takes the images {sorted(wanted)}, but features.images has {ours}")
 
 
