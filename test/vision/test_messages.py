@@ -103,8 +103,8 @@ def test_pixels_are_not_copied():
 @pytest.mark.parametrize(
     ("cdr", "text"),
     [
-        (b"", "found 0 bytes"),
-        (b"\0\1\0", "found 3 bytes"),
+        (b"", "needs 4 bytes at offset 0, but the message has 0"),
+        (b"\0\1\0", "the message has 3"),
         (b"\0\3\0\0" + bytes(60), "encapsulation 0x00 0x03 found, expected plain CDR"),
         (b"\0\1\0\0" + bytes(4), "header.stamp.nanosec needs 4 bytes"),
         (b"\0\1\0\0" + b"\xff" * 4 + bytes(60), "header.stamp of sec 4294967295"),

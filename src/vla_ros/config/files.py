@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,9 +22,7 @@ def config_file(name: str) -> Path:
     (``config/robots/ur5e.yaml``) work in any folder. ConfigError lists their names.
     """
     here = Path(__file__).resolve()
-    prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
-    shares = [prefix / "share" for prefix in (*prefixes, Path(sys.prefix), *here.parents)]
-    folders = [here.parents[3] / "config", *(share / "vla_ros" / "config" for share in shares)]
+    folders = [here.parents[3] / "config", *(prefix / "share" / "vla_ros" / "config" for prefix in here.parents)]
     paths = [folder / where for folder in folders for where in (f"{name}.yaml", f"robots/{name}.yaml")]
     if name.startswith("config/"):
         paths += [folder.parent / name for folder in folders]
@@ -34,12 +30,8 @@ def config_file(name: str) -> Path:
         if path.is_file():
             return path
     known = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
-    own = (
-        f"expected a file or one of {', '.join(known)}"
-        if known
-        else "none came with vla_ros: install the package again"
-    )
-    raise ConfigError(f"config '{name}': no such file; {own}")
+    expected = f"a file or one of {', '.join(known)}" if known else "a file (the package's own are missing)"
+    raise ConfigError(f"config '{name}': no such file; expected {expected}")
 
 
 @cache

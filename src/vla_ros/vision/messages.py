@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -23,7 +24,6 @@ COMPRESSED_IMAGE = "sensor_msgs/CompressedImage"
 IMAGE_TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
 """``camera.transport`` to the type of its messages."""
 
-_HEADER_BYTES = 4
 _SECOND = 1_000_000_000
 
 
@@ -58,57 +58,41 @@ class _Reader:
     """Reads CDR fields in order and checks every length against the remaining bytes."""
 
     def __init__(self, cdr: CdrBytes, message: str) -> None:
+        self._message, self._offset = message, 0
         try:
             self._bytes = memoryview(cdr).cast("B")
         except TypeError as error:
             raise ImageError(f"{message}: expected one contiguous run of bytes, found {error}") from None
-        self._message = message
-        if len(self._bytes) < _HEADER_BYTES:
-            raise ImageError(
-                f"{message}: found {len(self._bytes)} bytes, expected at least the {_HEADER_BYTES} bytes of the"
-                " encapsulation header; does the topic have the configured type?"
-            )
-        kind = (self._bytes[0], self._bytes[1])
-        if kind not in ((0, 0), (0, 1)):
+        kind = bytes(self.take(4, "the encapsulation header")[:2])
+        if kind not in (b"\0\0", b"\0\1"):
             raise ImageError(
                 f"{message}: encapsulation {kind[0]:#04x} {kind[1]:#04x} found, expected plain CDR (0x00 0x00 big"
                 " endian or 0x00 0x01 little endian); the publisher must use XCDR1, as ROS 2 does"
             )
-        self._order = "<" if kind[1] else ">"
-        self._uint32 = struct.Struct(self._order + "I")
-        self._offset = _HEADER_BYTES
+        self._order: Literal["little", "big"] = "little" if kind[1] else "big"
 
-    def _take(self, count: int, what: str) -> int:
-        """Consume the next ``count`` bytes and return their offset."""
-        start = self._offset
-        if count > len(self._bytes) - start:
+    def take(self, count: int, what: str) -> memoryview:
+        start, self._offset = self._offset, self._offset + count
+        if self._offset > len(self._bytes):
             raise ImageError(
                 f"{self._message}: {what} needs {count} bytes at offset {start}, but the message has"
                 f" {len(self._bytes)}; it is truncated or has another type"
             )
-        self._offset = start + count
-        return start
-
-    def uint8(self, what: str) -> int:
-        return self._bytes[self._take(1, what)]
+        return self._bytes[start : self._offset]
 
     def uint32(self, what: str) -> int:
         self._offset += -self._offset % 4  # the header has 4 bytes, so both origins give the same alignment
-        value: int = self._uint32.unpack_from(self._bytes, self._take(4, what))[0]
-        return value
-
-    def string(self, what: str) -> str:
-        length = self.uint32(f"the length of {what}")
-        start = self._take(length, what)
-        if length and self._bytes[start + length - 1] != 0:
-            raise ImageError(f"{self._message}: {what} of {length} bytes does not end in a zero byte; damaged CDR")
-        # A frame_id in another character set must not make the image unusable.
-        return bytes(self._bytes[start : start + max(0, length - 1)]).decode("utf-8", errors="replace")
+        return int.from_bytes(self.take(4, what), self._order)
 
     def sequence(self, what: str) -> memoryview:
-        length = self.uint32(f"the length of {what}")
-        start = self._take(length, what)
-        return self._bytes[start : start + length]
+        return self.take(self.uint32(f"the length of {what}"), what)
+
+    def string(self, what: str) -> str:
+        data = bytes(self.sequence(what))
+        if data and data[-1]:
+            raise ImageError(f"{self._message}: {what} does not end in a zero byte; the CDR is damaged")
+        # A frame_id in another character set must not make the image unusable.
+        return data[:-1].decode("utf-8", errors="replace")
 
     def stamp(self) -> int:
         sec = self.uint32("header.stamp.sec")
@@ -133,7 +117,7 @@ def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     height = reader.uint32("height")
     width = reader.uint32("width")
     encoding = reader.string("encoding")
-    is_bigendian = reader.uint8("is_bigendian") != 0
+    is_bigendian = reader.take(1, "is_bigendian")[0] != 0
     step = reader.uint32("step")
     data = reader.sequence("data")
     return ImageHeader(stamp, frame_id, height, width, encoding, is_bigendian, step), data
