@@ -76,7 +76,7 @@ def test_every_option_is_a_parameter_with_its_default_description_and_range(
     rate, threads, topics, box = robot.call(
         DescribeParameters, "/vla_policy/describe_parameters", request
     ).descriptors
-    assert rate.description.startswith("Maximum rate of commands")
+    assert rate.description.startswith("Maximum rate of steps")
     assert (rate.floating_point_range[0].from_value, rate.floating_point_range[0].to_value) == (0.0, 1000.0)
     assert "may change while running" in rate.additional_constraints
     assert threads.integer_range[0].to_value == 1024

@@ -44,28 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
     _add_recipe(data, DataRecipe)
 
-    fit = stages.add_parser("fit", help="train")
-    fit.add_argument("data", type=Path, help="folder of the demonstrations")
-    fit.add_argument("folder", type=Path, help="folder of the run")
-    for recipe in (FitOptions, NetworkRecipe, LabelRecipe, FitRecipe):
-        _add_recipe(fit, recipe)
+    for name, about, recipes in (
+        ("fit", "train", (FitOptions, NetworkRecipe, LabelRecipe, FitRecipe)),
+        ("fit-flow", "train a small pi0.5", (FitOptions, FlowNetworkRecipe, FitRecipe)),
+    ):
+        fit = stages.add_parser(name, help=about)
+        fit.add_argument("data", type=Path, help="folder of the demonstrations")
+        fit.add_argument("folder", type=Path, help="folder of the run")
+        for recipe in recipes:
+            _add_recipe(fit, recipe)
 
-    export = stages.add_parser("export", help="export the checkpoint")
-    export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
-    export.add_argument("folder", type=Path, help="folder of the checkpoint")
-    export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
-    export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
-
-    fit = stages.add_parser("fit-flow", help="train a small pi0.5")
-    fit.add_argument("data", type=Path, help="folder of the demonstrations")
-    fit.add_argument("folder", type=Path, help="folder of the run")
-    for flow_recipe in (FitOptions, FlowNetworkRecipe, FitRecipe):
-        _add_recipe(fit, flow_recipe)
-
-    export = stages.add_parser("export-flow", help="export the small pi0.5")
-    export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
-    export.add_argument("folder", type=Path, help="folder of the checkpoint")
-    export.add_argument("--note", default="", metavar="TEXT", help="a sentence about the training, for the card")
+    for name, about in (("export", "export the checkpoint"), ("export-flow", "export the small pi0.5")):
+        export = stages.add_parser(name, help=about)
+        export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
+        export.add_argument("folder", type=Path, help="folder of the checkpoint")
+        if name == "export":
+            export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
+            export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
+        else:
+            export.add_argument(
+                "--note", default="", metavar="TEXT", help="a sentence about the training, for the card"
+            )
 
     evaluate = stages.add_parser("evaluate", help="measure success under each control")
     evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
@@ -111,15 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         VlaRosError: The stage failed.
     """
-    stages = {
-        "data": _data,
-        "fit": _fit,
-        "export": _export,
-        "fit-flow": _fit_flow,
-        "export-flow": _export_flow,
-        "evaluate": _evaluate,
-    }
-    return stages[arguments.stage](arguments)
+    stages = {"data": _data, "fit": _fit, "export": _export, "fit-flow": _fit, "export-flow": _export}
+    return {**stages, "evaluate": _evaluate}[arguments.stage](arguments)
 
 
 def _bar() -> Progress:
@@ -148,69 +140,40 @@ def _data(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    from tools.train.fit import Run
+    from tools.train import fit, flow_fit
 
-    training = Run(
-        arguments.folder,
-        arguments.data,
-        recipe_of(NetworkRecipe, arguments),
-        recipe_of(LabelRecipe, arguments),
-        recipe_of(FitRecipe, arguments),
-        FitOptions(**{field.name: getattr(arguments, field.name) for field in fields(FitOptions)}),
-    )
+    options = FitOptions(**{field.name: getattr(arguments, field.name) for field in fields(FitOptions)})
+    recipe, folders = recipe_of(FitRecipe, arguments), (arguments.folder, arguments.data)
+    training: Any
+    if arguments.stage == "fit":
+        network, labels = recipe_of(NetworkRecipe, arguments), recipe_of(LabelRecipe, arguments)
+        training = fit.Run(*folders, network, labels, recipe, options)
+    else:
+        training = flow_fit.Run(*folders, recipe_of(FlowNetworkRecipe, arguments), recipe, options)
+    shown = {"total": "loss {:.3f}", "flow": "flow {:.4f}", "token_accuracy": "tokens {:.1%}"}
+    shown |= {"place_accuracy": "places {:.1%}", "frames_per_s": "{:.0f} frames/s"}
     with _bar() as bar:
         reading = bar.add_task("reading frames", total=None)
         frames = training.load(lambda done, total: bar.update(reading, completed=done, total=total))
-        task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
+        task = bar.add_task("steps", total=recipe.steps, completed=training.step)
 
         def progress(step: int, figures: dict[str, float]) -> None:
-            text = (
-                f"loss {figures['total']:.3f}, tokens {figures['token_accuracy']:.1%}, "
-                f"places {figures['place_accuracy']:.1%}, {figures['frames_per_s']:.0f} frames/s"
-            )
+            text = ", ".join(form.format(figures[name]) for name, form in shown.items() if name in figures)
             bar.update(task, completed=step, description=text)
 
         figures = training.train(frames, progress)
-    print(f"step {training.step} of {training.recipe.steps}, {training.seconds:.0f} s; {figures}")
+    print(f"step {training.step} of {recipe.steps}, {training.seconds:.0f} s; {figures}")
     return 0 if training.done else 3
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from tools.train.export import export
+    from tools.train import export, flow_export
 
-    export(arguments.run_folder, arguments.folder, arguments.dtype, arguments.shards)
-    size = sum(path.stat().st_size for path in arguments.folder.glob("*.safetensors"))
-    print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
-    return 0
-
-
-def _fit_flow(arguments: argparse.Namespace) -> int:
-    from tools.train.flow_fit import Run
-
-    training = Run(
-        arguments.folder,
-        arguments.data,
-        recipe_of(FlowNetworkRecipe, arguments),
-        recipe_of(FitRecipe, arguments),
-        FitOptions(**{field.name: getattr(arguments, field.name) for field in fields(FitOptions)}),
-    )
-    frames = training.load()
-    with _bar() as bar:
-        task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
-
-        def progress(step: int, figures: dict[str, float]) -> None:
-            text = f"flow {figures['flow']:.4f}, places {figures['place_accuracy']:.1%}"
-            bar.update(task, completed=step, description=text)
-
-        figures = training.train(frames, progress)
-    print(f"step {training.step} of {training.recipe.steps}, {training.seconds:.0f} s; {figures}")
-    return 0 if training.done else 3
-
-
-def _export_flow(arguments: argparse.Namespace) -> int:
-    from tools.train.flow_export import export
-
-    size = export(arguments.run_folder, arguments.folder, arguments.note)
+    if arguments.stage == "export":
+        export.export(arguments.run_folder, arguments.folder, arguments.dtype, arguments.shards)
+    else:
+        flow_export.export(arguments.run_folder, arguments.folder, arguments.note)
+    size = sum(path.stat().st_size for path in arguments.folder.glob("model*.safetensors"))
     print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
     return 0
 

@@ -1,7 +1,7 @@
 """Records demonstrations of the expert in disturbed episodes, labelled for every object of the scene.
 
-A shard depends on the recipe and its number alone, so the number of processes does not matter and an interrupted
-run can be resumed.
+A shard depends only on the recipe and the shard's number, so the number of processes does not matter and an
+interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def shard_paths(folder: Path) -> list[Path]:
 def generate(
     folder: Path, recipe: DataRecipe, processes: int = 0, progress: Progress = lambda episodes, frames: None
 ) -> None:
-    """Record the shards that are missing in ``folder``, in so many processes (0: one per core).
+    """Record the missing shards of ``folder`` in parallel processes (0: one per core).
 
     Raises:
         ConfigError: The folder has another recipe.
@@ -118,7 +118,7 @@ class Disturbance:
 
     def __call__(self, step: int, action: FloatArray) -> FloatArray:
         """Return the action [7] to execute instead of the clean one."""
-        if not self.sd:  # the data need undisturbed episodes, too
+        if not self.sd:  # some episodes are undisturbed
             return action
         rng = self._random
         self._drift = _MEMORY * self._drift + (1 - _MEMORY**2) ** 0.5 * self.sd * rng.normal(size=3)

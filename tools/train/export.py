@@ -64,7 +64,7 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
 def curve(log: Path) -> list[dict[str, Any]]:
     """Return the held-out figures of a training log, by step; [] without a log.
 
-    A resumed run may have evaluated a step twice; the later figures belong to the weights.
+    If a resumed run has evaluated a step twice, the later figures belong to the weights.
     """
     if not log.exists():
         return []

@@ -28,7 +28,7 @@ from vla_ros.policies.pi.loading import LEROBOT
 from vla_ros.policies.pi.names import parameter_parts
 
 EULER_STEPS = 5
-"""Of inference; ten gave the same success."""
+"""Euler steps of an inference; ten gave the same success rate."""
 IMAGE = "observation.images.image"
 JOINTS = [f"joint_{number}" for number in range(1, ACTION_SIZE)]
 
@@ -36,7 +36,7 @@ JOINTS = [f"joint_{number}" for number in range(1, ACTION_SIZE)]
 def export(run: Path, folder: Path, note: str = "") -> int:
     """Write the checkpoint of a run to ``folder``, with its card; returns the bytes of its weights.
 
-    ``note`` is what the card should say about the training besides.
+    ``note`` is added to the card.
 
     Raises:
         CheckpointError: The run has no state, or a weight is out of range.

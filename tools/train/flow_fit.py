@@ -1,7 +1,7 @@
 """Trains the small pi0.5 on chunks of joint positions.
 
-Flow matching as openpi trains it (times from Beta(1.5, 1)). In half of the rows the first actions are given, as
-real-time chunking gives them. Counterfactual prompts and auxiliary losses are those of the small OpenVLA.
+Flow matching follows openpi (times from Beta(1.5, 1)). In half of the rows the first actions are given, as in
+real-time chunking. Counterfactual prompts and auxiliary losses are those of the small OpenVLA.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vla_ros.types import FloatArray
 
 TOKENIZER = "tokenizer.json"
 _EULER_STEPS = 10
-_RETURN = 5  # steps in which a chunk returns to the expert's after given actions that missed it
+_RETURN = 5  # steps in which a chunk returns to the expert's after given actions with an error
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class FlowLosses(NamedTuple):
 
 
 def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, held_out: bool = False) -> FlowBatch:
-    """Draw the batch that ``step`` decides: the followed instruction of each frame first, then others."""
+    """Draw the batch of a step: the followed instruction of each frame first, then others."""
     device = frames.images.device
     random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
     pool = frames.held_out if held_out else frames.training

@@ -29,7 +29,7 @@ Trained = TypeVar("Trained", bound=torch.nn.Module)
 
 
 def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
-    """Learning rate of a step: linear warm-up, then cosine decay to ``final_share`` by steps or by time."""
+    """Return the learning rate of a step: linear warm-up, then cosine decay to ``final_share`` by steps or time."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     share = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -39,7 +39,7 @@ def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
 
 
 def make_optimizer(trainee: torch.nn.Module, recipe: FitRecipe) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, not on norms, biases and embeddings."""
+    """Return AdamW with weight decay on matrices, but not on norms, biases and embeddings."""
     named = list(trainee.named_parameters())
     plain = [
         parameter for name, parameter in named if parameter.ndim < 2 or "embed" in name.replace("patch_embed", "")
@@ -65,12 +65,12 @@ class Training(ABC, Generic[F, Trained]):
     """A training run in ``folder`` on frames of type F; resumes from a saved state.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         recipes: Everything that determines the result, as JSON.
         trainee: The initialised network and its heads.
         losses: Maps trainee, batch and recipe to a NamedTuple of losses with ``total``.
-        fit: How to train.
-        options: What does not change the result.
+        fit: Recipe of the training.
+        options: Options that do not change the result.
 
     Raises:
         ConfigError: The folder has another recipe.
@@ -101,7 +101,7 @@ class Training(ABC, Generic[F, Trained]):
 
     @abstractmethod
     def draw(self, frames: F, step: int, *, held_out: bool = False) -> Any:
-        """Return the batch that ``step`` decides."""
+        """Return the batch of a step."""
 
     @abstractmethod
     def measure(self, frames: F, batch: Any) -> Mapping[str, float]:

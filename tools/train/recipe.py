@@ -59,8 +59,8 @@ class NetworkRecipe:
     vision_heads: int = option(3, "attention heads of the towers")
     llm_width: int = option(256, "features per token of the decoder")
     llm_layers: int = option(6, "layers of the decoder")
-    llm_heads: int = option(4, "its attention heads")
-    llm_hidden: int = option(512, "hidden features of its gated MLP")
+    llm_heads: int = option(4, "attention heads of the decoder")
+    llm_hidden: int = option(512, "hidden features of the decoder's gated MLP")
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class FlowNetworkRecipe:
 
     vision_width: int = option(192, "features per patch")
     vision_blocks: int = option(5, "blocks of the tower")
-    vision_heads: int = option(3, "its attention heads")
+    vision_heads: int = option(3, "attention heads of the tower")
     prefix_width: int = option(256, "features per token of the prefix")
-    prefix_hidden: int = option(512, "hidden features of its gated MLP")
+    prefix_hidden: int = option(512, "hidden features of the prefix's gated MLP")
     expert_width: int = option(128, "features per token of the action expert")
-    expert_hidden: int = option(256, "hidden features of its gated MLP")
-    depth: int = option(5, "layers of both")
-    heads: int = option(4, "query heads of both; one head of keys and values")
+    expert_hidden: int = option(256, "hidden features of the action expert's gated MLP")
+    depth: int = option(5, "layers of prefix and action expert")
+    heads: int = option(4, "query heads of prefix and action expert; both have one head of keys and values")
     head_dim: int = option(64, "features per head")
     max_delay: int = option(8, "actions at the beginning of a chunk that may be given (trained real-time chunking)")
 
@@ -95,8 +95,8 @@ class LabelRecipe:
 class FitRecipe:
     """How the network is trained."""
 
-    steps: int = option(6000, "optimiser steps, at most")
-    span: float = option(0.0, "seconds over which the rate falls and after which training ends; 0 to go by steps")
+    steps: int = option(6000, "maximum number of optimiser steps")
+    span: float = option(0.0, "seconds over which the rate falls and after which training ends; 0: use steps")
     samples: int = option(4, "noises and times per prompt, which share the encoded image (flow matching only)")
     batch: int = option(256, "frames of one micro-batch")
     prompts: int = option(2, "instructions per frame: the one followed and others (counterfactual labels)")
@@ -109,13 +109,13 @@ class FitRecipe:
     seed: int = option(0, "seed of the initial weights and of the order of frames")
     seam_noise: float = option(
         0.0,
-        "deviation by which given actions miss the expert's, normalised; those after them return within a few "
+        "normalised deviation of given actions from the expert's; the actions after them return within a few "
         "steps (flow matching only)",
     )
-    rotation_weight: float = option(0.5, "weight of the three rotation tokens, which hardly vary")
+    rotation_weight: float = option(0.5, "weight of the three rotation tokens, which vary little")
     location_weight: float = option(0.5, "weight of the auxiliary loss on the named object's patch")
     kind_weight: float = option(0.5, "weight of the auxiliary loss on the object in each patch")
-    background_weight: float = option(0.02, "weight of the class 'none' in it")
+    background_weight: float = option(0.02, "weight of the class 'none' in that loss")
 
 
 @dataclass(frozen=True)
