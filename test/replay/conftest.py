@@ -1,7 +1,5 @@
 """Bags on demand, written by rosbags, with what a test needs in them."""
 
-import re
-import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,6 @@ from rosbags.typesys import Stores, get_typestore
 
 from vla_ros.graph.messages import message_types
 from vla_ros.policies import Policy
-from vla_ros.replay.compression import decompress
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 1_790_002_000_000_000_000
@@ -85,8 +82,9 @@ def episode(make, begin, instruction):
         stamp = begin + step * 100_000_000
         pixels = np.full((48, 64, 3), 5 * step, np.uint8)
         action = [0.01, -0.002 * step, 0.0, 0.0, 0.0, 0.0, float(step < 10)]
-        messages += [
-            (stamp, "/joint_states", make.joints(stamp, HOME)),
+        messages += [  # two drivers publish the joints
+            (stamp, "/joint_states", make.joints(stamp, HOME[:4])),
+            (stamp, "/joint_states", make.joints(stamp, HOME[4:], ["joint_5", "joint_6", "joint_7"])),
             (stamp + 1_000_000, "/camera/image_raw", make.image(stamp, pixels)),
             (stamp + 21_000_000, "/vla_policy/action", make.array(action)),
         ]
@@ -109,22 +107,6 @@ def recording(make, small_recording):
 def jpeg_bag():
     """A bag by rosbag2 of Jazzy; see test/data/bags/README.md."""
     return ROOT / "test" / "data" / "bags" / "mcap_jpeg"
-
-
-@pytest.fixture(scope="session")
-def rosbag2_bags(tmp_path_factory):
-    """Folder of bags by rosbag2 of Jazzy: sqlite3 and MCAP; plain, zstd by file and by message, JPEG images."""
-    folder = tmp_path_factory.mktemp("bags")
-    for source in (ROOT / "test" / "data" / "bags").iterdir():
-        if source.is_dir() and source.name != "demo_jpeg":
-            shutil.copytree(source, folder / source.name)
-        for file in source.glob("*.zstd"):  # as it was before rosbag2 compressed it
-            plain = folder / source.name.removesuffix("_zstd_file")
-            plain.mkdir()
-            (plain / file.stem).write_bytes(decompress(file.read_bytes(), "zstd"))
-            metadata = (source / "metadata.yaml").read_text().replace(".zstd", "")
-            (plain / "metadata.yaml").write_text(re.sub("(compression_(?:format|mode)):.*", r'\1: ""', metadata))
-    return folder
 
 
 class BrightnessPolicy(Policy):

@@ -56,14 +56,7 @@ def by_rosbags(path):
 
 @pytest.mark.parametrize(
     ("storage", "compress"),
-    [
-        ("mcap", ""),
-        ("mcap", "storage"),
-        ("mcap", "file"),
-        ("sqlite3", ""),
-        ("sqlite3", "file"),
-        ("sqlite3", "message"),
-    ],
+    [("mcap", mode) for mode in ("", "storage", "file")] + [("sqlite3", mode) for mode in ("", "file", "message")],
 )
 def test_every_storage_and_compression_gives_what_was_written(write_bag, small_recording, storage, compress):
     path = write_bag("bag", small_recording, storage, compress)
@@ -72,13 +65,13 @@ def test_every_storage_and_compression_gives_what_was_written(write_bag, small_r
     assert records == [(time, topic, serialize(message)) for time, topic, message in small_recording]
 
 
-def test_all_bags_of_rosbag2_read_as_rosbags_reads_them(rosbag2_bags):
-    bags = find_bags([rosbag2_bags])
-    assert len(bags) == 6
+def test_all_bags_of_the_tests_read_as_rosbags_reads_them(jpeg_bag):
+    bags = find_bags([jpeg_bag.parent])
+    assert len(bags) == 5
     for path in bags:
         records, losses = contents(path)
         assert losses == []
-        assert len(records) == 241
+        assert len(records) >= 210
         assert sorted(records) == sorted(by_rosbags(path)), path.name
         assert [time for time, _, _ in records] == sorted(time for time, _, _ in records)
 
@@ -104,19 +97,6 @@ def test_an_mcap_file_cut_anywhere_gives_a_beginning_of_itself(jpeg_bag, tmp_pat
         counts.append(len(records))
     assert counts == sorted(counts)
     assert counts[-1] > 200
-
-
-def test_a_compressed_chunk_that_is_cut_gives_its_first_messages(write_bag, small_recording, tmp_path):
-    path = write_bag("bag", small_recording, "mcap", "storage")
-    file = path / "bag.mcap"
-    data = file.read_bytes()
-    chunk = data.index(b"zstd") + 12
-    length = struct.unpack_from("<Q", data, chunk - 8)[0]
-    cut = tmp_path / "cut.mcap"
-    cut.write_bytes(data[: chunk + length * 2 // 3])
-    records, losses = contents(cut)
-    assert 0 <= len(records) < len(small_recording)
-    assert any("cut off" in str(loss) for loss in losses)
 
 
 def test_damage_between_chunks_loses_only_what_it_covers(write_bag, make, images, noise, tmp_path):
@@ -276,8 +256,16 @@ def test_chunks_of_every_compression_and_their_damage(tmp_path, compression_name
         read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
         assert read == [message for chunk in chunks for message in chunk]
         assert bag.losses == []
-    damaged = bytearray(path.read_bytes())
-    second = damaged.find(compress(b"".join(record(5, struct.pack("<HIQQ", 1, 0, t, t) + d) for t, d in chunks[1])))
+    whole = path.read_bytes()
+    bodies = (b"".join(record(5, struct.pack("<HIQQ", 1, 0, t, t) + d) for t, d in chunk) for chunk in chunks[1:])
+    (second, _), (third, size) = ((whole.find(stored), len(stored)) for stored in map(compress, bodies))
+    path.write_bytes(whole[: third + size // 2])
+    with Bag(path) as bag:
+        read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
+        assert len(read) >= 8
+        assert read == [message for chunk in chunks for message in chunk][: len(read)]
+        assert "the last chunk is cut off" in str(bag.losses[0])
+    damaged = bytearray(whole)
     damaged[second + 30] ^= 0x10
     path.write_bytes(damaged)
     with Bag(path) as bag:

@@ -79,26 +79,9 @@ def test_a_live_run_over_the_graph_is_answered_identically(play, tmp_path):
     # Without a domain the demo looks for one where nobody is: another run's commands must not get into the bag.
     environment = {name: value for name, value in os.environ.items() if name != "ROS_DOMAIN_ID"}
     path = tmp_path / "live"
-    command = [
-        sys.executable,
-        "-m",
-        "vla_ros.cli",
-        "demo",
-        "--episodes",
-        "2",
-        "--seed",
-        "900",
-        "--policy",
-        "expert",
-    ]
-    done = subprocess.run(
-        [*command, "--lockstep", "--record", str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = f"demo --episodes 2 --seed 900 --policy expert --lockstep --record {path}".split()
+    command = [sys.executable, "-m", "vla_ros.cli", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     if "EGL" in done.stderr:
         pytest.skip(f"the simulation cannot render here: {done.stderr[-200:]}")
     assert done.returncode == 0, done.stderr

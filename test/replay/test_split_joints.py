@@ -9,61 +9,18 @@ from vla_ros.config import Config, build, load
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
-from vla_ros.graph.messages import message_types
 from vla_ros.node.receiver import joint_state_of, stamp_of
-from vla_ros.replay import series, truth
+from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.records import BagError
 from vla_ros.replay.topics import select
-from vla_ros.sim.expert import ExpertPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO_BAG = ROOT / "test" / "data" / "bags" / "demo_jpeg"
 
 
 @pytest.fixture
 def demo_config():
     return load([ROOT / "config" / "demo.yaml"], ["control.lockstep:=true"])
-
-
-def copied(write_bag, name, change):
-    """The demo's bag with ``change(time, message)`` giving (time, message) pairs for every joint state."""
-    messages, store = [], message_types("jazzy")
-    with Bag(DEMO_BAG) as bag:
-        for record in bag.records(set(bag.topics)):
-            message = store.deserialize(bytes(record.data), store.message(bag.topics[record.topic]))
-            changed = change(record.time, message) if record.topic == "/joint_states" else [(record.time, message)]
-            messages += [(time, record.topic, item) for time, item in changed]
-    return write_bag(name, messages)
-
-
-def only(message, wanted):
-    """A joint state with some of its joints."""
-    names = [message.name[i] for i in wanted]
-    return type(message)(header=message.header, name=names, position=message.position[wanted])
-
-
-def in_two(time, message):
-    """The gripper's and the arm's drivers apart, a microsecond after each other."""
-    arm = [i for i, name in enumerate(message.name) if name.startswith("joint_")]
-    hand = [i for i in range(len(message.name)) if i not in arm]
-    return [(time - 1000, only(message, hand)), (time, only(message, arm))]
-
-
-def test_a_split_recording_is_answered_as_the_live_node_answered_the_whole_one(play, write_bag, demo_config):
-    """The bag's commands are those of the live node; fingers and arm now come in messages of their own."""
-    path = copied(write_bag, "split", in_two)
-    outcome = play(path, ExpertPolicy(demo_config), config=demo_config)
-    found = outcome.samples
-    assert not found.refused
-    with Bag(path) as bag:
-        recorded = series.read(bag, select(bag.topics, demo_config, {"truth": "/arm/joint_command"})).truth.main
-    rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
-    known = np.flatnonzero(rows >= 0)
-    assert (rule, len(known)) == ("stamp", 41)
-    commands = np.stack(list(found.commands.values()), axis=1)
-    assert np.abs(commands[known] - recorded.values[rows[known]]).max() < 1e-6
-    assert found.openings.shape == (len(found.times), 1)  # the fingers are known too
 
 
 def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, demo_config):
