@@ -16,15 +16,15 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 import av  # noqa: E402
 
-from vla_ros.export.dataset import DatasetWriter, ExportError, Schema, Vector, Video  # noqa: E402
+from vla_ros.export.dataset import DatasetWriter, ExportError, Schema  # noqa: E402
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lerobot_statistics.json").read_text())["features"]
 FRONT = "observation.images.front"
 SCHEMA = Schema(
     10,
     "arm",
-    (Vector("observation.state", ("a.pos", "b.pos", "grip")), Vector("action", ("a", "b"))),
-    (Video(FRONT, 64, 96),),
+    {"observation.state": ("a.pos", "b.pos", "grip"), "action": ("a", "b")},
+    {FRONT: (64, 96)},
 )
 LENGTHS = (30, 31, 32)
 

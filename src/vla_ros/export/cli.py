@@ -115,14 +115,14 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace) -> Schema:
-    from vla_ros.export.dataset import Schema, Vector, Video
+    from vla_ros.export.dataset import Schema
 
     state, action = resampler.names
     return Schema(
         resampler.rate,
         arguments.robot or Path(config.arms[0].robot.urdf).stem or "robot",
-        (Vector("observation.state", state), Vector("action", action)),
-        tuple(Video(f"observation.images.{key}", *size) for key, size in resampler.image_sizes().items()),
+        {"observation.state": state, "action": action},
+        {f"observation.images.{key}": size for key, size in resampler.image_sizes().items()},
         arguments.crf,
         tuple(f"{name}: {value}" for name, value in vars(arguments).items() if name != "restart"),
     )
@@ -146,8 +146,8 @@ def _add(
         else:
             vectors = {"observation.state": episode.state, "action": episode.action}
             images = {
-                video.key: counted(resampler.recorded.images(camera, episode.frames[camera]))
-                for camera, video in enumerate(schema.videos)
+                key: counted(resampler.recorded.images(camera, episode.frames[camera]))
+                for camera, key in enumerate(schema.videos)
             }
             writer.add(name, episode.task, vectors, images)
         frames += length

@@ -39,30 +39,13 @@ class ExportError(VlaRosError):
 
 
 @dataclass(frozen=True)
-class Vector:
-    """A feature of N numbers per frame, and their names."""
-
-    key: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Video:
-    """A feature of one image per frame."""
-
-    key: str
-    height: int
-    width: int
-
-
-@dataclass(frozen=True)
 class Schema:
     """Properties that all episodes of a data set share."""
 
     rate: int  # frames per second
     robot: str
-    vectors: tuple[Vector, ...]
-    videos: tuple[Video, ...]
+    vectors: Mapping[str, tuple[str, ...]]  # feature to the names of its numbers
+    videos: Mapping[str, tuple[int, int]]  # feature to the (height, width) of its images
     crf: int = 20  # the encoder's constant rate factor; lower is better and larger
     command: tuple[str, ...] = ()  # bags and options of the export; an export is only resumed with the same
 
@@ -109,14 +92,13 @@ class DatasetWriter:
         length = len(next(iter(vectors.values())))
         columns = {key: values.astype(np.float32) for key, values in vectors.items()}
         found = {key: of_vectors(values) for key, values in columns.items()}
-        for feature in self._schema.videos:
+        for key, size in self._schema.videos.items():
             counted = ImageStatistics()
-            checked = _counting(images[feature.key], feature, counted, sampled(length))
-            path = folder / f"{feature.key}.mp4"
-            frames = video.encode(path, checked, self._schema.rate, self._schema.crf)
+            checked = _counting(images[key], key, size, counted, sampled(length))
+            frames = video.encode(folder / f"{key}.mp4", checked, self._schema.rate, self._schema.crf)
             if frames != length:
-                raise ExportError(f"{name}: {frames} images of {feature.key}, expected {length}")
-            found[feature.key] = counted.result()
+                raise ExportError(f"{name}: {frames} images of {key}, expected {length}")
+            found[key] = counted.result()
         pq.write_table(pa.table(_map(_column, columns)), folder / "data.parquet")
         stats = {key: _map(np.ndarray.tolist, one) for key, one in found.items()}
         episode = {"task": task, "length": length, "stats": stats}
@@ -138,13 +120,17 @@ class DatasetWriter:
 
 
 def _counting(
-    images: Iterable[UInt8Array], feature: Video, statistics: ImageStatistics, chosen: frozenset[int]
+    images: Iterable[UInt8Array],
+    key: str,
+    size: tuple[int, int],
+    statistics: ImageStatistics,
+    chosen: frozenset[int],
 ) -> Iterator[UInt8Array]:
     """Yield the images after a size check; count the sampled ones for the statistics."""
     for index, image in enumerate(images):
-        if image.shape != (feature.height, feature.width, 3):
-            found = "x".join(map(str, image.shape[1::-1]))
-            raise ExportError(f"{feature.key}: an image of {found}, expected {feature.width}x{feature.height}")
+        if image.shape != (*size, 3):
+            found, expected = ("x".join(map(str, shape[1::-1])) for shape in (image.shape, size))
+            raise ExportError(f"{key}: an image of {found}, expected {expected}")
         if index in chosen:
             statistics.add(image)
         yield image
@@ -190,8 +176,8 @@ class _Assembly:
             own = {key: _map(np.asarray, one) for key, one in episode["stats"].items()}
             statistics.append(own | {key: of_vectors(column[:, None]) for key, column in counters})
         self._data()
-        for feature in self._schema.videos:
-            self._video(feature)
+        for key in self._schema.videos:
+            self._video(key)
         for row, own in zip(self._rows, statistics, strict=True):
             row |= {f"stats/{key}/{name}": each.tolist() for key, one in own.items() for name, each in one.items()}
         pq.write_table(pa.Table.from_pylist(self._rows), self._root / _EPISODES)
@@ -246,8 +232,8 @@ class _Assembly:
                 tables.append(table)
             pq.write_table(pa.concat_tables(tables), path)
 
-    def _video(self, feature: Video) -> None:
-        prefix, source, rate = f"videos/{feature.key}", f"{feature.key}.mp4", self._schema.rate
+    def _video(self, key: str) -> None:
+        prefix, source, rate = f"videos/{key}", f"{key}.mp4", self._schema.rate
         for path, members in self._files(prefix, source, _VIDEO, _VIDEO_MB):
             lengths = [self._lengths[index] for index in members]
             video.concatenate([self._folders[index] / source for index in members], path, lengths, rate)
@@ -271,22 +257,22 @@ class _Assembly:
     def _info(self) -> dict[str, Any]:
         schema = self._schema
         features: dict[str, Any] = {
-            one.key: {"dtype": "float32", "shape": [len(one.names)], "names": list(one.names)}
-            for one in schema.vectors
+            key: {"dtype": "float32", "shape": [len(names)], "names": list(names)}
+            for key, names in schema.vectors.items()
         }
-        for one in schema.videos:
+        for key, (height, width) in schema.videos.items():
             information = {
-                "height": one.height,
-                "width": one.width,
+                "height": height,
+                "width": width,
                 "codec": "h264",
-                "pix_fmt": video.pixel_format(one.height, one.width),
+                "pix_fmt": video.pixel_format(height, width),
                 "fps": schema.rate,
                 "channels": 3,
                 "crf": schema.crf,
             }
-            features[one.key] = {
+            features[key] = {
                 "dtype": "video",
-                "shape": [one.height, one.width, 3],
+                "shape": [height, width, 3],
                 "names": ["height", "width", "channels"],
                 "info": {f"video.{name}": value for name, value in information.items()}
                 | {"has_audio": False, "is_depth_map": False},
