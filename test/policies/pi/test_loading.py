@@ -226,12 +226,9 @@ def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
         read_checkpoint(folder, find_robot("droid"))
 
 
-def test_lerobots_layout_takes_no_robot(folders):
-    with pytest.raises(ConfigError, match="name no robot"):
-        read_checkpoint(folders["pi0", "lerobot"], LIBERO)
-
-
 def test_lerobots_checkpoint(folders):
+    with pytest.raises(ConfigError, match="name no robot"):
+        read_checkpoint(folders["pi05", "lerobot"], LIBERO)
     checkpoint = read(folders["pi05", "lerobot"])
     assert checkpoint.processing.images == ("observation.images.image", "observation.images.image2")
     assert (checkpoint.architecture.horizon, checkpoint.flow_steps, checkpoint.trained_delay) == (10, 10, 0)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vla_ros.cli.main import main
 from vla_ros.config import load
-from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
+from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.base import create
 from vla_ros.policies.pi.robots import find_robot
 from vla_ros.types import Observation, PreviousChunk
@@ -161,48 +161,20 @@ def test_the_spec_names_what_openpis_server_takes(policy, folders):
     assert (policy.spec.horizon, policy.spec.dimension, policy.spec.noise) == (10, 7, (10, 32))
 
 
-def no_statistics(folder):
-    (folder / "assets" / "physical-intelligence" / "libero" / "norm_stats.json").unlink()
-
-
-def no_tokenizer(folder):
-    (folder / "tokenizer.model").unlink()
-
-
-def other_layout(folder):
-    edit_json(folder / "config.json", lambda config: config.clear())
-
-
 @pytest.mark.parametrize(
-    ("damage", "options", "message"),
+    ("options", "message"),
     [
-        (no_statistics, (), "norm_stats.json: no such file; there are statistics for"),
-        (no_tokenizer, (), "no tokenizer"),
-        (other_layout, (), "neither layout of pi0 and pi0.5"),
-        (None, ("policy.robot:=atlas",), "'atlas'"),
-        (None, ("policy.tokenizer:=/nowhere",), "no tokenizer"),
-        (None, ("policy.asset:=mine",), "mine"),
-        (None, ("policy.device:=tpu",), "policy.device"),
-        (None, ("policy.rtc:=trained",), "was not trained for it"),
+        ("policy.robot:=atlas", "'atlas'"),
+        ("policy.tokenizer:=/nowhere", "no tokenizer"),
+        ("policy.asset:=mine", "mine"),
+        ("policy.device:=tpu", "policy.device"),
+        ("policy.rtc:=trained", "was not trained for it"),
+        ("preset:=bridge", "does not say for which robot"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(checkpoint, damage, options, message):
-    folder = checkpoint()
-    if damage:
-        damage(folder)
+def test_options_that_do_not_fit_are_refused(folders, options, message):
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        make(folder, *options).load()
-
-
-def test_openpis_layout_needs_a_robot(checkpoint):
-    with pytest.raises(ConfigError, match="does not say for which robot"):
-        make(checkpoint(), preset="bridge").load()
-
-
-def test_unknown_images_are_refused(policy):
-    wrong = observation(images={"front": np.zeros((224, 224, 3), np.uint8)})
-    with pytest.raises(ImageError, match="front"):
-        policy.infer(policy.start_session(), wrong)
+        make(folders["pi05", "openpi"], options).load()
 
 
 def test_a_model_that_does_not_see_is_refused(checkpoint, monkeypatch):
