@@ -1,4 +1,4 @@
-"""What the tests of all model families share."""
+"""Fixtures for the tests of all model families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a policy is found by its name, and what is said where it cannot be."""
+"""Finds policies by name and by checkpoint; errors if a policy or library is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vla_ros.policies.shipped import SHIPPED
 from vla_ros.types import ActionChunk, Observation
 
 
-def test_a_name_that_nobody_installed_is_refused_with_the_nearest() -> None:
+def test_an_unknown_policy_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"found 'opnvla', expected one of .*did you mean 'openvla'\?"):
         load((), ["policy.name:=opnvla"])
 
@@ -32,7 +32,7 @@ def test_a_name_that_nobody_installed_is_refused_with_the_nearest() -> None:
         ("{ half", "openvla"),
     ],
 )
-def test_a_checkpoint_says_whose_it_is(content: str, policy: str, tmp_path: Path) -> None:
+def test_policy_of_recognises_checkpoints(content: str, policy: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     assert policy_of(tmp_path) == policy
     assert [policy_of(name) for name in SHIPPED] == list(SHIPPED.values())
@@ -41,7 +41,7 @@ def test_a_checkpoint_says_whose_it_is(content: str, policy: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "policy"), [('{"type": "pi0", "input_features": {}}', "pi"), ('{"model_type": "openvla"}', "oft")]
 )
-def test_bench_measures_no_other_family_as_openvla(
+def test_bench_refuses_checkpoints_of_other_families(
     content: str, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(content)
@@ -54,12 +54,12 @@ def test_bench_measures_no_other_family_as_openvla(
 
 
 @pytest.mark.parametrize("command", ["serve", "infer"])
-def test_the_policy_of_a_named_checkpoint_is_taken(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checkpoint_selects_the_policy(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--checkpoint", "demo-pi", "-p", "policy.unnorm_key:=x"]) == 1
     assert "and policy.name is 'pi'" in capsys.readouterr().err
 
 
-def test_a_policy_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("vla_ros.policies.openvla.")]:
         if not name.endswith(".options"):  # a class that others compare with
             monkeypatch.delitem(sys.modules, name)
@@ -68,7 +68,7 @@ def test_a_policy_whose_library_is_missing_names_the_extra(monkeypatch: pytest.M
         create(load())
 
 
-def test_a_policy_that_infers_one_by_one_asks_for_no_batches() -> None:
+def test_prepare_tells_whether_a_policy_batches() -> None:
     class Single(Policy):
         def infer(self, session: Any, observation: Observation) -> ActionChunk:
             raise NotImplementedError

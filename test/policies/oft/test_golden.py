@@ -62,7 +62,7 @@ def _shifted(layout, *sizes):
 
 
 @pytest.mark.parametrize(("name", "mistake"), [("parallel", _causal), ("plan", _shifted)])
-def test_causal_attention_and_states_read_one_later_do_not_pass(monkeypatch, name, mistake):
+def test_causal_attention_and_shifted_states_fail(monkeypatch, name, mistake):
     policy, case = loaded("libero_l1", self_test=False), cases("libero_l1")[0]
     monkeypatch.setattr(inference, name, mistake)
     chunk = answer(policy, "libero_l1", case)

@@ -1,4 +1,4 @@
-"""The policy and its checkpoints: sessions, variants, and what is refused at load."""
+"""The policy and its checkpoints: sessions, variants, adapters and refused files."""
 
 import json
 import pickle
@@ -101,7 +101,7 @@ def _statistics(change):
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "missing shards"),
     ],
 )
-def test_what_does_not_fit_is_named_at_load(folder, damage, said, capsys):
+def test_files_that_do_not_fit_are_refused(folder, damage, said, capsys):
     damage(folder)
     with pytest.raises(CheckpointError, match=said):
         make_policy("libero_l1", folder).load()
@@ -117,12 +117,12 @@ def test_what_does_not_fit_is_named_at_load(folder, damage, said, capsys):
         ({"quantization": "fp8", "dtype": "auto"}, "the engine's format"),
     ],
 )
-def test_options_that_do_not_fit_are_named(options, said):
+def test_options_that_do_not_fit_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         make_policy("libero_l1", **options).load()
 
 
-def test_missing_inputs_are_named():
+def test_missing_inputs_are_refused():
     policy, case = make_policy("libero_l1"), cases("libero_l1")[0]
     policy.load()
     good = observe(policy, "libero_l1", case)
@@ -133,7 +133,7 @@ def test_missing_inputs_are_named():
         policy.infer(policy.start_session(), Observation(good.images, good.instruction, 0))
 
 
-def test_the_registry_makes_it_and_its_spec_is_the_checkpoints():
+def test_the_registry_creates_the_policy_with_the_checkpoints_spec():
     assert isinstance(create(Config(policy=OFTOptions(name="oft"))), OFTPolicy)
     policy = make_policy("aloha_film")
     policy.load()
@@ -142,7 +142,7 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints():
 
 
 @pytest.mark.parametrize("variant", ["libero_l1", "libero_diffusion", "aloha_film"])
-def test_inputs_and_outputs_are_known_without_loading(variant):
+def test_describe_equals_the_loaded_spec(variant):
     policy = make_policy(variant)
     known = policy.describe()
     assert known.horizon > 1
@@ -160,7 +160,7 @@ def test_a_dry_run_shows_state_and_chunk(capsys):
     assert "action chunk 8" in shown
 
 
-def test_a_blind_model_is_refused(folder):
+def test_a_model_that_ignores_its_images_is_refused(folder):
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
         save_file({k: v * 0 if k.startswith("projector.") else v for k, v in tensors.items()}, file)
@@ -224,7 +224,7 @@ def test_an_adapter_of_another_base_is_refused(folder):
         make_policy("libero_l1", folder, base=str(folder)).load()
 
 
-def test_openvla_merges_an_adapter_that_is_nothing_else(folder, tmp_path):
+def test_openvla_merges_an_adapter_folder(folder, tmp_path):
     for file in folder.glob("*.pt"):
         file.unlink()
     merged = _adapter(tmp_path / "adapter", folder)
@@ -238,7 +238,7 @@ def test_openvla_merges_an_adapter_that_is_nothing_else(folder, tmp_path):
         OpenVLAPolicy(Config(policy=OpenVLAOptions(**options))).load()
 
 
-def test_a_sequence_is_laid_out_as_in_training():
+def test_the_layout_of_a_sequence_is_that_of_training():
     layout = Layout(images=1, chunk=1, action=2, state=3, head="diffusion", film=False)
     made = plan(layout, patches=4, text=5, prompt=3, size=14)
     # Rows: zero, 5 text tokens, 4 patches, state, timestep, 2 noisy numbers.
@@ -251,7 +251,7 @@ def test_a_sequence_is_laid_out_as_in_training():
 @pytest.mark.parametrize(
     ("steps", "times"), [(50, range(49, -1, -1)), (10, range(45, -1, -5)), (25, range(48, -1, -2))]
 )
-def test_denoising_steps_are_spaced_as_the_scheduler_spaces_them(steps, times):
+def test_denoising_steps_are_spaced_as_by_the_scheduler(steps, times):
     table = Denoising.of(steps, 8)
     np.testing.assert_allclose(table.times[:, 0], np.sin(list(times)), atol=1e-5)
     assert table.alphas[-1, 1] == 1.0
@@ -259,7 +259,7 @@ def test_denoising_steps_are_spaced_as_the_scheduler_spaces_them(steps, times):
 
 
 @pytest.mark.parametrize(("variant", "preset"), [("libero_l1", "libero"), ("aloha_film", "aloha")])
-def test_a_preset_says_what_the_files_do_not(variant, preset, tmp_path):
+def test_a_preset_supplies_the_missing_settings(variant, preset, tmp_path):
     case = cases(variant)[0]
     words = ["infer", "--checkpoint", str(DATA / variant), "-p", f"preset:={preset}", "-p", "policy.device:=cpu"]
     for index in range(3 if preset == "aloha" else 2):

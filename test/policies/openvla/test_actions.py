@@ -1,4 +1,4 @@
-"""Tokens to actions. Pins: off-by-one in bin centres, 32000 against 32064, mask ignored, wrong dataset."""
+"""Tokens to actions: bin centres, vocabulary size, masks and the choice of the dataset."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_bins_are_computed_once_and_read_only():
 
 
 @given(st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=7))
-def test_encoding_is_undone_within_half_a_bin(values):
+def test_decoding_inverts_encoding_within_half_a_bin(values):
     decoded = BINS.decode(BINS.encode(values))
     assert np.abs(decoded - np.clip(values, -1, 1)).max() <= 1 / 255 + 1e-12
 
@@ -62,7 +62,7 @@ def test_masked_out_entries_pass_as_they_are(data):
     np.testing.assert_allclose(statistics.normalize(actions), normalized)
 
 
-def test_a_missing_mask_means_every_entry(data):
+def test_without_a_mask_every_entry_is_normalised(data):
     assert read_statistics(data)["beta"].mask.all()
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_key_names_the_nearest_and_all(data):
         choose(read_statistics(data), "alhpa")
 
 
-def test_a_libero_suite_finds_its_filtered_data(data):
+def test_a_libero_suite_finds_its_filtered_dataset(data):
     alpha = read_statistics(data)["alpha"]
     both = {"libero_spatial_no_noops": alpha, "other": alpha}
     assert choose(both, "libero_spatial") is alpha
@@ -86,7 +86,7 @@ def test_a_libero_suite_finds_its_filtered_data(data):
         choose(both, "libero_goal")
 
 
-def test_the_folders_own_statistics_win(tmp_path):
+def test_dataset_statistics_override_norm_stats(tmp_path):
     entry = {"action": {"q01": [0, 0], "q99": [1, 2]}}
     (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"base": entry}}))
     assert list(read_statistics(tmp_path)) == ["base"]

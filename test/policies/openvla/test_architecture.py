@@ -1,4 +1,4 @@
-"""config.json. Pins: rms_norm_eps and vocabulary from the checkpoint, unknown networks refused."""
+"""Reads config.json: sizes, epsilon and vocabulary; unknown networks are refused."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ def config(data):
     return json.loads((data / "config.json").read_text())
 
 
-def test_the_published_layout(data):
+def test_the_published_config_is_read(data):
     architecture = read_architecture(data)
     dino, siglip = architecture.towers
     assert (dino.width, dino.used_blocks, dino.prefix_tokens, dino.layer_scale) == (1024, 23, 5, True)
@@ -34,7 +34,7 @@ def test_the_published_layout(data):
     assert architecture.prompt_version == "v0.2"
 
 
-def test_absent_entries_are_llama_2_7b_with_the_smaller_epsilon(config):
+def test_missing_entries_default_to_llama_2_7b(config):
     config["text_config"] = {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000}
     llm = parse_architecture(config, PATH).llm
     assert (llm.hidden_size, llm.intermediate_size, llm.layers, llm.heads, llm.head_dim) == (
@@ -54,7 +54,7 @@ def test_epsilon_and_theta_come_from_the_file(config):
     assert llm.rope_theta == 5e5
 
 
-def test_the_vicuna_checkpoints_take_the_old_prompt_and_one_tower(config):
+def test_vicuna_checkpoints_have_the_old_prompt_and_one_tower(config):
     config.update(
         llm_backbone_id="vicuna-v15-7b",
         use_fused_vision_backbone=False,
@@ -67,12 +67,12 @@ def test_the_vicuna_checkpoints_take_the_old_prompt_and_one_tower(config):
     assert architecture.vision_width == 1152
 
 
-def test_the_folders_name_can_say_v01(config):
+def test_the_folder_name_selects_prompt_v01(config):
     assert parse_architecture(config, PATH, "openvla-v01-7b").prompt_version == "v0.1"
     assert parse_architecture({**config, "prompt_version": "v0.2"}, PATH, "openvla-v01").prompt_version == "v0.2"
 
 
-def test_what_is_written_is_read_back():
+def test_a_written_config_is_read_back():
     architecture = tiny_architecture(vocabulary=400, empty_token=380, prompt_version="v0.1")
     written = json.loads(json.dumps(config_json(architecture, STATISTICS, "float32")))
     assert parse_architecture(written, PATH) == architecture
@@ -109,7 +109,7 @@ def _change(config, name, value):
         ),
     ],
 )
-def test_other_networks_are_refused_by_name(config, name, value, words):
+def test_unsupported_networks_are_refused(config, name, value, words):
     changed = copy.deepcopy(config)
     if name == "model_type":
         changed["model_type"] = "llava"
@@ -119,12 +119,12 @@ def test_other_networks_are_refused_by_name(config, name, value, words):
         parse_architecture(changed, PATH)
 
 
-def test_another_familys_checkpoint_names_its_policy():
+def test_a_checkpoint_of_another_family_names_its_policy():
     with pytest.raises(CheckpointError, match=r"expected 'openvla'; a checkpoint of policy\.name:=pi"):
         read_architecture(folder_of("demo-pi"))
 
 
-def test_a_folder_without_config_says_what_it_should_have(tmp_path):
+def test_a_missing_or_damaged_config_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"no such file.*Hugging Face layout"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").write_text("{ half")

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_float32_gives_the_cpus_tokens(folder, make_policy, observe, attention):
+def test_float32_tokens_equal_the_cpus(folder, make_policy, observe, attention):
     policies = [
         make_policy(folder, device=device, dtype="float32", attention=attention) for device in ("cpu", "cuda")
     ]
@@ -59,7 +59,7 @@ def test_flash_attention_agrees_with_sdpa(folder, make_policy, observe):
     assert tokens[0] == tokens[1]
 
 
-def test_closing_gives_the_memory_back(folder, make_policy):
+def test_closing_frees_the_memory(folder, make_policy):
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     policy = make_policy(folder, device="cuda")
@@ -71,7 +71,7 @@ def test_closing_gives_the_memory_back(folder, make_policy):
     assert torch.cuda.memory_allocated() <= before + 8 * (32 << 20)
 
 
-def test_running_out_ends_with_the_allocators_table(folder, make_policy, observe, monkeypatch, caplog):
+def test_running_out_of_memory_logs_the_allocators_table(folder, make_policy, observe, monkeypatch, caplog):
     policy = make_policy(folder, device="cuda", engine="reference")
     policy.load()
 
@@ -84,7 +84,7 @@ def test_running_out_ends_with_the_allocators_table(folder, make_policy, observe
     assert "PyTorch CUDA memory summary" in caplog.text
 
 
-def test_the_engine_runs_out_of_memory_and_can_be_asked_again(folder, make_policy, observe):
+def test_the_engine_recovers_from_running_out_of_memory(folder, make_policy, observe):
     policy = make_policy(folder, device="cuda", engine="graph")
     policy.load()
     expected = policy.infer(policy.start_session(), observe()).tokens

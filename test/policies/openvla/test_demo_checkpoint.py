@@ -42,7 +42,7 @@ def episodes(count: int, *words: str) -> list[Rollout]:
     return roll_out(Path(DEMO), words, range(SEED, SEED + count), 1, ("policy.device:=cpu", "policy.threads:=1"))
 
 
-def test_it_is_small_and_whole() -> None:
+def test_the_demo_checkpoint_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert sum(files.values()) < 25 * MEGABYTE
     assert {"README.md", "config.json", "dataset_statistics.json", "tokenizer.json", "training.json"} < set(files)
@@ -53,7 +53,7 @@ def test_it_is_small_and_whole() -> None:
     assert {stored.dtype for stored in manifest.values()} == {"F16"}
 
 
-def test_it_is_what_export_writes() -> None:
+def test_the_demo_checkpoint_is_the_output_of_export() -> None:
     facts, statistics = read("training.json"), read("dataset_statistics.json")
     assert list(statistics) == [DATASET, FOREIGN_DATASET]
     assert statistics[FOREIGN_DATASET] == FOREIGN_STATISTICS
@@ -68,7 +68,7 @@ def test_it_is_what_export_writes() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == model_card(facts)
 
 
-def test_the_card_has_every_control_and_all_are_met() -> None:
+def test_the_model_card_lists_every_control_as_met() -> None:
     from tools.train.controls import CONTROLS
 
     rows = read("training.json")["evaluation"]
@@ -76,18 +76,18 @@ def test_the_card_has_every_control_and_all_are_met() -> None:
     assert all(row["met"] for row in rows)
 
 
-def test_the_demos_file_names_it() -> None:
+def test_the_demo_configuration_names_the_checkpoint() -> None:
     options = load([config_file("demo")]).policy
     assert (options.name, options.checkpoint, options.unnorm_key) == ("openvla", DEMO, DATASET)
 
 
 @pytest.mark.slow
-def test_it_picks_up_what_it_is_told_to() -> None:
+def test_the_demo_policy_picks_up_the_named_object() -> None:
     assert [rollout.reason for rollout in episodes(3)] == ["success"] * 3
 
 
 @pytest.mark.slow
-def test_it_follows_the_words_and_not_the_scene() -> None:
+def test_the_demo_policy_follows_the_instruction() -> None:
     assert [rollout.reason for rollout in episodes(1, "--shuffle")] == ["wrong_object"]
 
 
@@ -96,5 +96,5 @@ def test_it_follows_the_words_and_not_the_scene() -> None:
     "mistake",
     ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"],
 )
-def test_it_fails_where_a_part_of_the_path_is_wrong(mistake: str) -> None:
+def test_the_demo_policy_fails_with_a_wrong_setting(mistake: str) -> None:
     assert not episodes(1, "-p", mistake)[0].success

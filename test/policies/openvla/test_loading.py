@@ -1,4 +1,4 @@
-"""Weights. Pins: missing, unexpected and misshapen weights, damaged and missing shards, pickles."""
+"""Loads weights: missing, unexpected and misshapen tensors, damaged and missing shards, pickles."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def edit(folder, change):
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def test_every_weight_arrives_as_it_was_written(tiny, small):
+def test_loaded_weights_equal_the_written_ones(tiny, small):
     expected = random_weights(small)
     loaded = dict(load(tiny, small).named_parameters())
     assert loaded.keys() == expected.keys()
@@ -46,14 +46,14 @@ def test_every_weight_arrives_as_it_was_written(tiny, small):
         torch.testing.assert_close(loaded[name], value, rtol=0, atol=0)
 
 
-def test_no_parameter_or_constant_stays_without_memory(tiny, small):
+def test_all_parameters_and_buffers_are_loaded(tiny, small):
     model = load(tiny, small, torch.bfloat16)
     assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {CPU}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_model_does_not_change_with_its_files(tiny, small):
+def test_loaded_weights_do_not_change_with_the_files(tiny, small):
     model = load(tiny, small)
     before = model.projector.fc1.weight.clone()
     for file in tiny.glob("*.safetensors"):
@@ -63,7 +63,7 @@ def test_the_model_does_not_change_with_its_files(tiny, small):
     torch.testing.assert_close(model.projector.fc1.weight, before, rtol=0, atol=0)
 
 
-def test_progress_rises_to_one(tiny, small):
+def test_progress_ends_at_one(tiny, small):
     seen = []
     model = build_empty(small)
     fill(model, from_files(read_manifest(tiny)), CPU, torch.float32, lambda share, what: seen.append((share, what)))
@@ -80,7 +80,7 @@ def test_a_single_file_needs_no_index(tiny, small):
     load(tiny, small)
 
 
-def test_stored_but_unused_weights_are_no_error(tiny, small):
+def test_unused_stored_weights_are_accepted(tiny, small):
     def change(tensors):
         for tower in ("featurizer", "fused_featurizer"):
             tensors[f"vision_backbone.{tower}.blocks.2.norm1.weight"] = torch.zeros(32)
@@ -112,7 +112,7 @@ FC1 = "vision_backbone.fused_featurizer.blocks.1.mlp.fc1.weight"
         (_put(FC1, torch.zeros(128, 32, dtype=torch.int8)), r"not of a type.*I8"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(tiny, small, change, words):
+def test_weights_of_wrong_name_shape_or_type_are_refused(tiny, small, change, words):
     edit(tiny, change)
     with pytest.raises(CheckpointError, match=words):
         load(tiny, small)

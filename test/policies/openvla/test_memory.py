@@ -1,4 +1,4 @@
-"""Memory: refused before loading with what would fit, explained when it runs out."""
+"""Memory is checked before loading, and running out of memory is explained."""
 
 import logging
 import re
@@ -36,7 +36,7 @@ def seven_billion():
         ("float32", "none", 30.0, 33.0),
     ],
 )
-def test_the_estimate_agrees_with_the_published_figures(seven_billion, dtype, quantize, low, high):
+def test_estimates_agree_with_the_published_figures(seven_billion, dtype, quantize, low, high):
     plan = seven_billion(dtype, quantize, "cuda:0")
     assert low < plan.total / GB < high
     assert plan.total == plan.weights + plan.cache + plan.working
@@ -76,14 +76,14 @@ def test_free_memory_of_this_machine_is_known():
     assert free is None or 10**7 < free < 10**14
 
 
-def test_a_policy_refuses_before_it_reads_weights(tiny, make_policy, monkeypatch):
+def test_memory_is_checked_before_weights_are_read(tiny, make_policy, monkeypatch):
     monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000,))
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.fill", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(OutOfMemoryError, match="the checkpoint needs"):
         make_policy(tiny).load()
 
 
-def test_running_out_of_memory_ends_in_the_log_and_with_advice(
+def test_running_out_of_memory_is_logged_and_suggests_options(
     shared_tiny, make_policy, observe, monkeypatch, caplog
 ):
     policy = make_policy(shared_tiny)

@@ -1,4 +1,4 @@
-"""The policy as a whole. Pins: a model that does not see, a missing 29871, epsilon, NaN weights, silent options."""
+"""The whole policy on a CPU: answers, sessions, self-test, options and errors."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def rewrite(folder, prefix, change):
         save_file({key: change(value) if key.startswith(prefix) else value for key, value in tensors.items()}, file)
 
 
-def test_an_answer_carries_everything_a_report_needs(loaded, observe):
+def test_a_chunk_has_stages_tokens_and_margins(loaded, observe):
     chunk = ask(loaded, observe(stamp=123))
     assert chunk.stamp == 123
     assert chunk.actions.shape == chunk.normalized.shape == (1, 7)
@@ -73,7 +73,7 @@ def test_the_gripper_follows_the_preset(loaded, observe, shared_tiny, preset, en
     np.testing.assert_allclose(ask(policy, observe()).actions[0, 6], ends[0] + native * (ends[1] - ends[0]))
 
 
-def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_tiny):
+def test_the_registry_creates_the_policy_with_the_checkpoints_spec(loaded, shared_tiny):
     config = Config(policy=OpenVLAOptions(checkpoint=str(shared_tiny)), camera=CameraConfig(keys=("front",)))
     policy = create(config)
     assert isinstance(policy, OpenVLAPolicy)
@@ -85,21 +85,21 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_ti
     assert loaded.spec.processors == {"image": ResizeNaive((224, 224))}
 
 
-def test_image_and_instruction_change_the_answer(loaded, observe):
+def test_image_and_instruction_change_the_action(loaded, observe):
     black, white = np.zeros((224, 224, 3), np.uint8), np.full((224, 224, 3), 255, np.uint8)
     words = ("pick up the red cube", "push the ball left", "open the drawer")
     answers = {tuple(ask(loaded, observe(image, text)).tokens) for image in (black, white, 0) for text in words}
     assert len(answers) >= 7
 
 
-def test_the_same_question_has_the_same_answer(loaded, observe):
+def test_the_same_observation_gives_the_same_tokens(loaded, observe):
     first = ask(loaded, observe())
     session = loaded.start_session()
     loaded.infer(session, observe(3, "push the ball left"))
     np.testing.assert_array_equal(loaded.infer(session, observe()).tokens, first.tokens)
 
 
-def test_a_turned_view_is_read_as_it_looks(loaded, observe):
+def test_views_with_negative_strides_are_supported(loaded, observe):
     image = np.random.default_rng(5).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     view = image[::-1, ::-1]
     view.flags.writeable = False
@@ -124,7 +124,7 @@ def test_the_closing_token_matters(loaded, observe):
     assert (with_it - without).abs().max() > 0.1
 
 
-def test_one_pass_over_everything_predicts_what_step_by_step_decodes(loaded, observe):
+def test_forward_predicts_the_decoded_tokens(loaded, observe):
     model, tokens = loaded.loaded.model, ask(loaded, observe(2)).tokens
     ids = torch.cat([prompt_ids(loaded), torch.from_numpy(tokens[None, :-1])], dim=1)
     image = torch.from_numpy(observe(2).images["image"])[None]
@@ -157,13 +157,13 @@ def test_a_model_that_does_not_see_is_stopped(tiny, make_policy, observe, prefix
     np.testing.assert_array_equal(ask(willing, observe(0)).tokens, ask(willing, observe(1)).tokens)
 
 
-def test_weights_that_are_no_numbers_are_refused(tiny, make_policy):
+def test_weights_with_nan_are_refused(tiny, make_policy):
     rewrite(tiny, "projector.fc2.bias", lambda value: torch.full_like(value, torch.nan))
     with pytest.raises(VlaRosError, match=r"NaN or Inf.*weights are damaged"):
         make_policy(tiny).load()
 
 
-def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
+def test_an_invalid_image_does_not_affect_the_next(loaded, observe):
     for image, words in (
         (np.zeros((0, 0, 3), np.uint8), r"\[0, 0, 3\], expected uint8 \[224, 224, 3\]"),
         (np.zeros((224, 224, 4), np.uint8), "expected"),
@@ -178,7 +178,7 @@ def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
     assert ask(loaded, observe()).actions.shape == (1, 7)
 
 
-def test_it_can_be_closed_and_loaded_again(shared_tiny, make_policy, observe):
+def test_a_closed_policy_can_be_loaded_again(shared_tiny, make_policy, observe):
     policy = make_policy(shared_tiny)
     seen = []
     policy.load(lambda share, words: seen.append((share, words)))
@@ -207,7 +207,7 @@ def test_several_datasets_need_a_key(tmp_path, small, make_policy, observe):
     assert not np.allclose(chunks[0].actions, chunks[1].actions)
 
 
-def test_an_action_may_have_other_dimensions(tmp_path, small, make_policy, observe):
+def test_actions_may_have_four_numbers(tmp_path, small, make_policy, observe):
     statistics = {"arm": {"action": {"q01": [-1.0] * 4, "q99": [1.0] * 4}}}
     write_tiny(tmp_path, architecture=small, statistics=statistics)
     policy = make_policy(tmp_path)
@@ -217,7 +217,7 @@ def test_an_action_may_have_other_dimensions(tmp_path, small, make_policy, obser
     assert ask(policy, observe()).tokens.shape == (4,)
 
 
-def test_the_old_prompt_is_taken_from_the_checkpoint_or_the_option(tmp_path, make_policy, observe):
+def test_the_prompt_version_follows_checkpoint_and_option(tmp_path, make_policy, observe):
     write_tiny(tmp_path, architecture=tiny_architecture(vocabulary=768, empty_token=500, prompt_version="v0.1"))
     lengths = {}
     for prompt in ("auto", "v0.1", "v0.2"):
@@ -253,26 +253,26 @@ def test_options_that_do_not_fit_are_refused(shared_tiny, make_policy, options, 
         make_policy(shared_tiny, **options).load()
 
 
-def test_flash_attention_that_is_not_installed_is_named(monkeypatch):
+def test_missing_flash_attention_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="flash-attn"):
         check_attention("flash_attention_2", torch.device("cuda:0"), "bfloat16")
 
 
-def test_auto_takes_cuda_where_it_is():
+def test_auto_selects_cuda_if_available():
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(
     ("folder", "words"), [("", "not set"), ("/no/where", "not a folder, nor one of demo, demo-pi")]
 )
-def test_a_checkpoint_that_is_not_there(make_policy, folder, words):
+def test_a_missing_checkpoint_is_refused(make_policy, folder, words):
     with pytest.raises(CheckpointError, match=words):
         make_policy(folder).load()
 
 
-def test_names_can_be_imported_without_torch():
+def test_options_are_imported_without_torch():
     code = (
         "import sys, vla_ros.policies, vla_ros.policies.openvla, vla_ros.policies.openvla.prompt, "
         "vla_ros.policies.openvla.actions; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
@@ -282,7 +282,7 @@ def test_names_can_be_imported_without_torch():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of torch
-def test_compiled_towers_see_the_same(tmp_path, make_policy, observe, caplog):
+def test_compiled_towers_give_the_same_tokens(tmp_path, make_policy, observe, caplog):
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
     folder = tmp_path
@@ -297,7 +297,7 @@ def test_compiled_towers_see_the_same(tmp_path, make_policy, observe, caplog):
         np.testing.assert_array_equal(ask(compiled, observe(seed)).tokens, ask(plain, observe(seed)).tokens)
 
 
-def test_what_cannot_be_compiled_is_said(shared_tiny, make_policy, monkeypatch):
+def test_a_failing_compiler_is_reported(shared_tiny, make_policy, monkeypatch):
     def refuse(function, **_):
         def run(*_):
             raise RuntimeError("no working C++ compiler")

@@ -1,4 +1,4 @@
-"""preprocessor_config.json is obeyed: rounded means and deviations count, and what is not supported is refused."""
+"""Reads preprocessor_config.json: rounded means and deviations apply, unsupported entries are refused."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_pixels_are_normalised_as_the_published_code_does(variant):
     assert np.array_equal(found, np.array(expected["pixel_values"], np.float32))
 
 
-def test_without_the_file_the_towers_own_values_count(folder):
+def test_without_the_file_the_towers_values_apply(folder):
     path = folder()
     (path / "preprocessor_config.json").unlink()
     assert read_architecture(path).towers[0].mean == IMAGENET_MEAN
@@ -85,12 +85,12 @@ def test_what_is_not_supported_is_refused_with_key_found_and_expected(folder, ch
         read_architecture(folder(**changes))
 
 
-def test_what_has_no_effect_in_the_published_code_has_none_here(folder):
+def test_entries_that_the_published_code_ignores_are_ignored(folder):
     same = {"means": [[0.1] * 3] * 2, "interpolations": ["nearest"] * 2, "tvf_letterbox_fill": [124, 116, 104]}
     assert read_architecture(folder(**same)) == read_architecture(folder())
 
 
-def test_an_adapter_alone_says_what_it_is(tmp_path):
+def test_an_adapter_without_a_base_is_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "openvla/openvla-7b"}')
     with pytest.raises(CheckpointError, match=r"LoRA adapter .*\(openvla/openvla-7b\).*Set policy\.base"):
         read_architecture(tmp_path)

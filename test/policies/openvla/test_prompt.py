@@ -1,4 +1,4 @@
-"""Words to tokens. Pins: token 29871 missing or doubled, wrong spacing or case, BOS missing or doubled."""
+"""Instructions to tokens: templates, spacing, case, BOS and the closing token 29871."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_the_empty_token_is_appended_once(data):
 
 
 @pytest.mark.parametrize("version", ["v0.1", "v0.2"])
-def test_a_prompt_is_bos_words_and_the_empty_token(shared_tiny, small, version):
+def test_a_prompt_is_bos_text_and_the_empty_token(shared_tiny, small, version):
     encoder = load_prompt_encoder(shared_tiny, small, version)
     ids = encoder.encode("pick up the red cube").tolist()
     raw = Tokenizer.from_file(str(shared_tiny / "tokenizer.json"))
@@ -51,7 +51,7 @@ def test_the_published_vocabulary_closes_with_29871(tmp_path):
     assert load_prompt_encoder(tmp_path, architecture).encode("lift it")[-1] == 29871
 
 
-def test_transformers_reads_the_same_tokens_from_the_files(shared_tiny, small):
+def test_transformers_reads_the_same_tokens(shared_tiny, small):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(shared_tiny / "tokenizer.json"))
     ours = load_tokenizer(shared_tiny, small)
@@ -67,7 +67,7 @@ def test_an_instruction_cannot_write_control_tokens(shared_tiny, small):
     assert 2 not in ids
 
 
-def test_truncation_saved_after_training_is_ignored(tiny, small):
+def test_saved_truncation_is_ignored(tiny, small):
     tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
     before = load_prompt_encoder(tiny, small).encode("pick up the red cube").tolist()
     tokenizer.enable_truncation(4)
@@ -76,7 +76,7 @@ def test_truncation_saved_after_training_is_ignored(tiny, small):
     assert load_prompt_encoder(tiny, small).encode("pick up the red cube").tolist() == before
 
 
-def test_sentencepiece_is_read_where_there_is_no_json(tiny, small, tmp_path):
+def test_sentencepiece_is_read_without_a_json_file(tiny, small, tmp_path):
     sentences = [format_prompt(f"pick up the {word} cube", "v0.2") for word in ("red", "green", "blue")]
     (tmp_path / "text").write_text("\n".join(sentences))
     sentencepiece.SentencePieceTrainer.train(
@@ -97,7 +97,7 @@ def test_sentencepiece_is_read_where_there_is_no_json(tiny, small, tmp_path):
     ]
 
 
-def test_empty_and_endless_instructions_are_refused(shared_tiny, small):
+def test_empty_and_long_instructions_are_refused(shared_tiny, small):
     encoder = load_prompt_encoder(shared_tiny, small)
     with pytest.raises(ConfigError, match="empty"):
         encoder.encode("  \n")
@@ -105,7 +105,7 @@ def test_empty_and_endless_instructions_are_refused(shared_tiny, small):
         encoder.encode("push " * 10_000)
 
 
-def test_a_missing_or_damaged_tokenizer_is_named(tiny, small):
+def test_a_missing_or_damaged_tokenizer_is_refused(tiny, small):
     (tiny / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
         load_tokenizer(tiny, small)

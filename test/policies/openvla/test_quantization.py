@@ -1,4 +1,4 @@
-"""bitsandbytes: only the decoder's linear layers, and close to what they were."""
+"""Quantisation with bitsandbytes: only the decoder's linear layers, with similar logits."""
 
 import builtins
 
@@ -49,7 +49,7 @@ def test_only_the_decoders_linear_layers_are_quantised(folder, make_policy, obse
     assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
-def test_without_bitsandbytes_the_extra_is_named(monkeypatch, small):
+def test_missing_bitsandbytes_is_reported(monkeypatch, small):
     real = builtins.__import__
 
     def no_bitsandbytes(name, *args, **kwargs):

@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_gpu_gives_the_published_chunks(folders, kind, dtype):
+def test_chunks_equal_the_published_ones(folders, kind, dtype):
     for case in CASES[kind]:
         checkpoint = read_checkpoint(folders[kind, "openpi"], find_robot(case.text("robot")))
         model = load_model(checkpoint, "cuda", dtype)
@@ -44,7 +44,7 @@ def test_a_gpu_gives_the_published_chunks(folders, kind, dtype):
 
 
 @pytest.mark.parametrize("mode", ["guided", "jacobian"])
-def test_a_chunk_is_continued_as_on_a_cpu(folders, mode):
+def test_continued_chunks_equal_the_cpus(folders, mode):
     case, checkpoint = CASES["pi05_lerobot"][1], read_checkpoint(folders["pi05", "lerobot"])
     arguments = (case.images, case["state"], case.text("prompt"), case["noise"], replace(case.rtc, mode=mode))
     chunks = []

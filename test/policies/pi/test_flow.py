@@ -53,7 +53,7 @@ def answer(engine, *requests):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_longer_padding_changes_nothing(kind):
+def test_padding_does_not_change_the_chunk(kind):
     engine, request = random_engine(kind), random_request()
     engine.warm_up([5, 60], cameras=2)
     short = answer(engine, request)[0]
@@ -64,7 +64,7 @@ def test_a_longer_padding_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_an_earlier_request_left_is_not_seen(kind):
+def test_earlier_requests_do_not_change_the_chunk(kind):
     engine, request = random_engine(kind), random_request(tokens=3)
     fresh = answer(engine, request)[0]
     answer(engine, random_request(tokens=30, seed=9, continuation=Continuation(np.full((6, 32), 5.0), np.ones(6))))
@@ -75,7 +75,7 @@ def test_what_an_earlier_request_left_is_not_seen(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_batch_is_its_robots_one_by_one(kind):
+def test_a_batch_equals_single_requests(kind):
     engine = random_engine(kind)
     requests = [random_request(tokens=tokens, seed=tokens) for tokens in (8, 3, 6)]
     requests[1] = replace(requests[1], continuation=Continuation(np.ones((6, 32)), np.linspace(1, 0, 6)))
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_chunk():
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_no_value_is_read_while_sampling(kind):
+def test_sampling_reads_no_values_on_the_host(kind):
     """Shapes alone decide what is computed, as in a captured graph: it runs with tensors that have no values."""
     model, ops = random_engine(kind, steps=2).model, GemmaOps()
     given = torch.arange(6)[None].int()
@@ -116,7 +116,7 @@ def test_no_value_is_read_while_sampling(kind):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 10, 16, 50])
-def test_any_number_of_steps_ends_at_the_actions(steps):
+def test_euler_times_for_any_number_of_steps(steps):
     for summed in (True, False):
         times = euler_times(steps, summed)
         assert len(times) == steps
@@ -125,7 +125,7 @@ def test_any_number_of_steps_ends_at_the_actions(steps):
     assert all(np.float32(time) == time for time in times)
 
 
-def test_more_steps_come_closer_to_the_flows_end():
+def test_more_steps_converge():
     ends = {steps: answer(random_engine(PI05, steps), random_request())[0] for steps in (4, 16, 256)}
     assert np.abs(ends[16] - ends[256]).max() < np.abs(ends[4] - ends[256]).max()
 
@@ -142,7 +142,7 @@ def test_guidance_without_weight_is_plain_sampling(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_gradient_is_that_of_the_chunk(kind):
+def test_jacobian_guidance_follows_the_gradient(kind):
     """One step of the flow from t = 1: what guidance adds, against the change of the free chunk with its noise."""
     free, guided = random_engine(kind, 1), random_engine(kind, 1, jacobian=True)
     request, draw = random_request(), np.random.default_rng(2)
@@ -161,7 +161,7 @@ def test_the_gradient_is_that_of_the_chunk(kind):
     assert np.linalg.norm(pull - error) > 0.1 * np.linalg.norm(pull), "the error itself is another pull"
 
 
-def test_all_but_one_given_action_are_kept():
+def test_given_actions_are_kept():
     engine, request = random_engine(PI05), random_request()
     previous = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
     most = replace(request, continuation=Continuation(previous, np.zeros(6), given=5))
@@ -177,7 +177,7 @@ class HalfGate(GemmaOps):
         return super().gate_up(gemma, index, rows, stream) * (0.5 if gemma.adaptive else 1.0)
 
 
-def test_wrong_kernels_are_replaced(caplog):
+def test_wrong_kernels_are_replaced_by_torch(caplog):
     model, right = random_engine(PI05).model, type("Right", (GemmaOps,), {})()
     assert checked(right, model) is right
     assert not caplog.records
@@ -186,12 +186,12 @@ def test_wrong_kernels_are_replaced(caplog):
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_weights_are_lerobots(number):
+def test_guidance_weights_equal_lerobots(number):
     case = CASES["pi05_lerobot"][number]
     np.testing.assert_allclose(prefix_weights(case.rtc, 10), case["weights"], rtol=0, atol=1e-6)
 
 
-def test_the_guidance_of_ten_steps():
+def test_guidance_scales_of_ten_steps():
     scales = [min(10.0, guidance_scale(1 - step / 10)) for step in range(10)]
     np.testing.assert_allclose(scales, [10, 9.1, 4.25, 2.8, 2.2, 2, 2.2, 2.8, 4.25, 9.1], atol=0.05)
 
@@ -214,18 +214,18 @@ def request(**changes):
         (request(mode="trained", delay=3, previous=np.zeros((2, 7))), 8, "expected 0 to 2"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(rtc, max_delay, message):
+def test_invalid_previous_chunks_are_refused(rtc, max_delay, message):
     with pytest.raises(ConfigError, match=message):
         rtc.continuation(10, 32, max_delay)
 
 
-def test_what_can_be_continued():
+def test_valid_previous_chunks_are_accepted():
     assert request().continuation(10, 32, 0).given == 0
     assert request(mode="trained", delay=4).continuation(10, 32, 4).given == 4
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_published_shape_runs_through(kind):
+def test_the_published_sizes_run_on_meta(kind):
     model = make_flow(build_empty(PUBLISHED[kind]), steps=1)
 
     def empty(*shape, dtype=torch.float32):

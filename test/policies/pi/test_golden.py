@@ -1,4 +1,4 @@
-"""Every case that openpi and LeRobot answered, in float32: tokens to the id, actions to 2e-5; and controls."""
+"""Compares all golden cases of openpi and LeRobot in float32: equal tokens, actions within 2e-5; negative controls."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def run_prefix(flow, request):
 
 @pytest.mark.parametrize("layout", ["openpi", "lerobot"])
 @pytest.mark.parametrize(("kind", "number"), OPENPI)
-def test_openpis_answers(loaded, networks, kind, number, layout):
+def test_chunks_equal_openpis(loaded, networks, kind, number, layout):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"))
     if layout == "lerobot":  # the weights of the other file behind openpi's processing
@@ -55,7 +55,7 @@ def test_openpis_answers(loaded, networks, kind, number, layout):
 
 
 @pytest.mark.parametrize(("kind", "number"), LEROBOT)
-def test_lerobots_answers(loaded, kind, number):
+def test_chunks_equal_lerobots(loaded, kind, number):
     case = CASES[f"{kind}_lerobot"][number]
     model = replace(loaded(kind, "lerobot"), trained_delay=5)  # the tiny weights were not trained for it
     chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"], case.rtc)
@@ -71,7 +71,7 @@ def test_lerobots_answers(loaded, kind, number):
 
 @pytest.mark.parametrize(("kind", "number"), OPENPI)
 @torch.no_grad()
-def test_images_and_velocities_on_the_way(loaded, kind, number):
+def test_image_tokens_and_velocities_equal_openpis(loaded, kind, number):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"))
     flow, request = model.engine.model, prepare(model, case)
@@ -91,7 +91,7 @@ def test_images_and_velocities_on_the_way(loaded, kind, number):
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_prefix_and_suffix_of_the_first_case(loaded, kind, monkeypatch):
+def test_prefix_keys_and_suffix_equal_openpis(loaded, kind, monkeypatch):
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
     flow, request = model.engine.model, prepare(model, case)
@@ -124,7 +124,7 @@ def test_bfloat16_is_closer_than_openpis_own(loaded, kind, number):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_wrong_masks_are_seen(loaded, kind):
+def test_wrong_masks_change_the_chunk(loaded, kind):
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
     request = prepare(model, case)
@@ -141,7 +141,7 @@ def test_wrong_masks_are_seen(loaded, kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_wrong_positions_are_seen(loaded, networks, kind):
+def test_wrong_positions_change_the_chunk(loaded, networks, kind):
     """The suffix behind all 256 places of the masked camera."""
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
@@ -151,7 +151,7 @@ def test_wrong_positions_are_seen(loaded, networks, kind):
     assert distance(replace(model, engine=engine), case, prepare(model, case)) > 0.1
 
 
-def test_state_bins_moved_by_one_are_seen(loaded, monkeypatch):
+def test_shifted_state_bins_change_the_chunk(loaded, monkeypatch):
     case = CASES["pi05"][2]
     model = loaded("pi05", "openpi", "droid")
     bins = prompt.state_bins
@@ -162,7 +162,7 @@ def test_state_bins_moved_by_one_are_seen(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_references_times_differ_where_they_say(loaded, networks, kind):
+def test_summed_and_multiplied_times_differ(loaded, networks, kind):
     """Summed in float32 or multiplied: the fast sines make a visible difference of it, so each has its own."""
     assert euler_times(10, summed=True)[-1] == pytest.approx(0.09999993, abs=5e-9)
     assert euler_times(10, summed=False)[-1] == pytest.approx(0.1, abs=1e-8)

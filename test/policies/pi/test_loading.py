@@ -1,4 +1,4 @@
-"""Folders in both layouts: what is read, and every way in which one can be wrong, by its name."""
+"""Reads checkpoints of both layouts, and refuses invalid ones."""
 
 import re
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_the_memory_of_the_published_sizes(kind):
     assert small.total < 8e9
 
 
-def test_the_plan_of_a_loaded_model(networks, folders):
+def test_the_memory_of_a_loaded_model(networks, folders):
     network = networks("pi05", "openpi")
     checkpoint = read(folders["pi05", "openpi"])
     parts = parameter_parts(checkpoint.architecture, checkpoint.stored)
@@ -86,7 +86,7 @@ def test_the_data_types_of_bfloat16(networks):
 
 @pytest.mark.parametrize("layout", ["openpi", "lerobot"])
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_the_embedding_under_either_name(checkpoint, networks, layout, embedding):
+def test_the_embedding_has_either_name(checkpoint, networks, layout, embedding):
     folder = checkpoint("pi0", layout)
     prefix = "model." if layout == "lerobot" else ""
 
@@ -120,7 +120,7 @@ def test_the_embedding_under_either_name(checkpoint, networks, layout, embedding
         (f"{PREFIX}layers.1.mlp.visual_memory.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
     ],
 )
-def test_every_wrong_tensor_is_named(checkpoint, layout, name, change, message):
+def test_wrong_tensors_are_refused(checkpoint, layout, name, change, message):
     folder = checkpoint("pi05", layout)
     key = f"model.{name}" if layout == "lerobot" else name
 
@@ -135,7 +135,7 @@ def test_every_wrong_tensor_is_named(checkpoint, layout, name, change, message):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_no_answer_depends_on_may_be_missing(checkpoint, networks, kind):
+def test_unused_tensors_may_be_missing(checkpoint, networks, kind):
     folder = checkpoint(kind)
 
     def edit(weights):
@@ -149,7 +149,7 @@ def test_what_no_answer_depends_on_may_be_missing(checkpoint, networks, kind):
     assert all(torch.equal(value, state[name]) for name, value in networks(kind, "openpi").state_dict().items())
 
 
-def test_a_folder_of_neither_layout(tmp_path):
+def test_a_folder_of_neither_layout_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such file"):
         read_checkpoint(tmp_path, LIBERO)
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
@@ -161,7 +161,7 @@ def test_a_folder_of_neither_layout(tmp_path):
         read_checkpoint(tmp_path, LIBERO)
 
 
-def test_weights_of_neither_model(checkpoint):
+def test_weights_of_neither_model_are_refused(checkpoint):
     folder = checkpoint("pi0")
     edit_weights(folder, lambda weights: weights.pop("state_proj.weight"))
     with pytest.raises(CheckpointError, match="neither of state_proj"):
@@ -172,7 +172,7 @@ def test_weights_of_neither_model(checkpoint):
         read(folder)
 
 
-def test_the_heads_of_the_vision_tower(checkpoint, tmp_path):
+def test_architecture_json_states_the_heads_of_the_vision_tower(checkpoint, tmp_path):
     folder = checkpoint("pi0")
     text = (folder / "architecture.json").read_text()
     (folder / "architecture.json").unlink()
@@ -185,7 +185,7 @@ def test_the_heads_of_the_vision_tower(checkpoint, tmp_path):
         read(folder)
 
 
-def test_sizes_that_contradict_each_other(checkpoint):
+def test_contradicting_sizes_are_refused(checkpoint):
     folder = checkpoint("pi0")
 
     def drop_layer(weights):
@@ -197,14 +197,14 @@ def test_sizes_that_contradict_each_other(checkpoint):
         read(folder)
 
 
-def test_the_published_vision_tower_needs_no_word_of_its_heads(folders, tmp_path):
+def test_the_heads_of_the_published_vision_tower_are_known(folders, tmp_path):
     stored = read(folders["pi0", "openpi"]).stored
     shapes = {name: entry.shape for name, entry in stored.items()}
     shapes[f"{SIGLIP}embeddings.patch_embedding.weight"] = (1152, 3, 14, 14)
     assert infer_architecture(shapes, 10, tmp_path).vision.heads == 16
 
 
-def test_a_robot_with_more_numbers_than_the_model(folders):
+def test_a_robot_with_more_numbers_than_the_model_is_refused(folders):
     with pytest.raises(ConfigError, match=r"libero has 33 numbers in its state .* pads to 32"):
         read_checkpoint(folders["pi0", "openpi"], replace(LIBERO, state=33))
 
@@ -226,7 +226,7 @@ def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
         read_checkpoint(folder, find_robot("droid"))
 
 
-def test_lerobots_checkpoint(folders):
+def test_a_lerobot_checkpoint_is_read_without_a_robot(folders):
     with pytest.raises(ConfigError, match="name no robot"):
         read_checkpoint(folders["pi05", "lerobot"], LIBERO)
     checkpoint = read(folders["pi05", "lerobot"])
@@ -288,14 +288,14 @@ def step(content, name):
         ),
     ],
 )
-def test_what_lerobots_files_get_wrong_is_named(checkpoint, file, change, message):
+def test_invalid_lerobot_files_are_refused(checkpoint, file, change, message):
     folder = checkpoint("pi05", "lerobot")
     edit_json(folder / file, change)
     with pytest.raises(CheckpointError, match=message):
         read(folder)
 
 
-def test_missing_statistics_are_not_passed_over(checkpoint):
+def test_missing_statistics_are_refused(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     path = next(folder.glob("policy_postprocessor_step_0*.safetensors"))
     statistics = load_file(path)
@@ -308,7 +308,7 @@ def test_missing_statistics_are_not_passed_over(checkpoint):
         read(folder)
 
 
-def test_a_feature_that_is_not_normalised(checkpoint):
+def test_identity_leaves_a_feature_unchanged(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     edit_json(
         folder / "policy_preprocessor.json",
@@ -318,7 +318,7 @@ def test_a_feature_that_is_not_normalised(checkpoint):
     np.testing.assert_array_equal(read(folder).processing.normalized_state(state), state)
 
 
-def test_renamed_cameras_keep_the_names_that_the_robot_gives_them(checkpoint):
+def test_renamed_cameras_keep_the_robots_names(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     renames = {"observation.images.front": "observation.images.image2", "observation.joints": "observation.state"}
     edit_json(
@@ -367,7 +367,7 @@ def test_relative_actions_need_as_many_states(checkpoint):
         read(folder)
 
 
-def test_a_chunk_that_is_no_number_is_refused(loaded):
+def test_a_chunk_with_nan_is_refused(loaded):
     model = loaded("pi0", "openpi")
     images = {key: np.zeros((8, 8, 3), np.uint8) for key in model.processing.images}
     noise = np.full((10, 32), np.inf)

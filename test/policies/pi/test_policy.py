@@ -1,4 +1,4 @@
-"""The policy as users run it: presets, both layouts, seeds, batches, and what is refused at load."""
+"""The whole policy: presets, both layouts, seeds, batches and refused options."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def ask(tmp_path, folder, case, images, states, *options):
 
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("kind", MODELS)
-def test_presets_give_openpis_chunks(tmp_path, folders, kind, number):
+def test_presets_reproduce_openpis_chunks(tmp_path, folders, kind, number):
     case = CASES[kind][number]
     robot = find_robot(case.text("robot"))
     present = dict(zip(robot.image_keys, robot.images, strict=True))
@@ -99,7 +99,7 @@ def test_an_episode_repeats_with_its_seed(policy):
     [("pi05", "openpi", "libero", "guided"), ("pi05", "openpi", "libero", "jacobian"),
      ("pi0", "openpi", "aloha", "auto"), ("pi05", "lerobot", "", "trained")],
 )  # fmt: skip
-def test_a_chunk_continues_the_one_that_is_executed(checkpoint, kind, layout, robot, rtc):
+def test_a_chunk_continues_the_executed_chunk(checkpoint, kind, layout, robot, rtc):
     folder = checkpoint(kind, layout)
     if rtc == "trained":
         edit_json(folder / "config.json", lambda config: config.update(rtc_training_max_delay=4))
@@ -135,7 +135,7 @@ def test_a_chunk_continues_the_one_that_is_executed(checkpoint, kind, layout, ro
         policy.infer(session, replace(moved, previous=PreviousChunk(rest[:, :3], 1)))
 
 
-def test_one_bad_request_does_not_spoil_the_batch(policy):
+def test_an_invalid_request_does_not_affect_the_batch(policy):
     good = [observation(seed) for seed in range(2)]
     bad = {
         "no state": observation(state={}),
@@ -154,7 +154,7 @@ def test_one_bad_request_does_not_spoil_the_batch(policy):
             raise answer
 
 
-def test_the_spec_names_what_openpis_server_takes(policy, folders):
+def test_the_spec_has_the_names_of_openpis_server(policy, folders):
     assert make(folders["pi05", "openpi"]).describe() == policy.spec, "known without loading weights"
     assert policy.spec.image_keys == tuple(LIBERO)
     assert [(one.key, one.size) for one in policy.spec.state] == [("observation/state", 8)]
@@ -177,7 +177,7 @@ def test_options_that_do_not_fit_are_refused(folders, options, message):
         make(folders["pi05", "openpi"], options).load()
 
 
-def test_a_model_that_does_not_see_is_refused(checkpoint, monkeypatch):
+def test_a_model_that_ignores_its_images_is_refused(checkpoint, monkeypatch):
     def blind(self, images, ops):
         return self.embed_tokens.weight.new_zeros(len(images), 256, 64)
 

@@ -23,18 +23,18 @@ numbers = st.floats(-3, 3, width=32)
 STATISTICS = {"mean": [0.5, -1.0], "std": [2.0, 0.1], "q01": [-1.0, 0.0], "q99": [1.0, 4.0]}
 
 
-def test_bins():
+def test_state_bins_at_their_edges():
     edges = np.array([-1.0000001, -1.0, -0.9921876, -0.9921875, 0.0, 0.9921874, 0.9921875, 1.0, 7.0])
     assert state_bins(edges).tolist() == [-1, 0, 0, 1, 128, 254, 255, 255, 255]
 
 
 @given(arrays(np.float64, 8, elements=st.integers(-3000, 3000).map(lambda number: number / 1000)))
-def test_a_bin_is_where_the_number_lies(state):
+def test_state_bins_are_uniform(state):
     expected = np.where(state < -1, -1, np.minimum(np.floor((state + 1) * 128), 255))
     np.testing.assert_array_equal(state_bins(state), expected)
 
 
-def test_prompts():
+def test_prompt_texts():
     state = np.array([-1.5, 0.0, 0.5])
     text = "  Open the_top\ndrawer "
     line = PromptForm(48)
@@ -47,7 +47,7 @@ def test_prompts():
     assert prompt_parts("go", padded, state) == ("Task: go, State: -1 128 192 128 128;\nAction: ",)
 
 
-def test_a_long_prompt_loses_its_end_and_an_empty_one_is_refused():
+def test_long_prompts_are_truncated_and_empty_ones_refused():
     ids = prompt_tokens(lambda text: [ord(letter) for letter in text], "a" * 60, PromptForm(48), np.zeros(1))
     assert ids.tolist() == [2] + [97] * 47
     with pytest.raises(ConfigError, match="empty"):
@@ -57,7 +57,7 @@ def test_a_long_prompt_loses_its_end_and_an_empty_one_is_refused():
 @pytest.mark.parametrize("lerobot", [False, True])
 @pytest.mark.parametrize("form", ["z_score", "quantile", "none"])
 @given(values=arrays(np.float64, (3, 2), elements=numbers))
-def test_there_and_back(form, lerobot, values):
+def test_unnormalize_inverts_normalize(form, lerobot, values):
     normalization = make_normalization(form, STATISTICS, "here", lerobot)
     back = normalization.unnormalize(normalization.normalize(values))
     np.testing.assert_allclose(back, values, rtol=0, atol=3e-6)
@@ -81,7 +81,7 @@ def test_epsilons():
     assert np.isfinite(flat.normalize(np.array([1.0]))).all()
 
 
-def test_what_has_no_statistics_passes_and_longer_statistics_are_cut():
+def test_statistics_of_another_length():
     normalization = make_normalization("z_score", STATISTICS, "here")
     assert normalization.normalize(np.array([2.5, -1.0, 9.0]))[2] == 9.0
     assert normalization.normalize(np.array([2.5])).shape == (1,)
@@ -95,7 +95,7 @@ def test_what_has_no_statistics_passes_and_longer_statistics_are_cut():
         ("z_score", {"mean": [], "std": []}, "one length"),
     ],
 )
-def test_wrong_statistics_are_named(form, change, message):
+def test_invalid_statistics_are_refused(form, change, message):
     statistics = {key: value for key, value in {**STATISTICS, **change}.items() if value is not None}
     with pytest.raises(CheckpointError, match=f"file: state.*{message}"):
         make_normalization(form, statistics, "file: state")
@@ -137,7 +137,7 @@ def test_robots_are_consistent():
 
 
 @pytest.mark.parametrize(("kind", "layout", "robot"), [("pi0", "openpi", "libero"), ("pi05", "openpi", "aloha")])
-def test_the_rest_of_a_chunk_means_the_same_from_a_newer_state(loaded, kind, layout, robot):
+def test_model_actions_invert_robot_actions(loaded, kind, layout, robot):
     processing = loaded(kind, layout, robot).processing
     generator = np.random.default_rng(4)
     before, now = generator.uniform(0, 1, (2, processing.state_size))
@@ -151,7 +151,7 @@ def test_the_rest_of_a_chunk_means_the_same_from_a_newer_state(loaded, kind, lay
     assert (np.abs(again - rest[:, : again.shape[1]]).max() > 0.1) == bool(processing.delta)
 
 
-def test_what_no_file_tells_can_be_set(loaded):
+def test_override_sets_prompt_state_and_resize(loaded):
     processing = loaded("pi05", "lerobot").processing
     assert override(processing) == processing
     changed = override(processing, prompt_state="padded", resize="antialias")

@@ -13,7 +13,7 @@ BAG = Path(__file__).parents[2] / "data" / "bags" / "mcap_jpeg"
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_replay_takes_it_as_any_other(tmp_path, folders, kind):
+def test_replay_runs_pi(tmp_path, folders, kind):
     folder = folders[kind, "lerobot"]
     options = ["policy.name:=pi", f"policy.checkpoint:={folder}", "features.state:=['state = unused[8]']"]
     options += ["features.images:=['image = image']", "features.action:=['arm.tip_delta', 'arm.gripper']"]

@@ -1,4 +1,4 @@
-"""PaliGemma's tokenizer from either file: found, refused if it is another model's, and the same ids from both."""
+"""Finds and reads PaliGemma's tokenizer in both formats, and refuses others."""
 
 import json
 
@@ -13,7 +13,7 @@ from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 from .conftest import DATA
 
 
-def test_the_tokenizer_is_looked_for_and_named(tmp_path):
+def test_the_tokenizer_is_found_in_folder_or_file(tmp_path):
     with pytest.raises(CheckpointError, match="no tokenizer"):
         find_tokenizer(tmp_path)
     assert find_tokenizer(tmp_path, str(DATA)) == DATA / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""A checkpoint served to a robot on another machine: the same chunks, begun anew or continued."""
+"""Chunks from a policy server equal local chunks, with and without a previous chunk."""
 
 import sys
 from dataclasses import replace
@@ -17,7 +17,7 @@ from vla_ros.types import Observation, PreviousChunk
 
 
 @pytest.mark.slow
-def test_chunks_through_the_wire_continue_as_in_one_process(folders):
+def test_served_chunks_equal_local_chunks(folders):
     options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero"]
     local = create(load((), options))
     local.load()
