@@ -53,7 +53,7 @@ def test_every_bin_has_one_token(indices):
     assert BINS.outside(tokens) == 0
 
 
-def test_masked_out_entries_pass_as_they_are(data):
+def test_masked_entries_are_not_normalised(data):
     statistics = read_statistics(data)["alpha"]
     normalized = np.full(7, 0.25)
     actions = statistics.unnormalize(normalized)
@@ -66,14 +66,14 @@ def test_without_a_mask_every_entry_is_normalised(data):
     assert read_statistics(data)["beta"].mask.all()
 
 
-def test_one_dataset_needs_no_key_and_several_do(data):
+def test_only_several_datasets_need_a_key(data):
     statistics = read_statistics(data)
     assert choose({"beta": statistics["beta"]}, "").key == "beta"
     with pytest.raises(ConfigError, match=r"unnorm_key: not set.*2 datasets.*\['alpha', 'beta'\]"):
         choose(statistics, "")
 
 
-def test_an_unknown_key_names_the_nearest_and_all(data):
+def test_an_unknown_key_is_refused_with_the_known_ones(data):
     with pytest.raises(ConfigError, match=r"no dataset 'alhpa'; it has .*beta.*did you mean 'alpha'\?"):
         choose(read_statistics(data), "alhpa")
 

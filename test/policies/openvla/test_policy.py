@@ -116,7 +116,7 @@ def test_attention_implementations_agree(shared_tiny, make_policy, loaded, obser
         np.testing.assert_array_equal(ask(policy, observe(seed)).tokens, ask(loaded, observe(seed)).tokens)
 
 
-def test_the_closing_token_matters(loaded, observe):
+def test_the_closing_token_changes_the_logits(loaded, observe):
     model, ids = loaded.loaded.model, prompt_ids(loaded)
     with torch.inference_mode():
         patches = model.embed_image(model.normalize(torch.zeros(1, 224, 224, 3, dtype=torch.uint8)))
@@ -145,7 +145,7 @@ def test_epsilon_comes_from_the_checkpoint(tiny, make_policy, loaded, observe):
 
 
 @pytest.mark.parametrize("prefix", ["projector.fc3.weight", "projector.fc1.weight", "vision_backbone"])
-def test_a_model_that_does_not_see_is_stopped(tiny, make_policy, observe, prefix):
+def test_a_model_that_ignores_its_image_is_refused(tiny, make_policy, observe, prefix):
     rewrite(tiny, prefix, torch.zeros_like)
     policy = make_policy(tiny)
     with pytest.raises(CheckpointError, match=r"does not see.*self_test:=false"):

@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_pixels_are_normalised_as_the_published_code_does(variant):
+def test_pixels_equal_the_published_codes(variant):
     architecture = read_architecture(DATA / variant)
     assert architecture.towers[0].mean == (0.484375, 0.455078125, 0.40625) != IMAGENET_MEAN
     expected = json.loads((DATA / variant / "pixels.json").read_text())
@@ -80,7 +80,7 @@ def resize(**changes):
         ({"tvf_normalize_params": [{}, {}]}, r"tvf_normalize_params\[0\].mean: found None"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_key_found_and_expected(folder, changes, expected):
+def test_unsupported_entries_are_refused(folder, changes, expected):
     with pytest.raises(CheckpointError, match=expected):
         read_architecture(folder(**changes))
 

@@ -1,4 +1,4 @@
-"""Compares all golden cases of openpi and LeRobot in float32: equal tokens, actions within 2e-5; negative controls."""
+"""Compares all golden cases of openpi and LeRobot in float32: tokens are equal, actions within 2e-5."""
 
 from dataclasses import replace
 
