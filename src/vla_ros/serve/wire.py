@@ -170,9 +170,8 @@ def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) ->
     """Return a chunk as openpi's clients expect it: ``actions`` [K, D] and ``server_timing``."""
     message: dict[str, Any] = {"actions": chunk.actions, "server_timing": dict(timing)}
     if request.extended:
-        plain = {key: value for key, value in chunk.info.items() if isinstance(value, (bool, int, float, str))}
-        listed = {key: list(value) for key, value in chunk.info.items() if isinstance(value, tuple)}
-        extension = {"number": request.number, "info": plain | listed, "stages_ms": dict(chunk.stages_ms)}
+        info = {key: value for key, value in chunk.info.items() if isinstance(value, (int, float, str, tuple))}
+        extension = {"number": request.number, "info": info, "stages_ms": dict(chunk.stages_ms)}
         arrays = {"normalized": chunk.normalized, "tokens": chunk.tokens}
         message[OWN] = extension | {key: value for key, value in arrays.items() if value is not None}
     return pack(message)

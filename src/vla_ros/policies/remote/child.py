@@ -19,7 +19,6 @@ from vla_ros.policies.remote.link import pause
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = "import sys; from vla_ros.cli.main import main; sys.exit(main(sys.argv[1:]))"
 _SERVING = re.compile(r"serving \S+ on ws://[^:]+:(\d+)")
 _REMEMBERED = 5  # lines of the child's output that an error quotes
 _TERMINATE = 10.0  # s between SIGTERM and SIGKILL
@@ -78,7 +77,7 @@ class ServerProcess:
 
     def _start(self) -> subprocess.Popen[str]:
         """Start a process and wait until it serves; the first process chooses the port."""
-        command = [str(self._python), "-c", _PROGRAM, "serve", *self._arguments, "--with-parent"]
+        command = [str(self._python), "-m", "vla_ros.cli", "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()
         try:

@@ -44,24 +44,6 @@ class Peer:
     dialect: Dialect
 
 
-def meet(target: Target, deadline: float) -> Peer:
-    """Connect and read the metadata.
-
-    Raises ServerLostError if the server cannot be reached or does not answer, WireError if it refuses this client.
-    """
-    transport, dialect = connect(target, deadline), target.dialect
-    try:
-        metadata: Metadata = NO_METADATA
-        if dialect.hello is not None:
-            transport.send(dialect.hello, deadline)
-        if dialect.hello is not None or transport.greets:
-            metadata = dialect.metadata(transport.receive(deadline))
-    except BaseException:
-        transport.close()
-        raise
-    return Peer(transport, metadata, by_metadata(dialect, metadata))
-
-
 class Link:
     """A connection to one server; its thread reconnects after a loss and keeps an idle connection alive.
 
@@ -164,14 +146,21 @@ class Link:
             self._wake.set()
 
     def _attempt(self, seconds: float) -> VlaRosError | None:
-        """Try to connect; return the error and store it for later callers."""
-        peer = None
+        """Connect and read the metadata; return the error, if any, and store it for later callers."""
+        target, deadline = self._target, time.monotonic() + seconds
+        transport = None
         try:
-            peer = meet(self._target, time.monotonic() + seconds)
+            transport = connect(target, deadline)
+            metadata: Metadata = NO_METADATA
+            if target.dialect.hello is not None:
+                transport.send(target.dialect.hello, deadline)
+            if target.dialect.hello is not None or transport.greets:
+                metadata = target.dialect.metadata(transport.receive(deadline))
+            peer = Peer(transport, metadata, by_metadata(target.dialect, metadata))
             self._accept(peer)
         except VlaRosError as error:
-            if peer is not None:
-                peer.transport.close()
+            if transport is not None:
+                transport.close()
             if str(error) != self._why:
                 logger.warning("policy.server: %s", error)
             self._why = str(error)

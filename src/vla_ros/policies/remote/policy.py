@@ -55,7 +55,12 @@ class RemotePolicy(Policy):
         self._use(config, options_of(config, RemoteOptions))
 
     def _use(self, config: Config, options: RemoteOptions) -> None:
-        self._config, self._options, self._target = config, options, target(options)
+        key = os.environ.get(API_KEY, "").strip()
+        if options.api_key_file:
+            key = read_key(Path(options.api_key_file), "policy.api_key_file")
+        dialect = by_address(options.server, options.dialect)
+        self._target = Target(options.server, dialect, key, options.max_answer << 20)
+        self._config, self._options = config, options
         self._first: Link | None = None  # for the first session
         self._told_order = False
 
@@ -173,12 +178,3 @@ class RemotePolicy(Policy):
         if len({len(part) for part in parts}) > 1:
             raise WireError(f"the server's actions have {[len(part) for part in parts]} steps, expected one length")
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def target(options: RemoteOptions) -> Target:
-    """Return the server that the options name, with its API key from a file or the environment."""
-    key = os.environ.get(API_KEY, "").strip()
-    if options.api_key_file:
-        key = read_key(Path(options.api_key_file), "policy.api_key_file")
-    dialect = by_address(options.server, options.dialect)
-    return Target(options.server, dialect, key, options.max_answer << 20)

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import zmq
@@ -49,11 +49,8 @@ class Target:
 
     url: str  # as the user wrote it
     dialect: Dialect  # has the default port and path
-    api_key: str = ""  # "" for none
+    api_key: str = field(default="", repr=False)  # "" for none
     max_answer: int = 64 << 20  # bytes
-
-    def __repr__(self) -> str:
-        return f"Target({self.url!r}, {self.dialect.name})"
 
 
 class Transport(ABC):
