@@ -86,7 +86,7 @@ TWO = {
             {"robot.gripper_joint_names": ["f"], "gripper.open_position": 0.0, "gripper.closed_position": 0.0},
             "the same as gripper.closed_position",
         ),
-        ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "how long a step lasts"),
+        ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "needs the length of a step"),
         ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "cannot carry finger positions"),
         ({"topics.gripper": "/g"}, "no robot.gripper_joint_names: nothing would ever be sent there"),
         ({"topics.gripper": "/g", "robot.gripper_joint_names": ["f"], "gripper.mode": "none"}, "gripper.mode none"),

@@ -77,7 +77,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
             "needs the image 'front', but the cameras provide image;",
         ),
         (PolicySpec(), {"features__images": ["image = top"]}, "'image' from 'top'"),
-        (OPEN, {"features__images": ["a = image", "b = image"]}, "'image' for 'a' and for 'b'"),
+        (OPEN, {"features__images": ["a = image", "b = image"]}, "'image' for 'a' and 'b'; each needs"),
         (OPEN, {"features__images": ["a", "a = image"]}, "found a twice"),
         (OPEN, {"features__images": ["a"], "features__state": ["a = arm.gripper"]}, "found a twice"),
         (OPEN, {"features__images": ["a = "]}, "expected KEY or KEY = CAMERA"),

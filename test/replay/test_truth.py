@@ -176,7 +176,7 @@ def test_the_reason_is_given_if_nothing_can_be_compared(arm):
     names = arm.joint_names
     commands = table([10, 110], np.tile(HOME, (2, 1)), names)
     joints = table([0, 100], np.tile(HOME, (2, 1)), names)
-    assert "robot.urdf is not set" in align(JOINTS, commands, joints).problem
+    assert "robot.urdf: not set" in align(JOINTS, commands, joints).problem
     assert "no joint states" in align(JOINTS, commands, None, options=ARM).problem
     assert "lack the joints" in align(JOINTS, table([10], [[0]], ["x"]), joints, options=ARM).problem
     assert "no message of /truth came within" in align(ARRAY, table([900], np.zeros((1, 7)))).problem

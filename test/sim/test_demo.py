@@ -238,8 +238,8 @@ def test_an_argument_selects_the_experts_actions():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--arms", "2", "--task", "push"), "--task push: found for two arms"),
-        (("--arms", "2", "--objects", "2"), "--objects 2: found for two arms"),
+        (("--arms", "2", "--task", "push"), "--task push: two arms can only pick"),
+        (("--arms", "2", "--objects", "2"), "--objects 2: two arms always have 4 objects"),
         (("--objects", "1", "--shuffle"), "--objects 1: leaves no other object"),
     ],
 )

@@ -43,7 +43,7 @@ def _of_control(config: Config) -> Iterator[str]:
     policy, control = config.policy, config.control
     velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
     if control.rate_hz == 0 and velocities:
-        yield f"control.rate_hz: found 0 with {velocities[0]}; a velocity needs to know how long a step lasts"
+        yield f"control.rate_hz: found 0 with {velocities[0]}, which needs the length of a step; set rate_hz"
     found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"
     if control.command_rate_hz and velocities:
         yield f"{found} {velocities[0]}; a velocity lasts until the next step, expected 0"

@@ -76,7 +76,7 @@ def _difference(part: Part, arm: Arm) -> Write:
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():
-            raise ConfigError(f"robot.urdf: the action has {part}, whose scale is the URDF's velocity limits")
+            raise ConfigError(f"robot.urdf: the action has {part}, but velocity limits are missing in the URDF")
         factor = 1 / arm.kinematics.velocity_limits
 
     def write(start: JointState, goal: JointState, seconds: float) -> FloatArray:
@@ -89,7 +89,7 @@ def _difference(part: Part, arm: Arm) -> Write:
 def _tip_delta(part: Part, arm: Arm, control: ControlConfig) -> Write:
     kinematics = arm.kinematics
     if kinematics is None:
-        raise ConfigError(f"robot.urdf is not set, and the action has {part}")
+        raise ConfigError(f"robot.urdf: not set, but the action has {part}, which needs kinematics")
 
     def write(start: JointState, goal: JointState, seconds: float) -> FloatArray:
         a, b = kinematics.forward(start.select(arm.joints)), kinematics.forward(goal.select(arm.joints))

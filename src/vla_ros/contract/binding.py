@@ -109,7 +109,8 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
             )
         other = next((key for key, index in found.items() if index == keys.index(camera)), None)
         if other is not None:
-            raise ConfigError(f"features.images: found the camera '{camera}' for '{other}' and for '{image.key}'")
+            both = f"'{other}' and '{image.key}'"
+            raise ConfigError(f"features.images: found the camera '{camera}' for {both}; each needs its own camera")
         found[image.key] = keys.index(camera)
     if not found:
         raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes none of them")
@@ -119,8 +120,8 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
     if not spec.action:
         raise ConfigError(
-            f"features.action: not set, and the checkpoint does not say what its {spec.dimension} numbers "
-            'are; name them, for example ["arm.joint_position", "arm.gripper"]'
+            f"features.action: not set, and the checkpoint does not describe its {spec.dimension} numbers; name "
+            'their parts, for example ["arm.joint_position", "arm.gripper"]'
         )
     for part in spec.action:
         if part.quantity != UNUSED:
@@ -153,7 +154,9 @@ def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
                 f"returns {part}; set them to the two ends of this range, closed first"
             )
     if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
-        raise ConfigError(f"control.rotation: found {control.rotation}, expected {part.form}: actions are {part}")
+        raise ConfigError(
+            f"control.rotation: found {control.rotation}, expected {part.form}, because actions are {part}"
+        )
 
 
 Rows = Iterator[tuple[str, str, str, str]]

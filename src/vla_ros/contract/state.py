@@ -176,7 +176,7 @@ def _joints(part: Part, arm: Arm, need: str) -> Bound:
     names = part.joints or arm.joints
     known = (*arm.joints, *arm.fingers)
     if not known:
-        raise ConfigError(f"robot.joint_names: {need}, and neither URDF nor joint names are given")
+        raise ConfigError(f"robot.joint_names: {need}, but neither robot.urdf nor robot.joint_names is set")
     absent = [name for name in names if name not in known]
     if absent:
         raise ConfigError(f"robot.joint_names: {need}, found no {', '.join(absent)} among {', '.join(known)}")
@@ -201,9 +201,11 @@ def _scale(
         raise ConfigError(f"robot.urdf: {need}, whose scale is the URDF's limits of {', '.join(names)}")
     columns = [arm.joints.index(name) for name in names]
     if part.range is None:
-        return 0.0, 1 / _finite(arm.kinematics.velocity_limits[columns], names, f"{need}: a velocity limit"), 0.0
+        limits = arm.kinematics.velocity_limits[columns]
+        return 0.0, 1 / _finite(limits, names, f"{need}, but the URDF has no velocity limit"), 0.0
     low, high = arm.kinematics.position_low[columns], arm.kinematics.position_high[columns]
-    span = _finite(np.where(high - low < 1e3, high - low, np.inf), names, f"{need}: position limits")
+    span = np.where(high - low < 1e3, high - low, np.inf)
+    span = _finite(span, names, f"{need}, but the URDF has no position limits")
     start, end = part.range
     return low, (end - start) / span, start
 
@@ -211,7 +213,7 @@ def _scale(
 def _finite(values: FloatArray, names: tuple[str, ...], need: str) -> FloatArray:
     absent = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
     if absent:
-        raise ConfigError(f"robot.urdf: {need} for {', '.join(absent)}, found none")
+        raise ConfigError(f"robot.urdf: {need} for {', '.join(absent)}")
     return values
 
 
@@ -234,7 +236,7 @@ def _fingers(part: Part, arm: Arm, need: str) -> Bound:
 def _tip(part: Part, arm: Arm, need: str) -> Bound:
     kinematics = arm.kinematics
     if kinematics is None:
-        raise ConfigError(f"robot.urdf: found no value, and {need}")
+        raise ConfigError(f"robot.urdf: not set, but {need}")
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
         q, stamp = _select(measured, arm, kinematics.joint_names, "positions")

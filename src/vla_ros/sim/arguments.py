@@ -135,9 +135,9 @@ def plan(arguments: argparse.Namespace) -> Plan:
     mode = list(LOCKSTEP) if mode_name == "lockstep" else []
     model: list[str] = []
     if two and arguments.task != "pick":
-        raise ConfigError(f"--task {arguments.task}: found for two arms, expected pick")
+        raise ConfigError(f"--task {arguments.task}: two arms can only pick")
     if arguments.objects and two:
-        raise ConfigError(f"--objects {arguments.objects}: found for two arms, which always have {SLOTS} objects")
+        raise ConfigError(f"--objects {arguments.objects}: two arms always have {SLOTS} objects")
     if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
         raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
     if mode_name == "simulated_time" and (arguments.record or arguments.attach):

@@ -147,14 +147,14 @@ def _refuse_depth(message: str, what: str, name: str) -> None:
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
-            f"{message}: {what} {shown(name)} found, which is depth or more than 8 bits a channel, expected a"
+            f"{message}: {what} {shown(name)} found, which has depth or more than 8 bits a channel, expected a"
             " colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
         )
 
 
 def _damaged(kind: str, data: memoryview, error: Exception) -> ImageError:
     return ImageError(
-        f"{COMPRESSED_IMAGE}: {kind} of {len(data)} bytes is damaged or of an unknown variety ({error}), expected"
+        f"{COMPRESSED_IMAGE}: {kind} of {len(data)} bytes is damaged or not supported ({error}), expected"
         " one whole 8-bit image; check the camera driver, and the network for lost fragments"
     )
 
@@ -182,8 +182,8 @@ def _decode_png(data: memoryview) -> UInt8Array:
     _check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
     if data[24] > 8:
         raise ImageError(
-            f"{COMPRESSED_IMAGE}: PNG with {data[24]} bits a channel found, expected 8; this is depth, or a camera"
-            " that must be set to 8 bits"
+            f"{COMPRESSED_IMAGE}: PNG with {data[24]} bits a channel found, expected 8; subscribe to a colour image"
+            " instead of depth, or set the camera to 8 bits"
         )
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
