@@ -45,12 +45,8 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
 def scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``(rows * row_scale) @ (weight * scale).T`` by cuBLAS, scales included: [M, N] in ``dtype``.
 
-    Args:
-        rows: FP8 [M, K].
-        row_scale: Float32 [M, 1].
-        weight: FP8 [N, K].
-        scale: Float32 [N].
-        dtype: Type of the result; bfloat16 on a GPU.
+    ``rows`` are FP8 [M, K], ``row_scale`` float32 [M, 1], ``weight`` FP8 [N, K], ``scale`` float32 [N]. On a GPU
+    ``dtype`` is bfloat16.
     """
     if not rows.is_cuda:
         return ((rows.float() * row_scale) @ (weight.float() * scale[:, None]).t()).to(dtype)

@@ -15,13 +15,10 @@ GROUP = lowbit.k_group(4)
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise some outputs of a weight [N, K] to 4 bits: 15 steps over each group's range, which includes zero.
 
-    Returns:
-        Words int32 [N / 8, groups, 128] of :mod:`vla_ros.engine.lowbit` and grid int32 [N / 8, groups, 8]. A grid
-        entry holds two bfloat16: the scale below and -128 - zero point above, which is what a kernel adds to
-        128 + nibble.
-
-    Raises:
-        ConfigError: N is no multiple of 16, the outputs of one matrix instruction.
+    Returns words int32 [N / 8, groups, 128] of :mod:`vla_ros.engine.lowbit` and grid int32 [N / 8, groups, 8]. A
+    grid entry holds two bfloat16: the scale in its lower half and -128 - zero point, which a kernel adds to
+    128 + nibble, in the upper one. Raises ConfigError if N is no multiple of 16, the outputs of one matrix
+    instruction.
     """
     lowbit.check_outputs(weight, 4)
     grouped = lowbit.widen(weight.float()).view(weight.shape[0], -1, GROUP)

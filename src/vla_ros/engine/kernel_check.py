@@ -26,12 +26,7 @@ ROWS = (1, 6, 288)
 def check_products(ops: Ops, weights: DecoderWeights) -> None:
     """Compare every product of the first layer with torch's over the same weights, dequantised.
 
-    Args:
-        ops: Kernels to check.
-        weights: Weights to run them with.
-
-    Raises:
-        EngineMismatchError: A product differs by more than rounding.
+    Raises EngineMismatchError if one differs by more than rounding.
     """
     kind = weights.layers[0].qkv.kind
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
@@ -52,11 +47,7 @@ def _bounds(weights: DecoderWeights, rows: int) -> Tolerances:
 
 
 def require_close(name: str, ours: Tensor, theirs: Tensor, bounds: Tolerances) -> None:
-    """Refuse a kernel's result that differs from torch's by more than rounding.
-
-    Raises:
-        EngineMismatchError: With ``name``.
-    """
+    """Raise EngineMismatchError, with ``name``, if a result differs from torch's by more than rounding."""
     expected, ours = theirs.float(), ours.view_as(theirs)
     off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
     share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
@@ -102,13 +93,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
     """Return ``ops`` if its products are correct, otherwise torch's with a warning: slow, but the same tokens.
 
-    Args:
-        ops: Kernels to check.
-        weights: Weights to run them with.
-        strict: True raises instead.
-
-    Raises:
-        EngineMismatchError: With ``strict``, a product differs.
+    With ``strict``, EngineMismatchError is raised instead.
     """
     instead = "torch multiplies instead of the engine's kernels, many times slower"
     try:
@@ -119,15 +104,10 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
 
 
 def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
-    """Return True if kernels pass their check; otherwise log a warning.
+    """Return True if ``check`` does not raise; otherwise log a warning that says what runs ``instead``.
 
-    Args:
-        check: Raises if they differ or do not run.
-        instead: Name of the fallback, for the warning.
-        strict: True re-raises the error of ``check``.
-
-    Raises:
-        DeviceLostError: Always re-raised, like OutOfMemoryError: other kernels would fail, too.
+    ``strict`` re-raises every error; DeviceLostError and OutOfMemoryError, which other kernels would meet, too, are
+    always re-raised.
     """
     try:
         check()

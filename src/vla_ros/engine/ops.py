@@ -136,13 +136,9 @@ class Ops:
         return Residual(hidden, norm)
 
     def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
-        """Begin a residual stream of few rows with some of ``table`` [V, hidden].
+        """Begin a residual stream with rows ``index``, int64 [B, R], of ``table`` [V, hidden], before ``norm``.
 
-        Args:
-            table: Embeddings, or rows of another stream.
-            index: Int64 [B, R].
-            norm: Weight of the norm that follows.
-            rows_dtype: Type in which kernels store rows before that norm; None for that of ``table``.
+        Kernels of few rows store them in ``rows_dtype``; None for the type of ``table``.
         """
         return Residual(functional.embedding(index, table), norm)
 
@@ -153,11 +149,7 @@ class Ops:
     def qkv(
         self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
     ) -> Tensor:
-        """Norm, projection and rotary embedding of layer ``index``; fills its cache at ``positions``.
-
-        Returns:
-            Queries [B, R, heads, head_dim].
-        """
+        """Norm, project and rotate in layer ``index``; fill its cache, return queries [B, R, heads, head_dim]."""
         shape = weights.shape
         batch, rows, _ = stream.hidden.shape
         kv = shape.kv_heads * shape.head_dim
@@ -176,11 +168,7 @@ class Ops:
         return rotate(query, positions.cosine, positions.sine)
 
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
-        """Attention of ``query`` [B, R, heads, head_dim] to layer ``index`` of the cache up to ``positions``.
-
-        Returns:
-            [B, R, heads * head_dim].
-        """
+        """Attend with ``query`` [B, R, heads, head_dim] to layer ``index``; return [B, R, heads * head_dim]."""
         batch, rows, heads, _ = query.shape
         end, mask = positions.end, positions.mask
         keys, values = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]

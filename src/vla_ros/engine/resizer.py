@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from vla_ros.engine.resample import Pipeline, make_pipeline, resampling_on
-from vla_ros.engine.runner import Runner, Stage
+from vla_ros.engine.resample import make_pipeline, resampling_on
+from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor, RawImage
 from vla_ros.vision.processors import require_image
@@ -32,12 +33,10 @@ def resizes(device: torch.device, raw: RawImage) -> bool:
 
 @dataclass(eq=False)
 class Slot:
-    """Buffers for N images of one size, orientation and processor, and the resize as launches or as a graph."""
+    """A buffer for N images of one size, orientation and processor, and their resize."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
-    pipeline: Pipeline  # from those to uint8 [N, height, width, 3]
-    captured: Stage | None = None  # the same as one graph, which writes to ``resized``; None before the capture
-    resized: Tensor | None = None  # uint8 [N, height, width, 3]; only ``captured`` writes to it
+    resize: Callable[[], Tensor]  # from there to uint8 [N, height, width, 3]: launch by launch, later as one graph
 
 
 class ImageResizer:
@@ -79,11 +78,7 @@ class ImageResizer:
     def resize(self, uploaded: Sequence[tuple[Slot, list[int]]], target: Tensor) -> None:
         """Rotate, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
         for slot, places in uploaded:
-            if slot.captured is None or slot.resized is None:
-                resized = slot.pipeline(slot.pixels)
-            else:
-                slot.captured()
-                resized = slot.resized
+            resized = slot.resize()
             if len(places) == len(target):
                 target.copy_(resized)
                 continue
@@ -109,7 +104,7 @@ class ImageResizer:
                 raise ConfigError(f"camera.pipeline: {processor} does not make images of {self._size}")
             pipeline = make_pipeline(processor, (height, width), self._device, orientation)
             pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
-            self._slots[kind] = slot = Slot(pixels, pipeline)
+            self._slots[kind] = slot = Slot(pixels, partial(pipeline, pixels))
             self._capture_soon(slot)
         self._slots.move_to_end(kind)
         return self._slots[kind]
@@ -127,19 +122,23 @@ class ImageResizer:
     def _capture(self, slot: Slot) -> None:
         """Capture the resize. The graph only reads the pixels, which may be uploaded meanwhile."""
         resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=torch.uint8, device=self._device)
+        launches = slot.resize
 
         def stage() -> None:
-            resized.copy_(slot.pipeline(slot.pixels))
+            resized.copy_(launches())
 
         try:
-            captured = self._runner.capture(stage)
+            replay = self._runner.capture(stage)
         except Exception as error:
             height, width = slot.pixels.shape[1:3]
             logger.warning("images of %dx%d are resized without a graph: %s", width, height, error)
             return
-        # In this order, so that a thread that reads the graph also reads its output.
-        slot.resized = resized
-        slot.captured = captured
+
+        def run() -> Tensor:
+            replay()
+            return resized
+
+        slot.resize = run
 
     def _keep(self, count: int) -> None:
         """Free the least recently used slots, so that changing sizes do not fill the memory."""

@@ -17,8 +17,6 @@ from vla_ros.engine.weights import DecoderWeights
 Encode = Callable[[Tensor], Tensor]
 """A vision encoder: uint8 [B, H, W, 3] RGB to patch embeddings [B, patches, hidden]; capturable, without waits."""
 
-STAGES = ("vision", "prefill", "decode", "verify")
-
 
 class StepGraphs:
     """Static buffers, a KV cache, and the four stages over them: as functions, or captured as graphs.
@@ -49,8 +47,6 @@ class StepGraphs:
         batch: int,
         image_size: tuple[int, int],
     ) -> None:
-        self.length = length
-        self.batch = batch
         self._encode, self._weights, self._ops = encode, weights, ops
         answer, device = buckets.answer, weights.device
 
@@ -81,16 +77,14 @@ class StepGraphs:
             "decode": self._decode,
             "verify": self._verify,
         }
-        self.captured = False
 
     def capture(self, runner: Runner) -> None:
         """Replace every stage by its graph."""
         with torch.inference_mode():
-            self.stages = {name: runner.capture(self.stages[name]) for name in STAGES}
-        self.captured = runner.graphs
+            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def run(self, stage: str) -> None:
-        """Start one stage of :data:`STAGES`."""
+        """Start ``vision``, ``prefill``, ``decode`` or ``verify``."""
         self.stages[stage]()
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
