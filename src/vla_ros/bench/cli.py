@@ -31,7 +31,7 @@ MODELS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros bench``."""
+    """Add the arguments of ``vla-ros bench``."""
     add_config_arguments(parser)
     parser.add_argument(
         "--policy",
@@ -93,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     Stopwatch.pause = 1e-3 * arguments.pause
     module = importlib.import_module(f"vla_ros.bench.{_module(arguments)}")
     result = module.bench(arguments, _progress())
-    text = json.dumps(_rounded(result), indent=2)
+    rounded = json.loads(json.dumps(result), parse_float=lambda text: round(float(text), 5))
+    text = json.dumps(rounded, indent=2)
     if arguments.json is not None and str(arguments.json) == "-":
         print(text)
         return 0
@@ -119,12 +120,6 @@ def _module(arguments: argparse.Namespace) -> str:
         how = f"--policy {name} -p policy.checkpoint:={model}"
         raise VlaRosError(f"--model {model}: a checkpoint of the policy '{name}'; time it with {how}")
     return name
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return round(value, 5) if isinstance(value, float) else value
 
 
 def _frame_size(text: str) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def random_model(architecture: Architecture, device: torch.device, dtype: torch.
 
 
 def random_weights(model: OpenVLAModel, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Produce:
-    """Random weights, made on the device when they are asked for, scaled so that no signal vanishes."""
+    """Return a function that makes random weights on the device, scaled so that no signal vanishes."""
     generator = torch.Generator(device).manual_seed(seed)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
 

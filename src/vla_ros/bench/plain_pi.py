@@ -27,7 +27,7 @@ Answer = Callable[[FlowRequest], NDArray[np.float32]]
 
 
 class PlainPi:
-    """One chunk in plain PyTorch; every layer's function goes through ``wrap``, such as ``torch.compile``."""
+    """Computes a chunk in plain PyTorch; ``wrap``, such as ``torch.compile``, is applied to each layer."""
 
     def __init__(self, network: PiNetwork, steps: int, wrap: Wrap = lambda function: function) -> None:
         self._network, self._times = network, euler_times(steps, summed=True)
@@ -36,7 +36,7 @@ class PlainPi:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, tokens: Tensor, length: Tensor, state: Tensor, noise: Tensor) -> Tensor:
-        """One chunk [H, A].
+        """Compute one chunk [H, A].
 
         From uint8 images [cameras, S, S, 3], int64 tokens [L] (``length`` without padding), float32 state [A] and
         noise [H, A].
@@ -109,7 +109,7 @@ def eager(network: PiNetwork, steps: int) -> Answer:
 
 
 def compiled(network: PiNetwork, steps: int, request: FlowRequest, backend: str = "inductor") -> Answer:
-    """Every layer under ``torch.compile``, all of it as one CUDA graph; the shapes are those of ``request``."""
+    """Run every layer under ``torch.compile``, all in one CUDA graph, with the shapes of ``request``."""
     device, runner = network.device, make_runner(network.device)
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     plain = PlainPi(network, steps, lambda function: torch.compile(function, dynamic=False, backend=backend))
@@ -135,7 +135,7 @@ def compiled(network: PiNetwork, steps: int, request: FlowRequest, backend: str 
 
 
 def _inputs(network: PiNetwork, request: FlowRequest) -> list[Tensor]:
-    """Images, padded tokens, their number, state and noise, on the host."""
+    """Return images, padded tokens, their number, state and noise, on the host."""
     tokens = np.zeros(PROMPT_TOKENS[network.architecture.model], np.int64)
     tokens[: len(request.tokens)] = request.tokens
     images = np.stack([np.asarray(image) for image in request.images])
@@ -159,7 +159,7 @@ def _norm(hidden: Tensor, parts: Tensor) -> Tensor:
 def _layer(
     layer: Any, hidden: Tensor, norms: tuple[Tensor, Tensor], rotary: Any, cache: Any, mask: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One layer over [1, N, width] behind ``cache``; its own keys and values."""
+    """Run one layer over [1, N, width] behind ``cache``; also return its keys and values."""
     size = rotary[0].shape[-1]
     projected = layer.qkv(_norm(hidden, norms[0]))
     query, key, value = projected.split([projected.shape[-1] - 2 * size, size, size], dim=-1)

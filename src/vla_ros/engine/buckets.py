@@ -22,7 +22,7 @@ class Buckets:
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Return multiples of ``step`` up to twice the patches, then of four steps: typical prompts pad least."""
+        """Return multiples of ``step`` up to twice the patches, beyond that of four steps."""
         room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
         lengths = []
         length = -(-(patches + answer + 1) // step) * step

@@ -100,10 +100,10 @@ def verify_all(
     waiting: Sequence[Generator[Fed, Predictions, Decoded]],
     verify: Callable[[Sequence[Fed | None]], Sequence[Predictions]],
 ) -> list[Decoded]:
-    """Run the generators of B observations to the end, with one ``verify`` per round for all that remain.
+    """Run the generators of B observations to the end, with one ``verify`` per round for all unfinished ones.
 
-    ``verify`` receives the tokens that each observation wants verified (None for those that are done) and returns
-    predictions for each; surplus predictions are ignored.
+    ``verify`` takes the tokens to verify of each observation (None if it is finished) and returns predictions for
+    each; surplus predictions are ignored.
     """
     done: list[Decoded | None] = [None] * len(waiting)
     wants: list[Fed | None] = [None] * len(waiting)

@@ -42,7 +42,7 @@ def check_layers(ops: GemmaOps, model: FlowModel) -> None:
 
 
 def _layer(ops: GemmaOps, model: FlowModel, gemma: Gemma, count: int) -> dict[str, Tensor]:
-    """Keys, values and stream of one layer over noise; the expert's also a step of the flow."""
+    """Return keys, values and stream of one layer over noise; for the expert also actions after a flow step."""
     generator = torch.Generator().manual_seed(count)
 
     def noise(*shape: int) -> Tensor:

@@ -43,7 +43,7 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``(rows * row_scale) @ (weight * scale).T`` by cuBLAS, scales included: [M, N] in ``dtype``.
+    """Return ``(rows * row_scale) @ (weight * scale).T`` [M, N] in ``dtype``; cuBLAS applies the scales.
 
     ``rows`` are FP8 [M, K], ``row_scale`` float32 [M, 1], ``weight`` FP8 [N, K], ``scale`` float32 [N]. On a GPU
     ``dtype`` is bfloat16.

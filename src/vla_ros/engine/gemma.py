@@ -42,7 +42,7 @@ class GemmaLayer:
 
 @dataclass(frozen=True, eq=False)
 class Gemma:
-    """The weights of one Gemma."""
+    """Weights of one stack of Gemma layers."""
 
     shape: GemmaShape  # sizes
     layers: tuple[GemmaLayer, ...]  # one per layer
@@ -171,7 +171,7 @@ class Guide:
 
 
 def predict_velocity(stream: Stream, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:
-    """Velocity float32 [B, H, A] of the last H rows of ``stream``, which is behind the last norm."""
+    """Return the velocity, float32 [B, H, A], of the last H rows of ``stream``, after the last norm."""
     assert isinstance(stream.normed, Tensor)
     return functional.linear(stream.normed[:, -horizon:].float(), *out)
 
@@ -251,7 +251,7 @@ def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
 
 
 def rotary_tables(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, [positions, head_dim / 2], computed in float32 and rounded as ``like``."""
+    """Return cosine and sine of every position, [positions, head_dim / 2], rounded to the type of ``like``."""
     steps = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32)
     angles = torch.arange(positions, device=like.device).float()[:, None] * ROPE_THETA ** (-steps / head_dim)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

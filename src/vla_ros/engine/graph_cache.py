@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Generic, TypeVar
 
 from vla_ros.engine.buckets import Buckets
@@ -21,6 +22,9 @@ class GraphCache(Generic[P]):
     captures it; until then a longer one is used, or the stages run without graphs. ``build`` creates the stages of
     a length with their own buffers, ``prepare`` captures them; without ``background``, this happens at once in the
     caller's thread.
+
+    Attributes:
+        failures: Lengths whose capture failed, with the reason.
     """
 
     def __init__(
@@ -29,43 +33,33 @@ class GraphCache(Generic[P]):
         self._buckets = buckets
         self._build = build
         self._prepare = prepare
-        self._background = background
-        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "capture") if background else None
+        self._captures: dict[int, Future[None]] = {}
         self._ready: dict[int, P] = {}
         self._plain: dict[int, P] = {}
-        self._failed: dict[int, Exception] = {}
-        self._worker: threading.Thread | None = None
-        self._closed = False
+        self.failures: dict[int, Exception] = {}
 
     @property
     def ready(self) -> tuple[int, ...]:
         """Captured lengths."""
-        with self._lock:
-            return tuple(sorted(self._ready))
-
-    @property
-    def failures(self) -> dict[int, Exception]:
-        """Lengths whose capture failed, with the reason."""
-        with self._lock:
-            return dict(self._failed)
+        return tuple(sorted(self._ready))
 
     def ensure(self, length: int) -> None:
         """Capture a length now; errors of building or capturing are raised."""
-        if length not in self.ready:
+        if length not in self._ready:
             built = self._build(length)
             self._prepare(built)
-            with self._lock:
-                self._ready[length] = built
+            self._ready[length] = built
 
     def take(self, prompt: int) -> P:
         """Return stages that can run a prompt of this many tokens now."""
         best = self._buckets.require(prompt)
+        if self._worker is None and best not in self.failures:
+            self.ensure(best)
         if best in self._ready:
             return self._ready[best]
-        if not self._background and best not in self._failed:
-            self.ensure(best)
-            return self._ready[best]
-        self._start(best)
+        if self._worker is not None and best not in self._captures:
+            self._captures[best] = self._worker.submit(self._work, best)
         longer = self._buckets.choose(prompt, self.ready)
         if longer is not None:
             return self._ready[longer]
@@ -75,32 +69,20 @@ class GraphCache(Generic[P]):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for captures; return False after ``timeout`` seconds."""
-        worker = self._worker
-        if worker is not None:
-            worker.join(timeout)
-            return not worker.is_alive()
-        return True
+        return not wait_for(self._captures.values(), timeout).not_done
 
     def close(self) -> None:
         """Wait for the worker, then drop all graphs."""
-        self._closed = True
-        self.wait()
-        with self._lock:
-            self._ready.clear()
+        if self._worker is not None:
+            self._worker.shutdown(cancel_futures=True)
+        self._ready.clear()
         self._plain.clear()
-
-    def _start(self, length: int) -> None:
-        busy = self._worker is not None and self._worker.is_alive()
-        if not busy and length not in self._failed and not self._closed:
-            self._worker = threading.Thread(target=self._work, args=(length,), name="capture", daemon=True)
-            self._worker.start()
 
     def _work(self, length: int) -> None:
         try:
             self.ensure(length)
         except Exception as error:
             logger.warning("sequence length %d runs without graphs: %s", length, error)
-            with self._lock:
-                self._failed[length] = error
+            self.failures[length] = error
             return
         self._plain.pop(length, None)

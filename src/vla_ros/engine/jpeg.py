@@ -66,7 +66,7 @@ def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any) -
 
 
 def _forward() -> np.ndarray:
-    """Loeffler's, Ligtenberg's and Moschytz's DCT with factors of 13 bits."""
+    """Return the DCT of Loeffler, Ligtenberg and Moschytz as a matrix, in multiples of 2^-13."""
     x = np.eye(8, dtype=np.int64)
     s0, s1, s2, s3 = (x[i] + x[7 - i] for i in range(4))
     d4, d5, d6, d7 = (x[i] - x[7 - i] for i in (3, 2, 1, 0))
@@ -81,7 +81,7 @@ def _forward() -> np.ndarray:
 
 
 def _fast_inverse() -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Arai's, Agui's and Nakajima's inverse DCT: what its five products take, their factors, and what follows."""
+    """Return the inverse DCT of Arai, Agui and Nakajima: inputs of its five products, factors, and outputs."""
     unit = np.eye(13, dtype=np.int64)
     x, (m0, m1, m2, m3, m4) = unit[:8], unit[8:]
     z13, z10, z11, z12 = x[5] + x[3], x[5] - x[3], x[1] + x[7], x[1] - x[7]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vla_ros.engine.shapes import LlmShape
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, rotary_tables
+from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, linears_by_role, rotary_tables
 
 
 class LlamaDecoder(nn.Module):
@@ -61,15 +61,9 @@ def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
 
 
 def _layer_as_loaded(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return Layer(
-        attention_norm=layer.input_layernorm.weight,
-        qkv=Matrix.of_linears("qkv", attention.q_proj, attention.k_proj, attention.v_proj),
-        o_proj=Matrix.of_linears("o_proj", attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=Matrix.of_linears("gate_up", mlp.gate_proj, mlp.up_proj),
-        down_proj=Matrix.of_linears("down_proj", mlp.down_proj),
-    )
+    matrices = {role: Matrix.of_linears(role, *linears) for role, linears in linears_by_role(layer).items()}
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    return Layer(attention_norm=norms[0].weight, mlp_norm=norms[1].weight, **matrices)
 
 
 def _layer(shape: LlmShape) -> nn.Module:

@@ -33,7 +33,7 @@ class KVCache:
     def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
         """Return a cache of zeros: masked positions are multiplied by 0, and old memory could contain NaN.
 
-        ``layers`` is the number of separate layers; with 1 all share one, for a pass that nothing continues.
+        ``layers`` is the number of separate layers; with 1 all share one, if nothing reads the cache afterwards.
         """
         shape, device = weights.shape, weights.device
         sizes = (batch, shape.kv_heads, capacity, shape.head_dim)
@@ -47,7 +47,7 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of a pass's rows in their sequences, with what every layer derives from them."""
+    """Positions of the rows of a pass in their sequences, and values derived from them for every layer."""
 
     at: Tensor  # int32 [B, R]
     prompt: bool  # True if these are rows 0 to R - 1 of every observation
@@ -190,22 +190,22 @@ class Ops:
         return mixed.transpose(1, 2).reshape(batch, rows, -1)
 
     def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
-        """``stream + rows @ matrix.T`` in front of a norm with weight ``norm``; may overwrite ``stream``."""
+        """Return ``stream + rows @ matrix.T`` before a norm with weight ``norm``; may overwrite ``stream``."""
         assert isinstance(rows, Tensor)
         return Residual(stream.hidden + _linear(rows, matrix)[0].to(norm.dtype), norm)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
-        """Norm, both projections and the gated activation of layer ``index``: [B, R, intermediate]."""
+        """Norm, project to gate and up, and activate in layer ``index``: [B, R, intermediate]."""
         size = weights.shape.intermediate_size
         gate, up = _linear(self.norm(weights, stream), weights.layers[index].gate_up, (size, size))
         return functional.silu(gate) * up
 
     def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
-        """Last norm and head: float32 logits [B, R, vocab]."""
+        """Apply the last norm and the head: float32 logits [B, R, vocab]."""
         return _linear(self.norm(weights, stream), weights.lm_head)[0].float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Greedy tokens, int64 [B, R], and the distance to the second best logit, float32 [B, R].
+        """Return greedy tokens, int64 [B, R], and the distance to the second best logit, float32 [B, R].
 
         The first of equal logits wins. The margin is NaN where a logit is.
         """
@@ -233,20 +233,20 @@ def prompt_positions(hidden: Tensor) -> Tensor:
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of [..., N], computed in float32 and rounded before the weight is applied."""
+    """Return the RMS norm of [..., N], computed in float32 and rounded before the weight is applied."""
     wide = hidden.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * scaled.to(hidden.dtype)
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary embedding of [B, R, heads, head_dim]; the halves of a head are the pairs, as in transformers."""
+    """Apply the rotary embedding to [B, R, heads, head_dim]; pairs are the halves of a head, as in transformers."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:
-    """``rows @ matrix.T``, split into the outputs of what was fused."""
+    """Return ``rows @ matrix.T``, split into the outputs of the fused layers."""
     if matrix.linears:
         return [linear(rows) for linear in matrix.linears]
     product = functional.linear(rounded(rows, matrix), dequantize(matrix, rows.dtype))
@@ -279,7 +279,7 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
 
 
 def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Attention step by step, softmax in float32."""
+    """Compute attention step by step, the softmax in float32."""
     groups = query.shape[1] // keys.shape[1]
     keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (keys, values))
     if causal:

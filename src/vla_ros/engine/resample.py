@@ -44,11 +44,11 @@ class Taps:
 
     @classmethod
     def of(cls, step: FixedPointResize, device: torch.device) -> Taps:
-        """One step on ``device``."""
+        """Return one step's taps on ``device``."""
         return cls(_to(step.positions, device).reshape(-1), _to(step.weights, device)[:, :, None])
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Uint8 [A, N, C] to uint8 [A, M, C], rounded as Pillow rounds."""
+        """Resize uint8 [A, N, C] to uint8 [A, M, C], rounding like Pillow."""
         count, samples, _ = self.weights.shape
         rows = max(1, _AT_ONCE // (count * samples * images.shape[2]))
         parts = [self._sums(images[start : start + rows]) for start in range(0, images.shape[0], rows)]
@@ -153,14 +153,14 @@ def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
 
 
 def _kernels(device: torch.device, module: str = "resample") -> Any:
-    """Triton's kernels, or None where they do not run."""
+    """Return Triton's kernels, or None where they do not run."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     return import_module(f"vla_ros.engine.kernels.{module}")
 
 
 def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
-    """A kernel with one program per block of a row; its first table is one of rows, its third one of columns."""
+    """Run a kernel with one program per block of a row; the first table is for rows, the third for columns."""
     height, width = len(tables[0]), len(tables[2])
 
     def run(images: Tensor) -> Tensor:

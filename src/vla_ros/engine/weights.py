@@ -148,19 +148,21 @@ def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
     With ``keep`` the module stays usable: dense weights become views of the fused ones, quantised ones are copies.
     Otherwise each weight is freed as soon as it is fused, so that at most one exists twice.
     """
+    groups = linears_by_role(layer)
+    matrices = {role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()}
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    return Layer(attention_norm=norms[0].weight.data, mlp_norm=norms[1].weight.data, **matrices)
+
+
+def linears_by_role(layer: Any) -> dict[str, list[Any]]:
+    """Return the linear layers that make up each matrix of a layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    groups = {
+    return {
         "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
         "o_proj": [attention.o_proj],
         "gate_up": [mlp.gate_proj, mlp.up_proj],
         "down_proj": [mlp.down_proj],
     }
-    matrices = {role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()}
-    return Layer(
-        attention_norm=layer.input_layernorm.weight.data,
-        mlp_norm=layer.post_attention_layernorm.weight.data,
-        **matrices,
-    )
 
 
 def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:

@@ -84,7 +84,7 @@ def qkv_kernel(
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
+    """Compute queries, keys and values of the normed rows, rotated; store keys and values in the cache.
 
     ``query`` [M, HEADS, HEAD]; ``keys`` and ``values`` [M / ROWS, KV_HEADS, CAPACITY, HEAD]; ``positions`` [M];
     ``cosine`` and ``sine`` [positions, HEAD / 2]. ``now`` and ``fixed`` [outputs] are the products with the norm's

@@ -17,7 +17,7 @@ def add_norm_kernel(
     hidden, branch, norm, times, out, scales, eps, TIME, ADAPTIVE: tl.constexpr, BRANCH: tl.constexpr,
     QUANTIZE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: adds ``[gate *] branch`` to ``hidden`` [M, N] in place, then its norm to ``out``.
+    """Add ``[gate *] branch`` to ``hidden`` [M, N] in place, then store its norm; one program per row.
 
     ``norm`` is the norm's scale and shift at the first time, behind the gate of the norm before; those of the next
     time are TIME numbers further.
@@ -55,7 +55,7 @@ def _quantized(row, to):
 
 @triton.jit
 def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """``gelu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
+    """Store ``gelu(gate) * up`` of ``both`` [M, 2 N] (gate, then up) in ``out`` [M, N].
 
     With QUANTIZE, one program handles a whole row and writes its scale to ``scales``.
     """
@@ -72,7 +72,7 @@ def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def tanh_gelu(x):
-    """The tanh form of GELU, float32."""
+    """Return the tanh form of GELU, float32."""
     return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
 
 

@@ -14,11 +14,11 @@ def code_kernel(
     images, to_ycc, offsets, forward, before, factors, after, steps, scales, luma, chroma, H, W,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per 16 x 16 pixels of ``images`` uint8 [B, H, W, 3]: encodes and decodes their planes.
+    """Encode and decode the planes of ``images`` uint8 [B, H, W, 3]; one program per 16 x 16 pixels.
 
     Each image has ROWS x COLUMNS programs. ``luma`` uint8 [B, 16 ROWS, 16 COLUMNS]; ``chroma`` [B, 2, 8 ROWS,
     8 COLUMNS]. ``steps`` and ``scales`` [2, 8, 8] of luma and chroma; ``before`` [8, 8] and ``after`` [8, 16] with
-    zeros for products that there are not.
+    zeros as padding.
     """
     image, tile = tl.program_id(0) // (ROWS * COLUMNS), tl.program_id(0) % (ROWS * COLUMNS)
     block = tl.arange(0, 4)[:, None, None]
@@ -42,7 +42,7 @@ def code_kernel(
 
 @triton.jit
 def component(images, to_ycc, offsets, image, y, x, H, W, which: tl.constexpr):
-    """Luma, Cb or Cr of pixels; those behind the border are the last before it."""
+    """Return luma, Cb or Cr of pixels; beyond the border the last pixel is repeated."""
     at = images + ((image * H + tl.minimum(y, H - 1)) * W + tl.minimum(x, W - 1)) * 3
     total = tl.load(offsets + which)
     for colour in tl.static_range(3):
@@ -52,7 +52,7 @@ def component(images, to_ycc, offsets, image, y, x, H, W, which: tl.constexpr):
 
 @triton.jit
 def code(blocks, forward, before, factors, after, steps, scales):
-    """Quantise the DCT of ``blocks`` [A, 8, 8] and compute it back: 0 to 255."""
+    """Quantise the DCT of ``blocks`` [A, 8, 8] and invert it: levels 0 to 255."""
     row, column = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
     table = row * 8 + column
     dct = tl.load(forward + table)
@@ -72,7 +72,7 @@ def code(blocks, forward, before, factors, after, steps, scales):
 
 @triton.jit
 def multiply(x, matrix):
-    """``x`` [A, 8, 8] times ``matrix`` [8, 8] along the last axis."""
+    """Multiply ``x`` [A, 8, 8] by ``matrix`` [8, 8] along the last axis."""
     return tl.sum(x[:, :, None, :] * matrix[None, None, :, :], axis=3)
 
 
@@ -103,7 +103,7 @@ def merge_kernel(
 
 @triton.jit
 def enlarged(plane, row, other, near, beside, rounding, inside, COLUMNS: tl.constexpr):
-    """Samples between ``row`` and ``other``, and between columns ``near`` and ``beside``, minus 128."""
+    """Interpolate between ``row`` and ``other``, and between columns ``near`` and ``beside``; subtract 128."""
     total = rounding
     for column in tl.static_range(2):
         at = beside if column else near

@@ -34,7 +34,7 @@ def multiply(
     ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
+    """Return ``x[rows] @ weight[outputs].T``, float32 [BLOCK_M, BLOCK_N]; with PAIRS partners are adjacent.
 
     ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`.
     """
@@ -60,7 +60,7 @@ def multiply_dense(
     x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_N, BLOCK_M]: weights [N, K] that are stored as the checkpoint has them, or in FP8, times rows.
+    """Multiply dense or FP8 weights [N, K] by rows: float32 [BLOCK_N, BLOCK_M].
 
     As in :func:`multiply_packed`, the GROUPS parts of an iteration have sums of their own, spread over the warps.
     FP8 weights are widened to the type of ``x``: with float16 that takes one instruction for two weights.
@@ -217,7 +217,7 @@ def qkv_kernel(
     MORE: tl.constexpr, ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
+    """Compute queries, keys and values of the normed rows, rotated; store keys and values in the cache.
 
     ``query`` [M, HEADS, HEAD]; ``keys`` and ``values`` [M / ROWS, KV_HEADS, CAPACITY, HEAD]; ``positions`` [M];
     ``cosine`` and ``sine`` [positions, HEAD / 2].

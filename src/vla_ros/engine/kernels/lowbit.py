@@ -37,7 +37,7 @@ def multiply_packed(
     x, words, scale, rows, fragment, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [8 FRAGMENTS, BLOCK_M]: weights of ``fragment`` [FRAGMENTS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
+    """Multiply ``fragment`` [FRAGMENTS] by ``rows`` [BLOCK_M] of ``x`` [M, K]: float32 [8 FRAGMENTS, BLOCK_M].
 
     Sum p of K_GROUPS takes K-groups p, p + K_GROUPS, ... of all fragments. The sums are spread over the warps and
     added up after the loop, always in the same order. Scales are applied to sums, not to weights.
@@ -110,7 +110,7 @@ def multiply_packed(
 
 @triton.jit
 def add_groups(sums, BLOCK_M: tl.constexpr):
-    """Sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; all columns of a single row are equal."""
+    """Add up sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; a single row fills all columns equally."""
     summed = tl.sum(sums, axis=0)
     if BLOCK_M == 1:
         summed = tl.max(summed, axis=1)[:, None]

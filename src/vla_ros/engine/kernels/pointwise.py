@@ -13,7 +13,7 @@ from vla_ros.engine.kernels.linear import saturate, store_rotated
 
 @triton.jit
 def fp8_scale(largest):
-    """Return the scale of a row whose largest magnitude, given here, becomes 448."""
+    """Return the FP8 scale of a row, given its largest magnitude, which becomes 448."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 
@@ -38,7 +38,7 @@ def store_fp8(value, scale, out, sums, row, start, N, GROUPED: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(x, out, scales, sums, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row: ``x`` [M, N] to FP8 and scales [M]."""
+    """Quantise ``x`` [M, N] to FP8 with scales [M]; one program per row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * N + column, mask=column < N, other=0.0)
@@ -52,9 +52,9 @@ def rms_norm_kernel(
     x, branch, row_scale, column_scale, norm, out, scales, sums, eps,
     PARTS: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: adds the scaled sum of ``branch`` [PARTS, M, N] to ``x`` [M, N], whose norm is ``out``.
+    """Add the scaled sum of ``branch`` [PARTS, M, N] to ``x`` [M, N], and store its norm; one program per row.
 
-    It is rounded before the weight is applied, as in Llama. With FP8 it is quantised, with ``scales`` [M].
+    The norm is rounded before the weight is applied, as in Llama; with FP8 it is quantised, with ``scales`` [M].
     PARTS may be 0; ``row_scale`` [M] and ``column_scale`` [N] may be None.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -139,7 +139,7 @@ def rotate_kernel(
 
 @triton.jit
 def gated(both, row_scale, column_scale, row, column, N, SCALED: tl.constexpr):
-    """``silu(gate) * up`` of some columns of a row of ``both`` [M, 2 N]."""
+    """Return ``silu(gate) * up`` of some columns of a row of ``both`` [M, 2 N]."""
     inside = column < N
     gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
@@ -155,7 +155,7 @@ def silu_multiply_kernel(
     both, row_scale, column_scale, out, scales, sums, N,
     SCALED: tl.constexpr, FP8: tl.constexpr, GROUPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
+    """Store ``silu(gate) * up`` of ``both`` [M, 2 N] (gate, then up) in ``out`` [M, N].
 
     With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 ``out`` is
     quantised, with ``scales`` [M]: a program has a whole row and computes it twice, first for its largest number.

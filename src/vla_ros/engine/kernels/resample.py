@@ -17,7 +17,7 @@ def float_resize_kernel(
     images, rows, row_weights, columns, column_weights, out, H, W, HEIGHT, WIDTH, ROW_TAPS, COLUMN_TAPS,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3]; a program has BLOCK levels of one row.
+    """Resize ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3]; a program has BLOCK levels of a row.
 
     ``rows`` [HEIGHT, ROW_TAPS] and ``columns`` [WIDTH, COLUMN_TAPS] are positions. Taps are added one by one.
     """
@@ -63,7 +63,7 @@ def crop_kernel(
 
 @triton.jit
 def between(row, one, other, share, unit, inside):
-    """Levels in [0, 1] between two columns of a row."""
+    """Interpolate between two columns of a row; levels in [0, 1]."""
     left = tl.load(row + one, mask=inside, other=0).to(tl.float32) * unit
     right = tl.load(row + other, mask=inside, other=0).to(tl.float32) * unit
     return left + (right - left) * share

@@ -18,7 +18,7 @@ def patchify_kernel(
     images, table, out, SIDE: tl.constexpr, PATCH: tl.constexpr, TOWERS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per patch: ``images`` uint8 [B, H, W, 3] to ``out`` [TOWERS, B * patches, WIDTH].
+    """Split ``images`` uint8 [B, H, W, 3] into ``out`` [TOWERS, B * patches, WIDTH]; one program per patch.
 
     ``table`` [TOWERS, 3, 256] maps a byte to its normalised value. ``SIDE`` is the number of patches across. Zeros
     follow the 3 * PATCH * PATCH values.
@@ -41,7 +41,7 @@ def embed_kernel(
     patches, positions, prefix, gain, bias, tokens, out, eps,
     ROWS: tl.constexpr, PREFIX: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: ``patches`` [B, ROWS - PREFIX, N] plus ``positions``, behind ``prefix`` [PREFIX, N].
+    """Add ``positions`` to ``patches`` [B, ROWS - PREFIX, N], behind ``prefix`` [PREFIX, N]; one program per token.
 
     The sum goes to ``tokens`` [B, ROWS, N], its layer norm to ``out``.
     """
@@ -69,7 +69,7 @@ def add_norm_kernel(
     tokens, branch, scale, gain, bias, factor, offset, out, eps,
     SCALED: tl.constexpr, FILM: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: adds ``[scale *] branch`` to ``tokens`` [M, N] in place; its layer norm to ``out``.
+    """Add ``[scale *] branch`` to ``tokens`` [M, N] in place, its layer norm to ``out``; one program per token.
 
     With FILM the sum is multiplied by ``factor`` [N] and shifted by ``offset`` [N] first.
     """
@@ -97,7 +97,7 @@ def add_kernel(
     tokens, branch, scale, out, stride,
     ROWS: tl.constexpr, PREFIX: tl.constexpr, SCALED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per patch: ``tokens + [scale *] branch`` [B, ROWS, N] without the first PREFIX rows.
+    """Store ``tokens + [scale *] branch`` [B, ROWS, N] without the first PREFIX rows; one program per patch.
 
     Rows of ``out`` [B * (ROWS - PREFIX), N] are ``stride`` apart, as part of wider ones.
     """
@@ -124,7 +124,7 @@ def _multiply(a, b):
 
 @triton.jit
 def _layer_norm(value, gain, bias, inside, eps, N: tl.constexpr):
-    """Float32; the last step is fused as in torch's kernel."""
+    """Return the layer norm, float32; the last step is fused as in torch's kernel."""
     wide = value.to(tl.float32)
     off = tl.where(inside, wide - tl.sum(wide, axis=0) / N, 0.0)
     scale = tl.rsqrt(tl.sum(off * off, axis=0) / N + eps)

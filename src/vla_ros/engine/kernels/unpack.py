@@ -58,7 +58,7 @@ NIBBLES_FP8 = _assembler(4, 2, 4, "0", "and.b32 {to}, word, 0x0F0F0F0F;")
 
 @triton.jit
 def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Nibble j of ``words`` [A, B, 128] + 128 + ``offset`` for j = 0 to 7: whole numbers, exact in every type.
+    """Return nibble j of ``words`` [A, B, 128] + 128 + ``offset``, j = 0 to 7: whole numbers, exact in every type.
 
     ASM is for bfloat16 and takes two words at a time: a bfloat16 of exponent 7 counts in ones, so that a nibble
     written into the mantissa of 128 is 128 + nibble, and one packed addition makes two weights of it.
@@ -95,7 +95,7 @@ def unpack_int4_half(words, low, high):
 
 @triton.jit
 def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Byte j of ``words`` [A, B, 128] for j = 0 to 3: whole numbers from -128 to 127, exact in every type.
+    """Return byte j of ``words`` [A, B, 128], j = 0 to 3: whole numbers from -128 to 127, exact in every type.
 
     ASM is for bfloat16 and takes two words at a time. The lower 7 bits, written into the mantissa of 128, are
     128 + these; the sign, written into the lowest bit of the exponent of -128, is -128 or -256; the sum is the
@@ -124,7 +124,7 @@ def unpack_int8_half(words):
 
 @triton.jit
 def nibbles_fp8(words, ASM: tl.constexpr):
-    """Nibbles of ``words`` [A, B, 128] as FP8: the byte n is the number n * 2^-9, so a mask is all it takes.
+    """Return the nibbles of ``words`` [A, B, 128] as FP8: the byte n is n * 2^-9, so a mask suffices.
 
     Tensor 2 w + p has, of word w of every lane, nibbles p, p + 2, p + 4 and p + 6 in the lane's four places.
     """
@@ -157,7 +157,7 @@ def one_of_two(word, first):
 
 @triton.jit
 def matrix_fp8(packed, FRAGMENTS: tl.constexpr, ASM: tl.constexpr):
-    """Words [FRAGMENTS, 1, 128] of 4 bits to nibbles * 2^-9 [8 FRAGMENTS, 128], in ``int4.reorder``'s order."""
+    """Unpack words [FRAGMENTS, 1, 128] to nibbles * 2^-9 [8 FRAGMENTS, 128], in the order of ``int4.reorder``."""
     n0, n1, n2, n3, n4, n5, n6, n7 = nibbles_fp8(packed, ASM)
     both = tl.join(tl.join(tl.join(n0, n1), tl.join(n2, n3)), tl.join(tl.join(n4, n5), tl.join(n6, n7)))
     both = both.reshape(FRAGMENTS, FRAGMENT_N, 4, 4, 2, 2, 2)  # fragment, g, t, byte, p, i, h
@@ -166,7 +166,7 @@ def matrix_fp8(packed, FRAGMENTS: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def side_by_side(words):
-    """Pairs of words [A, B, 128] whose halves e become word e: all its numbers, from the lowest bits on."""
+    """Swap halves within pairs of words [A, B, 128], so that word e has all numbers of half e."""
     first, second = tl.split(words.reshape(words.shape[0], words.shape[1], WORDS // 2, 2))
     low = (first & 0xFFFF) | (second << 16)
     high = ((first >> 16) & 0xFFFF) | (second & -65536)
@@ -187,20 +187,20 @@ def narrow(value, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def per_lane(entries, A: tl.constexpr, B: tl.constexpr):
-    """[A, B, 8], one per output of a fragment, to [A, B, 128], one per word."""
+    """Spread [A, B, 8], one per output of a fragment, to [A, B, 128], one per word."""
     return tl.broadcast_to(entries[:, :, :, None], (A, B, FRAGMENT_N, 16)).reshape(A, B, WORDS)
 
 
 @triton.jit
 def as_operand(number, FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr):
-    """One number of words [FRAGMENTS, K_GROUPS, 128] as matrices [K_GROUPS, 8 FRAGMENTS, 16]."""
+    """View one number of words [FRAGMENTS, K_GROUPS, 128] as matrices [K_GROUPS, 8 FRAGMENTS, 16]."""
     split = number.reshape(FRAGMENTS, K_GROUPS, FRAGMENT_N, 4, 2, 2)  # fragment, group, g, t, h, e
     return split.permute(1, 0, 2, 4, 3, 5).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N, 16)
 
 
 @triton.jit
 def in_four(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
-    """[K_GROUPS, 64, ROWS] split into inputs 16 j to 16 j + 15, j = 0 to 3: [K_GROUPS, 16, ROWS] each."""
+    """Split [K_GROUPS, 64, ROWS] into inputs 16 j to 16 j + 15, j = 0 to 3: [K_GROUPS, 16, ROWS] each."""
     even, odd = tl.split(x.reshape(K_GROUPS, 2, 2, 16, ROWS).permute(0, 3, 4, 1, 2))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
@@ -209,7 +209,7 @@ def in_four(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def in_eight(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
-    """[K_GROUPS, 128, ROWS] split into inputs 16 j to 16 j + 15, j = 0 to 7: [K_GROUPS, 16, ROWS] each."""
+    """Split [K_GROUPS, 128, ROWS] into inputs 16 j to 16 j + 15, j = 0 to 7: [K_GROUPS, 16, ROWS] each."""
     even, odd = tl.split(x.reshape(K_GROUPS, 2, 2, 2, 16, ROWS).permute(0, 4, 5, 1, 2, 3))
     x04, x26 = tl.split(even)
     x15, x37 = tl.split(odd)
@@ -222,7 +222,7 @@ def in_eight(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def matrix_int4(packed, entries, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Words [FRAGMENTS, 1, 128] and grid entries [FRAGMENTS, 1, 8] of one K-group to weights [8 FRAGMENTS, 128]."""
+    """Unpack words [FRAGMENTS, 1, 128] and grid entries [FRAGMENTS, 1, 8] to weights [8 FRAGMENTS, 128]."""
     scale, offset = read_grid(entries)
     offset = per_lane(narrow(offset, DTYPE, ASM), FRAGMENTS, 1)
     scale = per_lane(narrow(scale, DTYPE, ASM), FRAGMENTS, 1)
@@ -237,7 +237,7 @@ def matrix_int4(packed, entries, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, A
 
 @triton.jit
 def matrix_int8(packed, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Words [FRAGMENTS, 1, 128] of one K-group to numbers [8 FRAGMENTS, 64]: weights without their scale."""
+    """Unpack words [FRAGMENTS, 1, 128] to numbers [8 FRAGMENTS, 64], weights without their scale."""
     n0, n1, n2, n3 = unpack_int8(packed, DTYPE, ASM)
     both = tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(FRAGMENTS, FRAGMENT_N, 4, 2, 2, 2, 2)
     return both.permute(0, 1, 5, 6, 3, 2, 4).reshape(
