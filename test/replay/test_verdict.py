@@ -104,7 +104,7 @@ MOTION, GRIPPER = slice(0, 3), slice(6, 7)
             pytest.param(
                 changed(slice(0, 6), lambda motion, scale=scale: motion * scale),
                 "bad",
-                ["times as large as recorded ones: policy.unnorm_key"],
+                ["times as large as recorded ones: check policy.unnorm_key"],
                 id=f"{scale} times as large",
             )
             for scale in (10, 0.1)

@@ -82,19 +82,15 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"directions agree: cosine {cosine:.2f}, the best blind guess has {blind:.2f}"
     if gripper >= GOOD_GRIPPER:
         yield f"the gripper agrees: F1 {gripper:.2f}"
-    if min(skill["zero"], skill["mean_action"]) >= GOOD_SKILL:
-        share = 1 - min(skill["zero"], skill["mean_action"])
-        yield f"its squared error is {_percent(share)} of that of the best blind guess"
+    best = min(skill["zero"], skill["mean_action"])
+    if best >= GOOD_SKILL:
+        yield f"its squared error is {_percent(1 - best)} of that of the best blind guess"
     if not math.isnan(skill["hold_last"]):
-        yield (
-            f"its squared error is {_percent(1 - skill['hold_last'])} of that of repeating the last recorded "
-            "action, which a policy does not know"
-        )
+        share = _percent(1 - skill["hold_last"])
+        yield f"its squared error is {share} of that of repeating the last recorded action, which it does not know"
         if turns and turns["count"]:
-            yield (
-                f"where the motion turns ({turns['count']} frames) its cosine is {turns['direction_cosine']:.2f}, "
-                f"that of repeating the last recorded action {turns['baselines']['hold_last']:.2f}"
-            )
+            mine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
+            yield f"at {turns['count']} turns its cosine is {mine:.2f}, that of the last recorded action {held:.2f}"
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -114,28 +110,25 @@ def _accuracy(
 ) -> Iterator[str]:
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
-        yield (
-            "the policy returns the same action for every frame: the image may not reach the model, or this policy "
-            "ignores it"
-        )
+        yield "the policy returns the same action for every frame: it may not get the image, or ignores it"
         return
     if not figures["frames"]["compared"]:
         return
     # The translations of all arms, [M * A, 3].
     moved, wanted = (actions[:, list(arms)].reshape(-1, 3) for actions in (predicted, recorded))
-    scale = list(_scale(figures, moved, wanted))
+    scale = list(_scale(figures["direction_cosine"], moved, wanted))
     yield from scale
     mine, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
     if not scale and mine > mean:  # hold_last gets recorded actions, so only the blind baselines are a floor
         yield (
-            f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): "
-            "camera.orientation, policy.unnorm_key or control.delta_frame may be wrong"
+            f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): check "
+            "camera.orientation, policy.unnorm_key and control.delta_frame"
         )
     cosine = figures["direction_cosine"]
     if cosine < WEAK_COSINE:
         yield (
-            f"predicted and recorded directions hardly agree (cosine {cosine:.2f}): is the image upright "
-            "(camera.orientation), is it the right camera, does the instruction match the recording?"
+            f"directions hardly agree (cosine {cosine:.2f}): check camera.orientation, the camera's topic and the "
+            "instruction"
         )
         if better := _other_axes(moved, wanted):
             yield f"they would agree with axes ({better}): camera.orientation or control.delta_frame is wrong"
@@ -155,42 +148,36 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
     return name
 
 
-def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
+def _scale(cosine: float, predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
     """Detect motions that are all too large or too small, as with another dataset's statistics or units."""
-    cosine = figures["direction_cosine"]
-    if math.isnan(cosine):
-        return
     mine, other = (float(np.sqrt(metrics.mean(values**2, axis=None))) for values in (predicted, recorded))
     # Small motions may be caution: an uncertain policy returns the mean of its options.
     low, high, but = (0.25, 2.0, "directions agree, but ") if cosine >= GOOD_COSINE else (0.2, 5.0, "")
-    if other > 0 and not low < mine / other < high:
+    if not math.isnan(cosine) and other > 0 and not low < mine / other < high:
         yield (
-            f"{but}predicted motions are {mine / other:.3g} times as large as recorded ones: policy.unnorm_key, "
-            "control.translation_scale or control.rate_hz may be wrong"
+            f"{but}predicted motions are {mine / other:.3g} times as large as recorded ones: check "
+            "policy.unnorm_key, control.translation_scale and control.rate_hz"
         )
 
 
 def _gripper(gripper: Mapping[str, Any]) -> Iterator[str]:
     accuracy, predicted, fingers = gripper["accuracy"], gripper["closed_predicted"], gripper["fingers"]
-    if math.isnan(accuracy):
-        return
     mixed = 0.02 < gripper["closed_recorded"] < 0.98
     if fingers["when_closed"] > fingers["when_open"] + 0.1:
         yield (
-            "the recorded gripper numbers contradict the measured fingers, which are wider apart when the number "
-            "says closed: gripper.open_value and gripper.closed_value are swapped, or the two positions are"
+            "the recorded gripper numbers contradict the measured fingers: gripper.open_value and closed_value, or "
+            "gripper.open_position and closed_position, are swapped"
         )
     elif mixed and accuracy < 0.3:
         yield (
-            f"the gripper does the opposite (accuracy {accuracy:.2f}): gripper.open_value and gripper.closed_value "
-            "may be swapped"
+            f"the gripper does the opposite (accuracy {accuracy:.2f}): gripper.open_value and closed_value may be "
+            "swapped"
         )
-    elif mixed and not 0.002 <= predicted <= 0.998:
+    elif mixed and (predicted < 0.002 or predicted > 0.998):
         mine, recorded = ("[{:.3g}, {:.3g}]".format(*gripper[f"{key}_range"]) for key in ("predicted", "recorded"))
         yield (
-            f"the gripper never {'closes' if predicted < 0.5 else 'opens'}, though it did in the recording: its "
-            f"numbers lie in {mine}, recorded ones in {recorded}; check gripper.open_value, gripper.closed_value "
-            "and gripper.threshold"
+            f"the gripper never {'closes' if predicted < 0.5 else 'opens'}: its numbers lie in {mine}, recorded "
+            f"ones in {recorded}; check gripper.open_value, closed_value and threshold"
         )
 
 
@@ -230,10 +217,8 @@ def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
     """Detect missed deadlines, skipped frames, wrong stamps and refused commands."""
     deadline, frames, commands = figures["deadline"], figures["frames"], figures["commands"]
     if deadline["share"] > 0.01:
-        yield (
-            f"{_percent(deadline['share'])} of all inference steps took longer than the period of "
-            f"{deadline['period_ms']:.0f} ms (control.rate_hz)"
-        )
+        late, period = _percent(deadline["share"]), f"{deadline['period_ms']:.0f} ms"
+        yield f"{late} of all inference steps took longer than the period of {period} (control.rate_hz)"
     if figures["mode"] != "open_loop" and frames["skipped"] > 0.5 * max(1, frames["received"]):
         yield f"{frames['skipped']} of {frames['received']} frames were skipped because the policy was busy"
     offset = figures["stamp_offset_s"]
@@ -241,10 +226,7 @@ def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
         yield "the images have no stamp (the camera's driver must set one): joint states cannot be matched by stamp"
     if offset > _EARLY_FRAME_S or offset < -_OLD_FRAME_S:
         where = f"{offset:.3g} s ahead of" if offset > 0 else f"{-offset:.3g} s behind"
-        yield (
-            f"the frames' stamps are {where} the recorder's clock: the camera's clock is wrong, or its images "
-            "arrive late; joint states are matched by stamp"
-        )
+        yield f"the frames' stamps are {where} the recorder's clock: the camera's clock is wrong or images are late"
     for reason, count in commands["refused"].items():
         if count > 0.01 * frames["used"]:
             yield f"{count} of {frames['used']} commands were refused: {reason}"
