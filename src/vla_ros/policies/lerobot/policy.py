@@ -31,11 +31,12 @@ class LeRobotPolicy(Policy):
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, LeRobotOptions)
+        self._folder = Path(self._options.checkpoint).expanduser()
         self._checkpoint: Checkpoint | None = None
 
     def describe(self) -> PolicySpec:
         """Return inputs and outputs from the checkpoint's ``config.json``."""
-        return read_spec(Path(self._options.checkpoint))
+        return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
         """Load the checkpoint and infer once, because only a result shows the size of the chunks."""
@@ -44,7 +45,7 @@ class LeRobotPolicy(Policy):
         device = options.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._checkpoint = load(Path(options.checkpoint), device, options.tokenizer)
+        self._checkpoint = load(self._folder, device, options.tokenizer)
         if options.seed >= 0:
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
@@ -65,10 +66,10 @@ class LeRobotPolicy(Policy):
         values: dict[str, Any] = {}
         assert self._checkpoint is not None
         for name, feature in self._checkpoint.policy.config.input_features.items():
+            shape = _shape(name, feature)
             values[name] = (observation.images if is_image(name) else observation.state)[key_of(name)]
-            expected = _shape(name, feature)
-            if is_image(name) and values[name].shape[-3:] != expected:
-                found, trained = (f"{shape[1]}x{shape[0]}" for shape in (values[name].shape[-3:], expected))
+            if is_image(name) and values[name].shape[-3:] != shape:
+                found, trained = (f"{width}x{height}" for height, width, _ in (values[name].shape[-3:], shape))
                 raise VlaRosError(
                     f"image '{key_of(name)}' is {found}, the checkpoint was trained on {trained}; resize it, for "
                     f'example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
