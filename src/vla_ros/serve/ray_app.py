@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 _OWN = ("config", "checkpoint", "policy", "api_key_file")
-_NUMBERS = {"replicas": 1.0, "most_replicas": 0.0, "gpus": 0.0, "cpus": 1.0, "max_batch": 16.0, "robots": 16.0}
+_NUMBERS = {"replicas": "1", "most_replicas": "0", "gpus": "0", "cpus": "1", "max_batch": "16", "robots": "16"}
 
 
 def application(arguments: Mapping[str, str]) -> Any:
@@ -44,21 +44,12 @@ def application(arguments: Mapping[str, str]) -> Any:
     if unknown:
         known = ", ".join((*_OWN, *_NUMBERS))
         raise ConfigError(f"found the argument '{unknown[0]}', expected {known} or an option")
-    numbers = {name: _number(name, arguments.get(name), usual) for name, usual in _NUMBERS.items()}
+    numbers = {name: _number(name, arguments.get(name, usual)) for name, usual in _NUMBERS.items()}
     files = [config_file(arguments["config"])] if "config" in arguments else []
     options = chosen(arguments.get("policy"), arguments.get("checkpoint"), files)
     options += [f"{name}:={value}" for name, value in arguments.items() if "." in name]
     load(files, options)  # reports wrong options here, not in every replica
-    robots, least, most = int(numbers["robots"]), int(numbers["replicas"]), int(numbers["most_replicas"])
-    scaling: dict[str, Any] = {"num_replicas": least}
-    if most > least:
-        scaling = {
-            "autoscaling_config": {
-                "min_replicas": least,
-                "max_replicas": most,
-                "target_ongoing_requests": robots,  # an open connection counts as one request
-            }
-        }
+    robots, least = int(numbers["robots"]), int(numbers["replicas"])
     deployed = serve.deployment(
         Replica,
         name="vla_ros",
@@ -68,15 +59,17 @@ def application(arguments: Mapping[str, str]) -> Any:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=5.0,
         ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": numbers["gpus"]},
-        **scaling,
+        autoscaling_config={
+            "min_replicas": least,
+            "max_replicas": max(least, int(numbers["most_replicas"])),
+            "target_ongoing_requests": robots,  # an open connection counts as one request
+        },
     )
     limits = Limits(max_batch=int(numbers["max_batch"]), max_robots=4 * robots)
     return deployed.bind(files, options, arguments.get("api_key_file", ""), limits)
 
 
-def _number(name: str, text: str | None, usual: float) -> float:
-    if text is None:
-        return usual
+def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
