@@ -17,7 +17,7 @@ help:
 	@echo "make bench   measure this machine (benchmarks/)"
 	@echo "make faults  inject every fault fifty times into the real node and print the table"
 	@echo "make soak    run the node for MINUTES=60 and watch memory, threads, descriptors, latency"
-	@echo "make fuzz    damaged messages, images and bags: 170,000 of them"
+	@echo "make fuzz    170,000 damaged messages, images, bags, requests and answers"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(BIN)/python:
@@ -26,13 +26,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python's venv is missing: sudo apt-get install python3-venv"; exit 1; }
 
-# PyPI's PyTorch for Linux on x86-64 brings gigabytes of CUDA along. Where there is no NVIDIA GPU, PyTorch's own index
-# has one for the CPU, a tenth of the size; where that index cannot be reached, PyPI's is installed after all.
+# PyPI's PyTorch for Linux on x86-64 includes gigabytes of CUDA. Without an NVIDIA GPU, the build for the CPU from
+# PyTorch's own index is used, a tenth of the size; if that index cannot be reached, PyPI's build.
 $(VENV)/.torch: $(BIN)/python constraints.txt
 	@if command -v nvidia-smi > /dev/null 2>&1; then echo "NVIDIA driver found: PyTorch with CUDA"; else \
 	  echo "no NVIDIA driver found: PyTorch for the CPU, from $(TORCH_INDEX)"; \
 	  $(PIP) --retries 0 --timeout 20 --index-url $(TORCH_INDEX) torch || \
-	    echo "$(TORCH_INDEX) did not give it: going on with PyPI, whose build may be gigabytes"; fi
+	    echo "$(TORCH_INDEX) cannot be reached: using PyPI's build, which may have gigabytes"; fi
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch setup.py
@@ -56,7 +56,8 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# On three workers with a thread each, for two cores: one runs nodes and mostly waits (test/conftest.py). What failed is run once more with RETRY=1, alone.
+# Three workers with one thread each, for two cores: one worker runs nodes and mostly waits (test/conftest.py). RETRY=1
+# runs failed tests once more, alone.
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }

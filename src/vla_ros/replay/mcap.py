@@ -116,29 +116,24 @@ class McapFile:
             body, end = at + _HEAD.size, at + _HEAD.size + length
             if kind == _FOOTER:
                 return
-            if (kind not in _KNOWN and kind < 0x80) or (end > size and kind != _CHUNK):
+            is_chunk = kind == _CHUNK and self._add_chunk(body, min(end, size), end <= size)
+            if not is_chunk and (kind == _CHUNK or end > size or (kind not in _KNOWN and kind < 0x80)):
                 at = self._after_damage(at, kind)
                 continue
             if kind == _MESSAGE and length >= _MESSAGE_HEAD.size:
                 run = self._extend(run, at, end)
-            elif kind == _CHUNK and not self._add_chunk(body, min(end, size), end <= size):
-                at = self._after_damage(at, kind)
-                continue
             elif kind == _MESSAGE_INDEX and self._chunks and length >= 2:
                 self._chunks[-1].channels.add(struct.unpack_from("<H", self._bytes, body)[0])
             elif kind in (_SCHEMA, _CHANNEL):
                 self._define(kind, self._bytes[body:end])
             self._release(end - at)
             at = end
-        self._lose(
-            f"byte {min(at, size)}", "the file was not finished (no footer): it ends with the last whole record"
-        )
+        self._lose(f"byte {min(at, size)}", "the file was not finished: it ends with the last whole record")
 
     def _after_damage(self, at: int, kind: int) -> int:
         """Report the damage at ``at`` and return where reading continues."""
         onward = min((offset for offset in self._indexed() if offset > at), default=len(self._bytes))
-        what = f"record of unknown kind {kind}" if kind not in _KNOWN else f"record (kind {kind}) that is cut off"
-        self._lose(f"byte {at}", f"a {what}; {onward - at} bytes are lost")
+        self._lose(f"byte {at}", f"a damaged record (kind {kind}); {onward - at} bytes are lost")
         return onward
 
     def _indexed(self) -> Iterator[int]:
