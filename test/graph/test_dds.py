@@ -8,6 +8,7 @@ import time
 import pytest
 
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.wiring import Wiring
 
 STRING = "std_msgs/msg/String"
 
@@ -115,6 +116,19 @@ def test_idle_graph_does_not_burn_the_processor(dds):
     used = time.process_time()
     graph.spin(lambda: time.monotonic() > end)
     assert time.process_time() - used < 0.3
+
+
+def test_a_message_is_received_after_its_publisher_has_left(dds):
+    graph, heard = dds(), []
+    text, profile, wiring = graph.message(STRING), graph.qos("default"), Wiring(graph, graph.create_node("a"))
+    subscription = wiring.subscribe_from(STRING, "/text", lambda *received: heard.append(received), "default")
+    sender = graph.create_node("b")
+    publisher = sender.create_publisher(text, "/text", profile)
+    publisher.publish(text(data="last words"))
+    sender.destroy_publisher(publisher)
+    subscription.poll()
+    assert [(message.data, len(gid)) for message, gid in heard] == [("last words", 8)]
+    wiring.close()
 
 
 def test_endpoints_can_be_destroyed_one_by_one(dds):

@@ -141,11 +141,9 @@ class DdsSubscription(Inbox):
         handle = int(item.sample_info.publication_handle)
         if self.tells_publisher and handle not in self._publishers:
             assert self._reader is not None
-            try:
-                gid = self._reader.get_matched_publication_data(handle).key.bytes
-            except DDSException:
-                gid = handle.to_bytes(8, "little", signed=True)
-            self._publishers[handle] = gid
+            endpoint = self._reader.get_matched_publication_data(handle)
+            known = endpoint.key.bytes if endpoint else handle.to_bytes(8, "little")
+            self._publishers[handle] = known
         return self._publishers.get(handle, b"")
 
 
