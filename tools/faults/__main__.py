@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 
 from tools.faults.director import Director, Outcome
 from tools.faults.processes import DOMAINS
@@ -23,12 +24,15 @@ def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Pa
 
     ``repeat`` is the number of injections per row, ``records`` a folder for the records of rows with violations.
     """
-    domains = random.Random(seed).sample(DOMAINS, min(len(rows), len(DOMAINS)))
+    free = SimpleQueue[int]()
+    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
+        free.put(domain)
 
     def one(number: int) -> Outcome:
-        row = rows[number]
-        director = Director(row, seed + number, domains[number % len(domains)])
+        domain = free.get()
+        director = Director(rows[number], seed + number, domain)
         outcome = director.run(repeat)
+        free.put(domain)
         print(line(outcome), flush=True)
         if outcome.violations and records is not None:
             print(f"    records: {director.write_records(records)}", flush=True)
