@@ -18,7 +18,6 @@ from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matr
 from vla_ros.types import JointState
 
 JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8).columns()
-JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8).columns()
 
 
 NEAR = HOME + 0.02
@@ -107,13 +106,6 @@ def test_near_joint_positions_are_unchanged_and_far_ones_limited() -> None:
     assert set(controller.counters) == {"limit_velocity", "limit_jump"}
 
 
-def test_joint_deltas_add_to_the_measured_positions() -> None:
-    controller, joints = control(JOINT_DELTAS), state()
-    command = controller.command(np.array([0.01, 0, 0, -0.02, 0, 0, 0, 0.0]), joints, STAMP, DT)
-    np.testing.assert_allclose(command.positions[:7] - joints.positions[:7], [0.01, 0, 0, -0.02, 0, 0, 0])
-    assert command.positions[7:].tolist() == [0.0, 0.0]
-
-
 def test_joints_are_found_by_name_in_any_order() -> None:
     controller, joints = control(), state()
     order = np.random.default_rng(0).permutation(9)
@@ -187,6 +179,7 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     [
         ("joint_position[deg]", np.rad2deg(NEAR), NEAR),
         ("joint_position[-100..100]", None, NEAR),
+        ("joint_delta[rad]", np.full(7, 0.01), HOME + 0.01),
         ("joint_delta[deg]", np.full(7, 0.5), HOME + np.deg2rad(0.5)),
         ("joint_velocity[rad/s]", np.full(7, 0.1), HOME + 0.01),
         ("joint_velocity[deg/s]", np.full(7, 5.0), HOME + np.deg2rad(0.5)),

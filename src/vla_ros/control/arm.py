@@ -77,7 +77,7 @@ class ArmController:
         kinematics: Kinematics | None = None,
         name: str = "arm",
     ) -> None:
-        self.name = name
+        self.name, self._section = name, "robot" if name == "arm" else name
         self._kinematics = kinematics
         self.counters: Counter[str] = Counter()
         arm = next(each for each in config.arms if each.name == name)
@@ -126,7 +126,7 @@ class ArmController:
         self._finger_names = arm.robot.gripper_joint_names if used else ()
 
     def _check_fit(self) -> None:
-        arm, section = self._arm, "robot" if self.name == "arm" else self.name
+        arm, section = self._arm, self._section
         if self._kinematics is None:
             if arm.limits.workspace_low:
                 raise ConfigError(f"{section}.urdf: found no value, but limits.workspace_low needs it")
@@ -150,10 +150,9 @@ class ArmController:
         """A warning if the policy commands a gripper without finger joints, otherwise ""."""
         if self._gripper_column is None or self._arm.gripper.mode == "none" or self._finger_names:
             return ""
-        section = "robot" if self.name == "arm" else self.name
         return (
-            f"the gripper will not move: {section}.gripper_joint_names is empty, so the policy's gripper number is "
-            "only on topics.action; name the finger joints, or say that this is meant: gripper.mode: none"
+            f"the gripper will not move: {self._section}.gripper_joint_names is empty; name the finger joints, "
+            "or set gripper.mode to none"
         )
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ Receiving threads write, the working thread reads one consistent snapshot. Nothi
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -38,9 +38,10 @@ class Inputs:
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._history: dict[str, deque[JointState]] = {}
+        # By arm: joint states, and when the newest one arrived.
+        self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._joints_seen: dict[str, float] = {}
         self._snapshot = Snapshot(instruction=instruction.strip())
-        self._joints_seen: dict[str, float] = {}  # arm to steady clock
 
     @property
     def snapshot(self) -> Snapshot:
@@ -53,7 +54,7 @@ class Inputs:
             arms = MappingProxyType({**self._snapshot.arms, arm: joints})
             self._snapshot = replace(self._snapshot, joints=together(arms.values()), arms=arms)
             self._joints_seen[arm] = self._clock.steady()
-            self._history.setdefault(arm, deque(maxlen=_REMEMBERED)).append(joints)
+            self._history[arm].append(joints)
             self._changed.notify_all()
 
     def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:

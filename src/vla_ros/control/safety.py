@@ -155,9 +155,7 @@ class Safety:
     def hold(self, reason: Reason, detail: str = "") -> None:
         """Hold for ``reason``, of level hold, until :meth:`clear`. Calling it again only updates the detail."""
         _expect(reason, Level.HOLD)
-        with self._lock:
-            self._hold(reason, detail)
-        self._deliver()
+        self.report(reason, detail)
 
     def clear(self, reason: Reason) -> None:
         """Clear a hold reason. Clearing the last one lets an armed arm move again."""

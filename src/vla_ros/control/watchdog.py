@@ -41,26 +41,25 @@ _FASTEST_SIMULATION = 50  # times real time; a simulated clock that runs faster 
 
 
 @dataclass
-class _Camera:
-    """State of one camera."""
+class _Input:
+    """State of a camera or of an arm's joint states."""
 
-    seen: int | None = None  # steady time of the last good frame
+    seen: int | None = None  # steady time of the last good message
     stamp: int | None = None
-    digest: int | None = None
-    same: int = 0  # consecutive frames with this digest
-    refused: tuple[Reason, str] | None = None  # why the newest frame was refused for its age
-    since_jump: bool = True
+    since_jump: bool = True  # False until a good message has arrived after a clock jump
 
 
 @dataclass
-class _Joints:
-    """State of one arm's joint states."""
+class _Camera(_Input):
+    digest: int | None = None
+    same: int = 0  # consecutive frames with this digest
+    refused: tuple[Reason, str] | None = None  # why the newest frame was refused for its age
 
-    seen: int | None = None  # steady time of the last good one
-    stamp: int | None = None
+
+@dataclass
+class _Joints(_Input):
     wrong: str = ""
     late: str = ""
-    since_jump: bool = True
     needed: bool = True
 
 
@@ -283,13 +282,10 @@ class Watchdog:
             if jumped:
                 self._jump_told = False
                 self._jump = f"{shown / _SECOND:+.3g} s in {passed / _SECOND:.3g} s"
-                for camera in self._cameras.values():
-                    camera.stamp, camera.since_jump = None, False
-                for joints in self._arms.values():
-                    joints.stamp, joints.since_jump = None, False
-        seen_anew = all(camera.since_jump for camera in self._cameras.values()) and all(
-            joints.since_jump for joints in self._arms.values() if joints.needed
-        )
+                for each in (*self._cameras.values(), *self._arms.values()):
+                    each.stamp, each.since_jump = None, False
+        needed = [joints for joints in self._arms.values() if joints.needed]
+        seen_anew = all(each.since_jump for each in (*self._cameras.values(), *needed))
         # The jump is reported at least once, even if all inputs arrive before active() is called.
         if self._jump and self._jump_told and seen_anew:
             self._jump = ""

@@ -66,17 +66,8 @@ class Description:
 
     def tip_of(self, link: str) -> str:
         """Return the last link that is fixed to ``link``, or ``link``; ConfigError if there are several."""
-        fixed: dict[str, list[str]] = {}
-        for joint in self.joints:
-            if joint.kind == "fixed":
-                fixed.setdefault(joint.parent, []).append(joint.child)
-        ends, open_links = [], [link]
-        while open_links:
-            current = open_links.pop()
-            below = fixed.get(current, [])
-            open_links.extend(below)
-            if not below:
-                ends.append(current)
+        rigid = self._fixed_to(link)
+        ends = [each for each in rigid if not self._fixed_to(each)[1:]]
         if len(ends) > 1:
             raise ConfigError(
                 f"robot.tip_frame: found no value, and {self.path} has several links at the end of the arm: "
@@ -86,24 +77,16 @@ class Description:
 
     def serial_end(self, base: str) -> str:
         """Return the last link of the unbranched chain of movable joints below ``base``."""
-        link = base
-        while True:
-            below = self._movable_below(link)
-            if len(below) != 1:
-                return link
-            link = below[0].child
+        rigid = self._fixed_to(base)
+        below = [joint.child for joint in self.joints if joint.is_movable and joint.parent in rigid]
+        return self.serial_end(below[0]) if len(below) == 1 else base
 
-    def _movable_below(self, link: str) -> list[Joint]:
-        """Return the next movable joints below ``link``, across fixed joints."""
-        found, open_links = [], [link]
-        while open_links:
-            current = open_links.pop()
-            for joint in self.joints:
-                if joint.parent == current:
-                    if joint.is_movable:
-                        found.append(joint)
-                    else:
-                        open_links.append(joint.child)
+    def _fixed_to(self, link: str) -> list[str]:
+        """Return ``link`` and all links below it that do not move relative to it."""
+        found = [link]
+        for current in found:  # grows meanwhile
+            below = [joint.child for joint in self.joints if joint.parent == current and not joint.is_movable]
+            found += [child for child in below if child not in found]
         return found
 
 
