@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the table; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
-    parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")
+    parser.add_argument(
+        "--row", action="append", default=[], metavar="TEXT", help="only rows whose name contains TEXT"
+    )
     parser.add_argument("--seed", type=int, default=None, help="seed of all randomness; printed with each row")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time (default: 1)")
     parser.add_argument(

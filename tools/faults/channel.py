@@ -206,5 +206,5 @@ def spoil_joints(
     elif kind == "none":
         names, positions = [], []
     else:
-        raise ValueError(f"no such fault of joint states: '{kind}'")
+        raise ValueError(f"unknown fault of joint states: '{kind}'")
     return names, positions

@@ -213,7 +213,7 @@ class Judge:
         )
         worst = int((np.abs(velocity) - fastest).argmax())
         if abs(velocity[worst]) > fastest[worst] + _ROUNDING:
-            return f"{ARM[worst]} is to move at {velocity[worst]:.4g} rad/s, allowed {fastest[worst]:.4g}"
+            return f"{ARM[worst]} would move at {velocity[worst]:.4g} rad/s, allowed {fastest[worst]:.4g}"
         return ""
 
     def _passed(self, records: Sequence[Record]) -> Iterator[Violation]:
@@ -239,7 +239,7 @@ class Judge:
         if age > allowed:
             yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
         # The command is based on one of the newest joint states; only the node knows which.
-        wanted, complaint = _arm(command), "blind: no usable joint state was sent for so long"
+        wanted, complaint = _arm(command), f"blind: no usable joint state for {self._window:.3g} s"
         late = [record for record in known if record.time >= command.time - self._window]
         candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
         for measured in candidates:
@@ -262,7 +262,7 @@ class Judge:
         reach = self._arm.velocity_limits * limits.velocity_scale * self._period
         if np.any(step > reach + _ROUNDING):
             worst = int((step - reach).argmax())
-            return f"velocity: {ARM[worst]} is to move {step[worst]:.4g} rad in {self._period:.4g} s"
+            return f"velocity: {ARM[worst]} would move {step[worst]:.4g} rad in {self._period:.4g} s"
         if np.any(step > limits.max_joint_step + _ROUNDING):
             return f"jump: {step.max():.4g} rad from the measured position, allowed {limits.max_joint_step:g}"
         if self._pieces:  # only the node knows where the tip was
@@ -270,13 +270,13 @@ class Judge:
         begin, end = self._arm.forward(measured), self._arm.forward(wanted)
         moved = float(np.linalg.norm(end.position - begin.position))
         if moved > limits.max_translation_step * 1.01 + 2e-4:
-            return f"translation: the tip is to move {moved:.4g} m, allowed {limits.max_translation_step:g}"
+            return f"translation: the tip would move {moved:.4g} m, allowed {limits.max_translation_step:g}"
         turned = rotation_angle(end.rotation @ begin.rotation.T)
         if turned > limits.max_rotation_step * 1.01 + 2e-4:
-            return f"rotation: the tip is to turn {turned:.4g} rad, allowed {limits.max_rotation_step:g}"
+            return f"rotation: the tip would turn {turned:.4g} rad, allowed {limits.max_rotation_step:g}"
         further = self._out_of_box(end.position) - self._out_of_box(begin.position)
         if np.any(further > 1e-6):
-            return f"workspace: the tip is to go {further.max():.4g} m further out of the box"
+            return f"workspace: the tip would move {further.max():.4g} m further out of the box"
         return ""
 
     def _out_of_box(self, position: FloatArray) -> FloatArray:
@@ -289,7 +289,7 @@ class Judge:
     def _hold(self, command: Record, known: Sequence[Record]) -> Iterator[Violation]:
         measured = next((record for record in reversed(known) if record.stamp == command.stamp), None)
         if measured is None:
-            yield Violation("stamp", command.time, f"{command.stamp} belongs to nothing that was sent before")
+            yield Violation("stamp", command.time, f"{command.stamp} is the stamp of no frame and no joint state")
             return
         held, there = _arm(command), _arm(measured)
         if self._pieces:
@@ -297,7 +297,7 @@ class Judge:
             there = self._nearest(held, [record for record in known if record.time >= begin])
         off = float(np.abs(held - there).max())
         if off > _SAG + _ROUNDING:
-            yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
+            yield Violation("hold", command.time, f"{off:.4g} rad from the position measured at its stamp")
         told = command.time - command.delay
         since = told - self._window - self._memory
         elsewhere = [
@@ -307,7 +307,7 @@ class Judge:
         ]
         if elsewhere:
             yield Violation(
-                "hold", command.time, f"at a position of {told - measured.time:.3f} s before it was sent"
+                "hold", command.time, f"at a position measured {told - measured.time:.3f} s before it was sent"
             )
 
 
@@ -315,20 +315,20 @@ def _permitted(command: Record, permissions: Sequence[Permission], sent: float) 
     """Check a motion that is based on a frame sent at ``sent``."""
     index = bisect_right([each.time for each in permissions], command.time) - 1
     if index < 0:
-        yield Violation("disarmed", command.time, "a motion before it was ever armed")
+        yield Violation("disarmed", command.time, "a motion before the first arming")
         return
     last = permissions[index]
     if not last.allowed and command.time > last.time + last.grace:
         yield Violation("forbidden", command.time, f"a motion {command.time - last.time:.3f} s after: {last.why}")
     if last.armed and sent < last.time - GRACE:
-        yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before it was armed")
+        yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before the arming")
     if last.renewed and sent < last.time - GRACE and command.time > last.time + last.grace:
         yield Violation("task", command.time, f"on a frame from {last.time - sent:.3f} s before the task changed")
 
 
 def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[Violation]:
     if not any(each.allowed and each.time <= command.time for each in permissions):
-        yield Violation("disarmed", command.time, "a hold before it was ever armed")
+        yield Violation("disarmed", command.time, "a hold before the first arming")
 
 
 def _arm(record: Record) -> FloatArray:

@@ -152,11 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=float, default=100.0, help="motions per second while stopping (default: 100)"
     )
-    parser.add_argument("--command-rate", type=float, default=0.0, help="commands between steps while stopping")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each half of overload (default: 60)")
+    parser.add_argument(
+        "--command-rate", type=float, default=0.0, help="commands per second between steps while stopping"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration of each run of overload (default: 60)"
+    )
     parser.add_argument("--size", type=int, nargs=2, default=(320, 240), metavar=("WIDTH", "HEIGHT"))
-    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (default: 60)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration of the soak (default: 60)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     given = parser.parse_args(arguments)
     domain = random.choice(DOMAINS)
     before = os.getloadavg()

@@ -57,7 +57,7 @@ class WildPolicy(Policy):
         """Return a chunk, or fail, as the instruction says."""
         word, _, amount = observation.instruction.partition(" ")
         if word == "raise":
-            raise RuntimeError("the model broke, as it was told to")
+            raise RuntimeError("the policy fails on command")
         time.sleep(float(amount or 0.5) if word == "late" else self._seconds)
         actions = np.stack([self._action(observation.stamp, step) for step in range(self.spec.horizon)])
         if word == "turn":
@@ -98,7 +98,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")
-    parser.add_argument("--seconds", type=float, default=0.0, help="seconds per answer")
+    parser.add_argument("--seconds", type=float, default=0.0, help="duration of an inference")
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
     remote = config.policy.name == "remote"

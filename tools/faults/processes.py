@@ -143,7 +143,7 @@ class ServerProcess(Process):
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if line != expected:
-            raise VlaRosError(f"the policy server said {line!r}, expected {expected!r}")
+            raise VlaRosError(f"the policy server wrote {line!r}, expected {expected!r}")
 
 
 class RobotProcess(Process):

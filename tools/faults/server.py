@@ -48,7 +48,7 @@ class BreakingService(Service):
                 "mix": other,
                 "truncate": frame[: len(frame) // 2],
                 "oversize": _LONG,
-                "error": "the model broke, as it was told to",
+                "error": "the policy fails on command",
             }
             said = broken.get(fault, frame)
             if fault != "lose" and said is not None:
@@ -62,9 +62,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--horizon", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.0, help="seconds per answer")
+    parser.add_argument("--seconds", type=float, default=0.0, help="duration of an inference")
     parser.add_argument("--api-key", default="")
-    parser.add_argument("-p", action="append", default=[], metavar="NAME:=VALUE", help="of the policy's options")
+    parser.add_argument("-p", action="append", default=[], metavar="NAME:=VALUE", help="option of the policy")
     arguments = parser.parse_args()
     config = load((), [*(f"{name}:={value}" for name, value in OPTIONS.items()), *arguments.p])
     service = BreakingService(WildPolicy(config, arguments.horizon, arguments.seconds))

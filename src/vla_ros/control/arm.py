@@ -92,8 +92,8 @@ class ArmController:
         self._motion_columns = np.concatenate([np.arange(place.start, place.stop) for _, place in motion])
         if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.arm_names):
             raise ConfigError(
-                f"robot.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)} of '{name}', and "
-                f"the policy gives {len(self._motion_columns)} numbers for them"
+                f"{self._section}.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)}, but the "
+                f"policy returns {len(self._motion_columns)} numbers"
             )
         self._gripper_column = grippers[0][1].start if grippers else None
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)

@@ -27,7 +27,7 @@ class MeasuredArm:
             raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
         if len(joints.names) != len(joints.positions):
             found = f"{len(joints.names)} names and {len(joints.positions)} positions"
-            raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")
+            raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected equal numbers")
         names, columns = self._columns
         if joints.names != names:  # a driver names its joints in the same order every time
             try:
@@ -36,7 +36,7 @@ class MeasuredArm:
                 raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
             twice = [name for name in self._names if joints.names.count(name) > 1]
             if twice:
-                raise Refused(Reason.JOINT_STATE_INVALID, f"it names {twice} twice, expected each joint once")
+                raise Refused(Reason.JOINT_STATE_INVALID, f"found {twice} twice, expected each joint once")
             columns = np.array([joints.names.index(name) for name in self._names], np.int64)
             self._columns = joints.names, columns
         positions = joints.positions[columns]

@@ -137,7 +137,7 @@ class Watchdog:
                 reason = Reason.FRAME_OLD if age > 0 else Reason.FRAME_FROM_FUTURE
                 side = "old" if age > 0 else "ahead"
                 clocks = (
-                    "its driver stamps with another clock" if abs(age) > _OTHER_CLOCK else "do the clocks agree?"
+                    "the driver stamps with another clock" if abs(age) > _OTHER_CLOCK else "do the clocks agree?"
                 )
                 found = f"{camera}: {abs(age):.3g} s {side}, allowed {config.frame_age:g} s"
                 known.refused = reason, f"{found} (timeouts.frame_age; 0 accepts any); {clocks}"
@@ -211,7 +211,7 @@ class Watchdog:
                 found.update(self._of_camera(name, camera, now))
             unreadable = self._unreadable_since
             if unreadable is not None and _silent(unreadable, self._config.camera, now):
-                found[Reason.CAMERA_STALE] = f"no frame that is an image: {_since(unreadable, now)}"
+                found[Reason.CAMERA_STALE] = f"no readable frame: {_since(unreadable, now)}"
             found.update(self._of_joints(now))
             late = self._overdue(now) or self._late
             if late:
@@ -227,7 +227,7 @@ class Watchdog:
         if _silent(camera.seen, config.camera, now):
             found[Reason.CAMERA_STALE] = f"{name}: {_since(camera.seen, now)}"
         if config.frozen_frames and camera.digest is not None and camera.same >= config.frozen_frames:
-            found[Reason.CAMERA_FROZEN] = f"{name}: {camera.same} frames in a row have the same pixels"
+            found[Reason.CAMERA_FROZEN] = f"{name}: {camera.same} consecutive frames have the same pixels"
         if camera.refused:
             found[camera.refused[0]] = camera.refused[1]
         return found
@@ -264,7 +264,7 @@ class Watchdog:
         if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
         waited = (now.steady - self._inferring_since) / _SECOND
-        return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
+        return f"an inference takes {waited:.3g} s, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:
         """Detect a jump of the ROS clock, which holds until every input has arrived again."""

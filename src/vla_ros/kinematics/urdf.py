@@ -71,7 +71,7 @@ class Description:
         if len(ends) > 1:
             raise ConfigError(
                 f"robot.tip_frame: found no value, and {self.path} has several links at the end of the arm: "
-                f"{sorted(ends)}; say which one the policy moves"
+                f"{sorted(ends)}; name the link that the policy moves"
             )
         return ends[0]
 
@@ -108,7 +108,7 @@ def read(urdf: str) -> Description:
         raise ConfigError(f"robot.urdf: {path} is not XML ({error})") from None
     if any(str(element.tag).startswith("{http://www.ros.org/wiki/xacro}") for element in root.iter()):
         raise ConfigError(
-            f"robot.urdf: {path} is a xacro file, expected a URDF; run `xacro {path.name} > arm.urdf` and name that"
+            f"robot.urdf: {path} is a xacro file, expected a URDF; run `xacro {path.name} > arm.urdf`"
         )
     if urdf == DEMO_TWO_ARMS:
         root = _on_a_table(root)
