@@ -109,7 +109,7 @@ def compile_one(kind: str, rows: int, number: int, config: Config) -> None:
 @torch.inference_mode()
 def tune(kind: str, rows: int, most: int | None, processes: int) -> None:
     """Search and print the best tile of each product of one kind of weight."""
-    weights, runner = weights_of(kind), CudaRunner(CUDA)
+    weights = weights_of(kind)
     products: list[tuple[Matrix, list[Config]]] = []
     for matrix in matrices(weights):
         candidates: Iterator[Config] = few_rows(matrix) if rows <= SKINNY else many_rows(matrix)
@@ -120,7 +120,8 @@ def tune(kind: str, rows: int, most: int | None, processes: int) -> None:
                 pool.submit(compile_one, kind, rows, number, config)
 
     def measure() -> float:
-        return 1e6 * median_seconds(CUDA, runner.capture(make_pass(weights, rows)), 40) / LAYERS
+        replay = CudaRunner(CUDA).capture(make_pass(weights, rows))  # each graph has a memory pool of its own
+        return 1e6 * median_seconds(CUDA, replay, 40) / LAYERS
 
     best = measure()
     print(f"{kind}: {best:.2f} us a layer", flush=True)

@@ -146,6 +146,25 @@ def test_frames_are_resized_without_a_graph_until_it_is_captured():
     assert graph() is None
 
 
+def test_the_tables_that_a_graph_reads_live_as_long_as_the_graph(monkeypatch):
+    """A CUDA graph knows addresses, not Python's objects."""
+    runner, made = Capturing(), []
+    monkeypatch.setattr(runner, "capture", lambda stage: stage() or (lambda: None))
+
+    def make(*words):
+        made.append(weakref.ref(pipeline := lambda images: images[:, :28, :28]))
+        return pipeline
+
+    monkeypatch.setattr("vla_ros.engine.resizer.make_pipeline", make)
+    resizer = ImageResizer((28, 28), CPU, runner, background=False)
+    resized(resizer, RawImage(noise(60, 80), processor=SMALL))
+    gc.collect()
+    assert made[0]() is not None
+    resizer.clear()
+    gc.collect()
+    assert made[0]() is None
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_graphs_of_old_sizes_are_freed(background):
     runner = Capturing()

@@ -36,7 +36,8 @@ class Slot:
     """A buffer for N images of one size, orientation and processor, and their resize."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
-    resize: Callable[[], Tensor]  # from there to uint8 [N, height, width, 3]: launch by launch, later as one graph
+    launches: Callable[[], Tensor]  # from there to uint8 [N, height, width, 3]; has the tables that ``graph`` reads
+    graph: Callable[[], Tensor] | None = None  # the same as one graph; None before the capture
 
 
 class ImageResizer:
@@ -78,7 +79,7 @@ class ImageResizer:
     def resize(self, uploaded: Sequence[tuple[Slot, list[int]]], target: Tensor) -> None:
         """Rotate, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
         for slot, places in uploaded:
-            resized = slot.resize()
+            resized = slot.launches() if slot.graph is None else slot.graph()
             if len(places) == len(target):
                 target.copy_(resized)
                 continue
@@ -122,10 +123,9 @@ class ImageResizer:
     def _capture(self, slot: Slot) -> None:
         """Capture the resize. The graph only reads the pixels, which may be uploaded meanwhile."""
         resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=torch.uint8, device=self._device)
-        launches = slot.resize
 
         def stage() -> None:
-            resized.copy_(launches())
+            resized.copy_(slot.launches())
 
         try:
             replay = self._runner.capture(stage)
@@ -138,7 +138,7 @@ class ImageResizer:
             replay()
             return resized
 
-        slot.resize = run
+        slot.graph = run
 
     def _keep(self, count: int) -> None:
         """Free the least recently used slots, so that changing sizes do not fill the memory."""
