@@ -1,9 +1,8 @@
 """A foreign process on the wire: the cyclonedds library alone, with its own type descriptions, no vla_ros.
 
 ``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints each sample's CDR as
-hexadecimal digits. ``... discover TOPIC`` prints discovery data of the topic's endpoints. ``... spoil TOPIC`` sends
-malformed std_msgs/String messages. ``... call SERVICE`` calls a std_srvs/SetBool service twice and prints the
-responses; ``... call SERVICE early`` calls before it has a reader for them.
+hexadecimal digits. ``... spoil TOPIC`` sends malformed std_msgs/String messages. ``... call SERVICE`` calls a
+std_srvs/SetBool service twice and prints the responses; ``... call SERVICE early`` calls before it has a reader.
 """
 
 # No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
@@ -15,7 +14,6 @@ import time
 from dataclasses import dataclass
 
 from cyclonedds._clayer import ddspy_take
-from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
 from cyclonedds.core import InstanceState, Policy, Qos, SampleState, ViewState
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.idl import IdlStruct
@@ -108,33 +106,6 @@ def watch(participant: DomainParticipant, topic: str) -> None:
         time.sleep(0.01)
 
 
-def discover(participant: DomainParticipant, topic: str) -> None:
-    readers = {
-        "publisher": BuiltinDataReader(participant, BuiltinTopicDcpsPublication),
-        "subscription": BuiltinDataReader(participant, BuiltinTopicDcpsSubscription),
-    }
-    say("ready")
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for kind, reader in readers.items():
-            for item in reader.take(N=100):
-                if item.qos is None or item.topic_name != "rt" + topic:
-                    continue
-                history = item.qos[Policy.History]
-                user = item.qos[Policy.Userdata]
-                say(
-                    {
-                        "kind": kind,
-                        "type": item.type_name,
-                        "reliable": isinstance(item.qos[Policy.Reliability], Policy.Reliability.Reliable),
-                        "volatile": item.qos[Policy.Durability] in (None, Policy.Durability.Volatile),
-                        "depth": getattr(history, "depth", None),
-                        "user_data": user.data.decode() if user else "",
-                    }
-                )
-        time.sleep(0.02)
-
-
 def spoil(participant: DomainParticipant, topic: str) -> None:
     writer = DataWriter(participant, Topic(participant, "rt" + topic, Spoiled), RELIABLE)
     end = time.monotonic() + 20
@@ -171,7 +142,7 @@ def main() -> None:
     number = int(sys.argv[1])
     domain = Domain(number, ",".join(filter(None, (CONFIGURATION, os.environ.get("CYCLONEDDS_URI")))))
     participant = DomainParticipant(number)
-    {"watch": watch, "discover": discover, "spoil": spoil, "call": call}[sys.argv[2]](participant, *sys.argv[3:])
+    {"watch": watch, "spoil": spoil, "call": call}[sys.argv[2]](participant, *sys.argv[3:])
     del participant, domain
 
 

@@ -78,15 +78,6 @@ def test_simulated_time_follows_the_clock_topic(dds, start_peer, spin_until):
     assert nanoseconds == 500
 
 
-def test_publisher_refuses_after_the_graph_was_closed(dds):
-    graph = dds()
-    publisher = graph.create_node("a").create_publisher(graph.message(STRING), "/text", graph.qos("default"))
-    graph.close()
-    with pytest.raises(VlaRosError, match=r"/text was destroyed"):
-        publisher.publish(graph.message(STRING)(data="x"))
-    assert publisher.get_subscription_count() == 0
-
-
 def test_bytes_that_are_no_message_are_refused_when_published(dds):
     graph = dds()
     publisher = graph.create_node("a").create_publisher(graph.message(STRING), "/text", graph.qos("default"))

@@ -17,22 +17,6 @@ def node(graph):
     return graph.create_node("vla_policy")
 
 
-def test_command_is_reliable_and_keeps_the_last(graph, node, plain):
-    node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))
-    stranger = plain("discover", "/arm/joint_command")
-    assert stranger.answer() == "ready"
-    seen = stranger.answer()
-    hash_ = seen.pop("user_data")
-    assert seen == {
-        "kind": "publisher",
-        "type": "sensor_msgs::msg::dds_::JointState_",
-        "reliable": True,
-        "volatile": True,
-        "depth": 1,
-    }
-    assert hash_ == "typehash=RIHS01_a13ee3a330e346c9d87b5aa18d24e11690752bd33a0350f11c5882bc9179260e;"
-
-
 def test_bytes_on_the_wire_are_the_reference_cdr(graph, node, plain, spin_until, golden):
     """The message that rclpy wrote into test/data/cdr, built from the same fields."""
     publisher = node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))

@@ -112,21 +112,6 @@ def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot: Any, s
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
-def test_a_driver_of_another_message_type_is_reported(robot: Any, start: Callable[..., Any]) -> None:
-    node = start("-p", "policy.instruction:=go on")
-    robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
-    kind, topic = "trajectory_msgs/msg/JointTrajectory", "/arm/joint_command"
-    driver = robot.node.create_subscription(robot.graph.message(kind), topic, print, robot.graph.qos("command"))
-    robot.until(lambda: f"wrong_type {topic}" in robot.diagnostics["topics"], robot.send_joints)
-    part = robot.diagnostics["topics"]
-    assert part["level"] == 1
-    assert f"it takes {kind}, this node publishes sensor_msgs/msg/JointState" in part[f"wrong_type {topic}"]
-    robot.node.destroy_subscription(driver)
-    robot.until(lambda: f"wrong_type {topic}" not in robot.diagnostics["topics"], robot.send_joints)
-    assert node.end() == 0
-    assert f"will get nothing on {topic}" in node.log.read_text()
-
-
 def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Callable[..., Any]) -> None:
     """A wrong prompt or image makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
     start("-p", "policy.instruction:=go on")

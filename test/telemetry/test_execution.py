@@ -34,30 +34,8 @@ def test_gaps_ages_and_chunks_are_counted() -> None:
     assert found["age_p50_ms"] == pytest.approx(50)
 
 
-def test_accelerations_at_seams_are_compared_with_those_within_chunks() -> None:
-    stats, position, speed = ExecutionStats(), 0.0, 0.0
-    for number in range(40):
-        seam = number % 8 == 0
-        speed += 0.3 if seam else 0.1  # 3 and 1 rad/s^2
-        position += speed * PERIOD
-        sent(stats, number * PERIOD, position, seam=0 if seam else -1)
-    found = stats.summary()
-    assert found["acceleration"] == pytest.approx(1.0)
-    assert found["seam_acceleration"] == pytest.approx(3.0)
-    assert found["seam_ratio"] == pytest.approx(3.0)
-    assert found["jerk"] == pytest.approx(20.0)
-
-
 def test_commanded_velocities_are_used_directly() -> None:
     stats = ExecutionStats()
     for number in range(4):
         sent(stats, number * PERIOD, 0.0, speed=0.2 * number)
     assert stats.summary()["acceleration"] == pytest.approx(2.0)
-
-
-def test_an_interruption_is_no_gap_and_no_seam() -> None:
-    stats = ExecutionStats()
-    sent(stats, 1.0, 0.0)
-    stats.interrupted()
-    sent(stats, 9.0, 5.0, seam=0)
-    assert stats.summary().keys() == {"steps", "chunks", "skipped", "age_p50_ms", "age_p99_ms"}
