@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.graph.health import TopicHealth, Watched
 
 IMAGE = "sensor_msgs/msg/Image"
 STRING = "std_msgs/msg/String"
@@ -71,22 +69,6 @@ def test_incompatible_qos_names_publisher_policy_and_fix(graph, peer, spin_until
     for word in ("/vla_policy/instruction", "/peer", "RELIABLE", "BEST_EFFORT", "TRANSIENT_LOCAL", "VOLATILE"):
         assert word in finding.text
     assert got == []
-
-
-@pytest.mark.parametrize(
-    ("frame", "rmem_max", "small"),
-    [
-        (640 * 480 * 3, 212992, True),
-        (640 * 480 * 3, 4194304, False),
-        (1920 * 1080 * 3, 4194304, True),
-        (100_000, 212992, False),
-    ],
-)
-def test_receive_buffer(frame, rmem_max, small):
-    finding = receive_buffer_finding("/camera/image_raw", frame, rmem_max)
-    assert (finding is not None) == small
-    if finding:
-        assert "sysctl -w net.core.rmem_max=" in finding.text
 
 
 JOINTS, TRAJECTORY = "sensor_msgs/msg/JointState", "trajectory_msgs/msg/JointTrajectory"

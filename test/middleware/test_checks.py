@@ -185,16 +185,6 @@ def test_a_roudi_with_small_pools_is_a_problem(host: Path, monkeypatch: pytest.M
     assert "RouDi's largest chunks are 4,194,304 B and a frame needs 6,225,920 B" in text
 
 
-def test_a_cyclone_without_iceoryx_is_a_problem(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "roudi_is_up", lambda: True)
-    monkeypatch.setattr(checks, "roudi_pools", lambda: None)
-    (host / "libddsc.so").write_bytes(b"\x7fELF libc.so.6")
-    variables = environment(host, "iceoryx") | {"LD_LIBRARY_PATH": str(host)}
-    assert "was built without iceoryx" in only_problem(examine("iceoryx", FULL_HD, JAZZY, variables))
-    (host / "libddsc.so").write_bytes(b"\x7fELF libiceoryx_binding_c.so.2 libc.so.6")
-    assert examine("iceoryx", FULL_HD, JAZZY, variables).active
-
-
 def test_zenoh_needs_its_router(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = environment(host, "zenoh")
     assert "ros2 run rmw_zenoh_cpp rmw_zenohd" in only_problem(examine("zenoh", FULL_HD, JAZZY, variables))

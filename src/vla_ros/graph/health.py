@@ -1,4 +1,4 @@
-"""Detects why messages do not arrive: wrong types, incompatible QoS, no publisher, small buffers.
+"""Detects why messages do not arrive: wrong types, incompatible QoS, no publisher.
 
 It uses only the Node interface, so it works the same under rclpy and the embedded participant.
 """
@@ -8,16 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vla_ros.graph.qos import incompatibilities
-
-RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
-
-# The kernel also accounts for the overhead of each packet: bytes of buffer per byte of an image.
-_KERNEL_OVERHEAD = 1.5
-_ADVISED = 33554432
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Finding:
 
     topic: str
     kind: str
-    """``wrong_type``, ``incompatible_qos``, ``no_publisher`` or ``small_buffer``."""
+    """``wrong_type``, ``incompatible_qos`` or ``no_publisher``."""
     text: str
 
 
@@ -113,25 +106,3 @@ def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
     if reasons:
         return [Finding(item.topic, "incompatible_qos", f"{begin}{' and '.join(reasons)}. {fix}")]
     return []
-
-
-def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
-    """Return a warning if the kernel's receive buffer is too small for one frame of ``topic``, else ``None``.
-
-    ``rmem_max`` is ``net.core.rmem_max`` in bytes; None reads it from the kernel.
-    """
-    if rmem_max is None:
-        try:
-            rmem_max = int(RMEM_MAX.read_text())
-        except (OSError, ValueError):
-            return None
-    if rmem_max >= frame_bytes * _KERNEL_OVERHEAD:
-        return None
-    return Finding(
-        topic,
-        "small_buffer",
-        f"{topic}: a frame of {frame_bytes / 1e6:.1f} MB does not fit into the kernel's receive buffer "
-        f"({rmem_max / 1e6:.2f} MB), so frames will be lost. Enlarge it: "
-        f"sudo sysctl -w net.core.rmem_max={_ADVISED} (and a line net.core.rmem_max={_ADVISED} in "
-        "/etc/sysctl.d/60-vla-ros.conf to keep it), or use CompressedImage or a shared-memory transport",
-    )

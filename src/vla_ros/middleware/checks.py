@@ -209,7 +209,7 @@ def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str,
         yield f"requested receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB"
     else:
         yield Problem("CYCLONEDDS_URI requests no receive buffer: large frames are lost", _use("cyclonedds"))
-    yield from _receive_buffer(frames)
+    yield from receive_buffer(frames)
 
 
 def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
@@ -228,7 +228,8 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
     return text
 
 
-def _receive_buffer(frames: Frames) -> Findings:
+def receive_buffer(frames: Frames) -> Findings:
+    """Yield whether the kernel's receive buffer is large enough for frames over UDP."""
     try:
         limit = int(RECEIVE_MAX.read_text())
     except (OSError, ValueError):  # not readable in some containers
@@ -250,33 +251,12 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
         yield Problem(text.found, _use("iceoryx"))
     elif not _SHARED_MEMORY_ON.search(text):
         yield Problem("CYCLONEDDS_URI does not enable shared memory", _use("iceoryx"))
-    missing = _missing_library(distribution, variables)
-    if missing:
-        yield missing
     if roudi_is_up():
         yield from _pools(frames)
     elif shutil.which("iox-roudi", path=variables.get("PATH")) is None:
         yield Problem("iox-roudi is not installed", f"sudo apt-get install ros-{distribution.name}-iceoryx-posh")
     else:
         yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
-
-
-def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:
-    """Detect a Cyclone DDS built without iceoryx; the packages of all supported distributions include it."""
-    folders = [Path(entry) for entry in variables.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
-    if distribution.cyclone != "0.10":
-        if any((folder / "libpsmx_iox.so").exists() for folder in folders):
-            return None
-        return Problem(
-            "libpsmx_iox.so is not on LD_LIBRARY_PATH", f"apt-get install ros-{distribution.name}-cyclonedds"
-        )
-    library = next((folder / "libddsc.so" for folder in folders if (folder / "libddsc.so").exists()), None)
-    if library is None or b"libiceoryx_binding_c.so" in library.read_bytes():
-        return None
-    return Problem(
-        f"{library} was built without iceoryx",
-        f"sudo apt-get install ros-{distribution.name}-cyclonedds, or build it with -DENABLE_SHM=ON",
-    )
 
 
 def _pools(frames: Frames) -> Findings:

@@ -19,10 +19,10 @@ from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.robot import RobotController
 from vla_ros.control.safety import Safety
 from vla_ros.errors import ConfigError
-from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.graph.health import TopicHealth, Watched
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
-from vla_ros.middleware.checks import examine
+from vla_ros.middleware.checks import Problem, examine, receive_buffer
 from vla_ros.middleware.distributions import sourced_distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.telemetry import diagnostics
@@ -220,9 +220,9 @@ class Telemetry:
         config = self._options.current
         frames = Frames.of(config)
         if self._graph.backend == "dds":
-            finding = receive_buffer_finding(config.camera.topics[0], frames.image_bytes)
-            if finding is not None:
-                self._logger.warning(finding.text)
+            for finding in receive_buffer(frames):
+                if isinstance(finding, Problem):
+                    self._logger.warning(f"{finding.found}. To fix it: {finding.fix}, or use CompressedImage")
             return
         try:
             report = examine("default", frames, sourced_distribution())
