@@ -1,7 +1,7 @@
-"""URDFs with the joints of the robots in ``config/robots``, for ros2_control's mock hardware and for kinematics.
+"""URDFs of the robots in ``config/robots``, for ros2_control's mock hardware and for kinematics.
 
-Those of the package ``example-robot-data`` (extra ``robots``) where it is installed, else a chain of links with the
-same joint names.
+They come from the package ``example-robot-data`` (extra ``robots``) if it is installed; otherwise they are simple
+chains of links with the same joint names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, files
 
 Limits = tuple[float, float, float]
-"""Lower, upper and fastest: rad and rad/s, or m and m/s."""
+"""Lower and upper position limit, and velocity limit: rad and rad/s, or m and m/s."""
 _TURN: Limits = (-2.9, 2.9, 2.6)
 _FINGERS: Limits = (-0.7, 1.8, 3.0)
 
@@ -22,13 +22,13 @@ class Description:
     """One arm."""
 
     joints: tuple[str, ...]  # in command order; the last link is called ``tip``
-    home: tuple[float, ...]  # where the mock hardware begins
-    fingers: tuple[str, ...]  # gripper joints that are added where the source has none, at the tip
+    home: tuple[float, ...]  # initial positions of the mock hardware
+    fingers: tuple[str, ...]  # gripper joints, added at the tip if the source lacks them
     base: str = "base_link"
     tip: str = "tool0"
-    limits: Mapping[str, Limits] = field(default_factory=dict)  # of single joints of a chain of our own
-    source: str = ""  # file in example-robot-data's ``robots``; "" for a chain of our own
-    renamed: tuple[str, str] = ("", "")  # prefix in the source, and what it is here
+    limits: Mapping[str, Limits] = field(default_factory=dict)  # limits of some joints of a simple chain
+    source: str = ""  # file in example-robot-data's ``robots``; "" for a simple chain
+    renamed: tuple[str, str] = ("", "")  # prefix in the source, and its replacement
 
 
 _UR = (
@@ -92,8 +92,8 @@ def urdf(name: str, *, own: bool = False, prefix: str = "") -> str:
 
     Args:
         name: One of :data:`ROBOTS`.
-        own: Take the chain of our own even where example-robot-data is installed.
-        prefix: Before all names (of a chain of our own).
+        own: Use a simple chain even if example-robot-data is installed.
+        prefix: Prefix of all names of a simple chain.
     """
     robot = ROBOTS[name]
     text = "" if own or prefix else _installed(robot.source)
@@ -108,15 +108,15 @@ def urdf(name: str, *, own: bool = False, prefix: str = "") -> str:
 
 
 def with_mock_hardware(description: str, homes: Mapping[str, float], interface: str = "position") -> str:
-    """Add ros2_control's mock hardware, which does at once what it is told.
+    """Add ros2_control's mock hardware, which follows commands at once.
 
     Args:
         description: A URDF.
-        homes: Joint to where it begins, for all that a controller moves.
+        homes: Initial position of each joint that a controller moves.
         interface: ``position``, or ``velocity`` for arms (velocities are integrated).
     """
     root = ET.fromstring(description)
-    for own in root.findall("ros2_control"):  # of the real hardware, which is not there
+    for own in root.findall("ros2_control"):  # the real hardware's
         root.remove(own)
     mimics = {joint.get("name") for joint in root.iter("joint") if joint.find("mimic") is not None}
     system = ET.SubElement(root, "ros2_control", name="mock", type="system")
@@ -145,7 +145,7 @@ def _installed(source: str) -> str:
 
 
 def _chain(robot: Description, prefix: str) -> ET.Element:
-    """Return the links of 0.15 m that turn about z and y by turns."""
+    """Return a chain of 0.15 m links whose joints turn alternately about z and y."""
     root = ET.Element("robot", name="chain")
     ET.SubElement(root, "link", name=prefix + robot.base)
     link = prefix + robot.base
@@ -172,7 +172,7 @@ def _joint(root: ET.Element, name: str, parent: str, child: str, axis: str, limi
 
 
 def homes(name: str, prefixes: Sequence[str] = ("",)) -> dict[str, float]:
-    """Return every joint that a controller moves, fingers too, to where the mock hardware begins."""
+    """Return the initial position of each joint that a controller moves, including fingers."""
     robot = ROBOTS[name]
     one = {**dict(zip(robot.joints, robot.home, strict=True)), **dict.fromkeys(robot.fingers, 0.01)}
     return {prefix + joint: home for prefix in prefixes for joint, home in one.items()}

@@ -1,4 +1,4 @@
-"""Drivers of the robots in ``config/robots`` without ROS: like mock hardware, they do at once what they hear."""
+"""Drivers of the robots in ``config/robots`` without ROS; like mock hardware, they follow commands at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RATE = 50.0  # Hz, of joint states
 _FRAMES = 20.0  # Hz
 _SUCCEEDED = 4  # action_msgs/msg/GoalStatus
 _FASTEST = 8.0  # rad/s
-_VELOCITY_STANDS = 0.5  # s; a velocity that nothing follows ends
+_VELOCITY_STANDS = 0.5  # s after which a velocity ends without a new command
 
 
 @dataclass
 class Joint:
-    """Where a joint is, and where it was told to be."""
+    """Position of a joint, and its commanded target or velocity."""
 
     position: float
     target: float
@@ -37,7 +37,7 @@ class Joint:
 
 @dataclass
 class Log:
-    """What happened: joint states as (steady clock, positions by name), commands and goals by topic."""
+    """Record of joint states (steady clock, positions by name), and of commands and goals by topic."""
 
     states: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     commands: list[tuple[float, str, Any]] = field(default_factory=list)
@@ -45,11 +45,11 @@ class Log:
 
 
 class Drivers:
-    """The drivers that a configuration names: of each arm, its gripper, and the cameras. Has a thread of its own.
+    """The drivers of a configuration: of each arm, its gripper, and the cameras. They run on their own thread.
 
     Args:
-        config: The robot's.
-        homes: Arm to joints, in the order of its driver, and where they begin; the fingers last.
+        config: The robot's options.
+        homes: Initial joint positions of each arm, in the order of its driver; fingers last.
     """
 
     def __init__(self, config: Config, homes: Mapping[str, Mapping[str, float]]) -> None:

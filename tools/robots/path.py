@@ -1,4 +1,4 @@
-"""Whether a measured motion is the path of the policy ``wiggle``."""
+"""Compares a measured motion with the path of the policy ``wiggle``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 from vla_ros.policies.wiggle import offset
 from vla_ros.types import FloatArray
 
-_LATEST = 1.0  # s; by which the path may begin before or after the first measurement that has moved
+_LATEST = 1.0  # s by which the path may begin before or after the first measured motion
 _GRID = 0.01  # s
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a measured motion compares with the path; distances are of the joint that is furthest away, in rad."""
+    """Differences between a measured motion and the path; a distance is that of the worst joint, in rad."""
 
-    off: float  # largest distance from any point of the path, whatever the time
-    # Root of the mean squared distance from where the path was at the time. The measured motion is later by a
-    # constant, the command's age and the controller's own; it is the one that fits best.
+    off: float  # largest distance from the nearest point of the path, at any time
+    # Root mean square distance from the path at the same time, after the constant delay that fits best (the age of
+    # the command and the delay of the controller).
     late: float
-    reached: FloatArray  # share of the amplitude that each joint [N] reached to the less far side
-    order: list[int]  # joints by when they were furthest away
+    reached: FloatArray  # share of the amplitude that each joint [N] reached on both sides
+    order: list[int]  # joints in the order of their largest deflection
 
 
 def fit(times: Sequence[float], positions: FloatArray, amplitude: float, seconds: float) -> Fit:
-    """Compare the first round of the path with what was measured.
+    """Compare the first round of the path with a measured motion.
 
     Args:
-        times: Of the measurements, s, from rest to the end of the round.
-        positions: What was measured [T, N], rad.
-        amplitude: Of the policy, rad.
-        seconds: Of the policy, for each joint.
+        times: Times of the measurements, s, from rest to the end of the round.
+        positions: Measured positions [T, N], rad.
+        amplitude: The policy's amplitude, rad.
+        seconds: The policy's seconds for each joint.
     """
     at, moved = np.asarray(times), positions - positions[0]
     joints = moved.shape[1]

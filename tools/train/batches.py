@@ -61,7 +61,7 @@ class Frames:
     def draw(self, step: int, seed: int, frames: int, prompts: int, *, held_out: bool = False) -> Batch:
         """Draw a batch of F ``frames`` with P ``prompts`` each: the followed instruction first, then others.
 
-        It depends on ``step`` and ``seed`` alone. Held-out batches are not augmented.
+        The batch depends only on ``step`` and ``seed``. Held-out batches are not augmented.
         """
         device = self.images.device
         random = torch.Generator(device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
@@ -91,8 +91,8 @@ class Frames:
 
 
 def kind_map(kinds: Tensor, patches: Tensor, count: int) -> Tensor:
-    """The object in each patch, int64 [F, count], from kinds and patches [F, SLOTS]; ``len(KINDS)`` for none."""
-    spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # objects that are not visible go here
+    """Return the object in each patch, int64 [F, count], from kinds and patches; ``len(KINDS)`` for none."""
+    spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # for invisible objects
     board = torch.full((len(kinds), count + 1), len(KINDS), dtype=torch.int64, device=kinds.device)
     return board.scatter(1, spare, kinds)[:, :count]
 

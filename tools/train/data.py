@@ -100,10 +100,10 @@ class _Notes:
 
 
 class Disturbance:
-    """Noise for the executed actions of the episode of ``seed``, so that the data contain recoveries.
+    """Noise for the executed actions of an episode, so that the data contain recoveries.
 
-    Labels stay the expert's clean actions (DART; Laskey et al., 2017). A learner's own small errors then lead to
-    states that are in the data.
+    Labels are the expert's clean actions (DART; Laskey et al., 2017), so small errors of a learner lead to states
+    that are in the data.
     """
 
     def __init__(self, recipe: DataRecipe, seed: int) -> None:

@@ -48,16 +48,16 @@ def state_of(world: TableTop) -> dict[str, FloatArray]:
 
 
 class DirectControl:
-    """Executes end-effector deltas [7] with the expert's own kinematics, where there is no Pinocchio."""
+    """Executes end-effector deltas [7] with the expert's own kinematics, without Pinocchio."""
 
     def reset(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing; there is no state."""
 
     def check(self, chunk: ActionChunk) -> None:
-        """Nothing is refused."""
+        """Accept every chunk."""
 
     def executed(self) -> None:
-        """Nothing is counted."""
+        """Do nothing; steps are not counted."""
 
     def command(self, action: FloatArray, joints: JointState, stamp: int, dt: float) -> tuple[Command]:
         """Move to the delta's goal within the workspace."""

@@ -11,20 +11,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from vla_ros.config import sections
 from vla_ros.config.options import option
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class
-from vla_ros.config.sections import (
-    CameraConfig,
-    ControlConfig,
-    FeaturesConfig,
-    GripperConfig,
-    LimitsConfig,
-    NodeConfig,
-    RobotConfig,
-    TimeoutsConfig,
-    TopicsConfig,
-)
 
 
 @dataclass(frozen=True)
@@ -32,13 +22,13 @@ class ArmConfig:
     """One arm of the robot, with the options that may differ between arms."""
 
     name: str  # its name in the parts of a policy's features; ``arm`` if it is the only one
-    robot: RobotConfig
-    gripper: GripperConfig
-    limits: LimitsConfig
+    robot: sections.RobotConfig
+    gripper: sections.GripperConfig
+    limits: sections.LimitsConfig
     output: str  # as ``control.output``
     command: str  # as ``topics.command``
     gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
-    joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
+    joint_states: str = sections.TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
 
 
 _OF_AN_ARM = {
@@ -57,15 +47,15 @@ class Config:
     """All options."""
 
     policy: PolicyConfig = field(default_factory=lambda: options_class(PolicyConfig.name)())
-    camera: CameraConfig = field(default_factory=CameraConfig)
-    robot: RobotConfig = field(default_factory=RobotConfig)
-    control: ControlConfig = field(default_factory=ControlConfig)
-    gripper: GripperConfig = field(default_factory=GripperConfig)
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
-    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
-    topics: TopicsConfig = field(default_factory=TopicsConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    node: NodeConfig = field(default_factory=NodeConfig)
+    camera: sections.CameraConfig = field(default_factory=sections.CameraConfig)
+    robot: sections.RobotConfig = field(default_factory=sections.RobotConfig)
+    control: sections.ControlConfig = field(default_factory=sections.ControlConfig)
+    gripper: sections.GripperConfig = field(default_factory=sections.GripperConfig)
+    limits: sections.LimitsConfig = field(default_factory=sections.LimitsConfig)
+    timeouts: sections.TimeoutsConfig = field(default_factory=sections.TimeoutsConfig)
+    topics: sections.TopicsConfig = field(default_factory=sections.TopicsConfig)
+    features: sections.FeaturesConfig = field(default_factory=sections.FeaturesConfig)
+    node: sections.NodeConfig = field(default_factory=sections.NodeConfig)
     preset: str = option("", "Options of a known robot (config/presets); all others override them")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Options of single arms by flat name (``left.urdf``), if they differ from those that all arms share."""
