@@ -133,9 +133,8 @@ class Player:
             self._skipped += 1
         elif step is not None:
             ended = _NAN if outcome.ended is None else outcome.ended
-            self._keep(
-                outcome.received, step, outcome.reason, (ended - outcome.received) / 1e6 / self._options.speed
-            )
+            age_ms = (ended - outcome.received) / 1e6 / self._options.speed
+            self._keep(outcome.received, step, outcome.reason, age_ms)
         elif outcome.reason is not None:
             self._drop(outcome.reason, outcome.detail)
 
@@ -186,6 +185,7 @@ class Player:
     def _drop(self, reason: Reason, detail: str) -> None:
         # One text for each reason: numbers in the details differ from frame to frame.
         self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
+        self._progress(len(self._stages))
 
     def _keep(self, received: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
         """Keep a frame's result, report progress and save partial results."""
