@@ -45,21 +45,6 @@ def test_the_first_stop_wins_and_later_ones_are_counted() -> None:
     assert safety.counters == {"operator_stop": 1, "driver_gone": 1}
 
 
-def test_armings_are_counted_but_not_while_armed() -> None:
-    safety = armed()
-    assert safety.armings == 1
-    safety.arm()
-    safety.hold(Reason.CAMERA_STALE)
-    safety.clear(Reason.CAMERA_STALE)
-    assert safety.armings == 1, "nothing was begun anew"
-    safety.disarm()
-    safety.arm()
-    safety.stop(Reason.OPERATOR_STOP)
-    safety.reset()
-    safety.arm()
-    assert safety.armings == 3
-
-
 def test_an_arm_moves_after_the_last_hold_and_repeated_holds_count_once() -> None:
     safety = armed()
     for _ in range(3):
@@ -214,7 +199,7 @@ def test_listeners_get_events_of_many_threads_once_and_in_order() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Compares random sequences of calls with a model of four variables."""
+    """Compares random sequences of calls with a model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,11 +208,14 @@ class Machine(RuleBasedStateMachine):
         self.stopped: Reason | None = None
         self.holds: set[Reason] = set()
         self.blocked: set[Reason] = set()
+        self.armings = 0
+        self.before = (False, 0)  # whether it might move, and interruptions
 
     @rule()
     def arm(self) -> None:
         expected = self.stopped is None and not self.blocked
         assert self.safety.arm() is expected
+        self.armings += expected and not self.armed
         self.armed = self.armed or expected
 
     @rule()
@@ -271,6 +259,10 @@ class Machine(RuleBasedStateMachine):
         assert self.safety.may_move == expected
         with self.safety.motion() as allowed:
             assert allowed == expected
+        assert self.safety.armings == self.armings
+        moved, interruptions = self.before
+        assert self.safety.interruptions > interruptions or expected or not moved, "an interruption is not counted"
+        self.before = expected, self.safety.interruptions
 
     @invariant()
     def the_state_is_the_models(self) -> None:
