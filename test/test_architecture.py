@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -25,18 +24,27 @@ def table() -> list[tuple[set[str], set[str]]]:
     return rooms
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Modules of the package's top level that run-time code imports, at whatever depth."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vla_ros."):
-            yield str(node.module).split(".")[1]
-        elif isinstance(node, ast.ImportFrom) and node.module == "vla_ros":
-            yield from (alias.name for alias in node.names if alias.name != "__version__")
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+PATHS = {name_of(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that ``path`` imports: at import time, inside functions or for type checking."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & PATHS.keys() or {str(node.module)}
         elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("vla_ros."))
-        yield from imports(node)
+            found |= {alias.name for alias in node.names}
+    return found & PATHS.keys()
 
 
 ROOM_OF = {module: index for index, (modules, _) in enumerate(table()) for module in modules}
@@ -53,35 +61,15 @@ def test_every_module_has_one_room_and_every_room_exists() -> None:
 def test_a_room_imports_only_what_its_row_names(room: int) -> None:
     modules, allowed = table()[room]
     may = {room, ROOM_OF[EVERYWHERE], *(ROOM_OF[name] for name in allowed)}
-    wrong = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        if path.relative_to(SOURCE).parts[0].removesuffix(".py") in modules:
-            found = set(imports(ast.parse(path.read_text(encoding="utf-8"))))
-            wrong += [
-                f"{path.relative_to(SOURCE)} imports {name}" for name in found if ROOM_OF.get(name) not in may
-            ]
+    own = {name: path for name, path in PATHS.items() if room_of(name) in modules}
+    imports = {(name, other) for name, path in own.items() for other in imported_modules(path)}
+    wrong = {f"{name} imports {other}" for name, other in imports if ROOM_OF.get(room_of(other), room) not in may}
     assert not wrong
-
-
-def imported_modules(path: Path, modules: set[str]) -> set[str]:
-    """Modules of the package that ``path`` imports: at import time, inside functions or for type checking."""
-    found = set[str]()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= named & modules or {str(node.module)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & modules
 
 
 def test_no_two_modules_import_each_other() -> None:
     """Neither directly nor through others, neither at import time nor later."""
-    paths = {
-        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in SOURCE.rglob("*.py")
-    }
-    graph = {name: imported_modules(path, set(paths)) - {name} for name, path in paths.items()}
+    graph = {name: imported_modules(path) - {name} for name, path in PATHS.items()}
     assert sum(map(len, graph.values())) > 200
     TopologicalSorter(graph).prepare()  # raises CycleError and names the modules
 

@@ -17,20 +17,19 @@ def fill(kind: str) -> tuple[Any, list[float]]:
     """A filled message, and its numbers in order."""
     message = message_types().message(message_type(kind))()
     if kind == "JointState":
-        message.name, message.position = ["b", "a"], [1.0, 2.0]
-        return message, [1.0, 2.0]
+        message.name, message.position = ["b", "a"], [0.0, 1.0]
+        return message, [0.0, 1.0]
     if kind == "Float64MultiArray":
-        message.data = [3.0, 4.0, 5.0]
-        return message, [3.0, 4.0, 5.0]
-    parts = (message.pose.position, message.pose.orientation) if kind == "PoseStamped" else ()
-    parts = parts or (message.wrench.force, message.wrench.torque)
-    numbers = []
-    for part in parts:
-        for axis in ("x", "y", "z", "w"):
-            if hasattr(part, axis):
-                numbers.append(float(len(numbers)))
-                setattr(part, axis, numbers[-1])
-    return message, numbers
+        message.data = [0.0, 1.0, 2.0]
+        return message, [0.0, 1.0, 2.0]
+    names = ("position", "orientation") if kind == "PoseStamped" else ("force", "torque")
+    whole = message.pose if kind == "PoseStamped" else message.wrench
+    places = [
+        (getattr(whole, name), axis) for name in names for axis in "xyzw" if hasattr(getattr(whole, name), axis)
+    ]
+    for number, place in enumerate(places):
+        setattr(*place, float(number))
+    return message, [float(number) for number in range(len(places))]
 
 
 @pytest.mark.parametrize("kind", FEED_TYPES)
