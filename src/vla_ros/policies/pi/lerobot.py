@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.checkpoint_files import from_files, read_header, read_json
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.normalization import Normalization, make_normalization
 from vla_ros.policies.pi.processing import Processing
@@ -134,12 +131,10 @@ def _normalization(
         raise CheckpointError(
             f"{folder / file}: the statistics are in {name!r}, which is missing; copy the file again"
         )
-    try:
-        stored = load_file(folder / name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder / name}: not readable ({error}); download it again") from error
+    stored = read_header(folder / name)
     stem = f"{feature}."
-    statistics = {key.removeprefix(stem): value for key, value in stored.items() if key.startswith(stem)}
+    tensors = from_files(stored)([key for key in stored if key.startswith(stem)])
+    statistics = {key.removeprefix(stem): value.numpy() for key, value in tensors}
     return make_normalization(FORMS[mode], statistics, f"{folder / name}: {feature}", lerobot=True)
 
 
