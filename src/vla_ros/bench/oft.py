@@ -15,8 +15,7 @@ from vla_ros.bench.report import footing, heading, row, stage_rows
 from vla_ros.bench.setup import COMPILED_UNUSED, figures, start
 from vla_ros.bench.times import Stopwatch, collect
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.oft.build import make_chunk_engine, plain_inference
-from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest
+from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.actions import ActionStatistics

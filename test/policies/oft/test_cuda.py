@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from vla_ros.bench.models import random_weights
-from vla_ros.policies.oft.build import check_chunks, make_chunk_engine, plain_inference
-from vla_ros.policies.oft.inference import ChunkRequest
+from vla_ros.policies.oft.inference import ChunkRequest, check_chunks, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.loading import empty

@@ -8,9 +8,8 @@ from vla_ros.engine import decoder
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import fuse
 from vla_ros.policies.oft import inference
-from vla_ros.policies.oft.build import make_chunk_engine
 from vla_ros.policies.oft.convert import convert
-from vla_ros.policies.oft.inference import ChunkRequest
+from vla_ros.policies.oft.inference import ChunkRequest, make_chunk_engine
 from vla_ros.policies.oft.network import plan
 from vla_ros.policies.openvla.prompt import close_prompt
 

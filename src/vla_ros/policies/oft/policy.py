@@ -19,9 +19,15 @@ from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, options_of
 from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
-from vla_ros.policies.oft.build import check_chunks, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.checkpoint import Weights, layout_of, read_weights
-from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest
+from vla_ros.policies.oft.inference import (
+    Chunk,
+    ChunkInference,
+    ChunkRequest,
+    check_chunks,
+    make_chunk_engine,
+    plain_inference,
+)
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.processors import OFTResize

@@ -99,21 +99,14 @@ class OpenVLAModel(nn.Module):
     def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, Prefix]:
         """Run prompts of one length: patches [B, patches, llm_width] and int64 [B, L] tokens.
 
-        ``room`` positions stay free in the cache for :meth:`decode_one`. Returns the logits of the first action
-        token [B, vocab_size], and the prefix that :meth:`decode_one` and :meth:`greedy` continue (and change in
-        place).
+        ``room`` positions stay free in the cache for :meth:`greedy`. Returns the logits of the first action token
+        [B, vocab_size], and the prefix that :meth:`greedy` continues (and changes in place).
         """
         weights, batch = as_loaded(self.language_model), len(input_ids)
         length = patches.shape[1] + input_ids.shape[1]
         prefix = Prefix(weights, KVCache.allocate(weights, batch, length + room), length)
         last = prefix.end(batch) - 1
         return decoder.prefill(weights, self.ops, prefix.cache, patches, input_ids, last, 1)[:, 0], prefix
-
-    def decode_one(self, tokens: Tensor, prefix: Prefix) -> Tensor:
-        """Return the logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``prefix``."""
-        start = prefix.end(len(tokens))
-        prefix.length += 1
-        return decoder.verify(prefix.weights, self.ops, prefix.cache, tokens[:, None], start)[:, 0]
 
     def greedy(self, logits: Tensor, prefix: Prefix, count: int) -> Answer:
         """Decode ``count`` tokens greedily over the whole vocabulary, starting from :meth:`prefill`'s logits."""
