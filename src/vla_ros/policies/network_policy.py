@@ -15,7 +15,7 @@ import torch
 
 from vla_ros.engine.resizer import resizes
 from vla_ros.engine.tolerances import SEES
-from vla_ros.errors import CheckpointError, ImageError, VlaRosError
+from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.policies.checkpoint_files import checkpoint_folder
 from vla_ros.policies.devices import choose_device, choose_dtype
@@ -217,6 +217,19 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
                 f"{self.title}: no image {missing or list(self.spec.image_keys)}; found {list(images)}"
             )
         return {key: self._checked(key, images[key]) for key in keys}
+
+    def _state(self, observation: Observation) -> FloatArray:
+        """Return the spec's state vectors as one, float64; ConfigError if one is missing or wrong."""
+        parts: list[FloatArray] = [np.zeros(0)]
+        for one in self.spec.state:
+            part = observation.state.get(one.key)
+            if part is None or part.shape != (one.size,) or not np.isfinite(part).all():
+                raise ConfigError(
+                    f"{self.title}: state '{one.key}' is {None if part is None else part.tolist()}, expected "
+                    f"{one.size} finite numbers; bind them with features.state"
+                )
+            parts.append(part)
+        return np.concatenate(parts)
 
     def _checked(self, key: str, image: UInt8Array) -> UInt8Array:
         size = ("H", "W") if self.takes_any_size else self.spec.processors[key].size

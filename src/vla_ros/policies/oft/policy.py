@@ -43,7 +43,7 @@ from vla_ros.policies.openvla.network_policy import (
     PromptSession,
 )
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,8 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         self, session: OFTSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
     ) -> ChunkRequest:
         loaded = self.loaded
-        tokens, state = session.encode(loaded.prompt, observation.instruction), self._state(observation)
+        tokens = session.encode(loaded.prompt, observation.instruction)
+        state = None if loaded.state is None else loaded.state.normalize(self._state(observation))
         layout, noise = loaded.model.layout, None
         if layout.head == "diffusion":
             drawn = session.random.standard_normal((layout.chunk, layout.action))
@@ -245,16 +246,3 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         """Return the name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
         declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
         return declared[0] if len(declared) == 1 else STATE
-
-    def _state(self, observation: Observation) -> FloatArray | None:
-        """Return the state in [-1, 1]."""
-        statistics = self.loaded.state
-        if statistics is None:
-            return None
-        raw = observation.state.get(self._state_key())
-        if raw is None or raw.shape != (statistics.dimension,):
-            raise ConfigError(
-                f"OpenVLA-OFT: the state has {'no' if raw is None else list(raw.shape)} numbers, expected "
-                f"{statistics.dimension}; bind them with features.state"
-            )
-        return statistics.normalize(raw)

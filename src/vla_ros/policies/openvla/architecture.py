@@ -22,7 +22,7 @@ from typing import Any
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.checkpoint_files import read_json, whole
 from vla_ros.policies.openvla.preprocessor_config import normalization
 
 LLAMA2_EMPTY_TOKEN = 29871
@@ -99,9 +99,9 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
         raise CheckpointError(f"{path}: image_resize_strategy is {strategy!r}; only 'resize-naive' is supported")
     towers = _towers(config, path)
     llm = _llm(config, path)
-    action_vocab = llm.vocab_size - _integer(config, "pad_to_multiple_of", path, 64)
-    bins = _integer(config, "n_action_bins", path, 256)
-    empty = _integer(config, "empty_token_id", path, LLAMA2_EMPTY_TOKEN)
+    action_vocab = llm.vocab_size - whole(config, "pad_to_multiple_of", 64, path, least=0)
+    bins = whole(config, "n_action_bins", 256, path)
+    empty = whole(config, "empty_token_id", LLAMA2_EMPTY_TOKEN, path, least=0)
     if not 2 <= bins < action_vocab:
         raise CheckpointError(f"{path}: n_action_bins is {bins}; expected 2 to {action_vocab - 1} (the vocabulary)")
     if not 0 <= empty < action_vocab:
@@ -194,22 +194,22 @@ def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:
         if bad:
             raise CheckpointError(f"{path}: text_config.{name} is {text.get(name, rope)!r}, which is not supported")
     # Absent entries mean transformers' defaults for Llama: published files store little more than the vocabulary.
-    hidden = _integer(text, "hidden_size", path, 4096)
-    heads = _integer(text, "num_attention_heads", path, 32)
+    hidden = whole(text, "hidden_size", 4096, path)
+    heads = whole(text, "num_attention_heads", 32, path)
     if hidden % heads:
         raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is not a multiple of {heads} heads")
     return LlmShape(
-        vocab_size=_integer(text, "vocab_size", path, 32000),
+        vocab_size=whole(text, "vocab_size", 32000, path),
         hidden_size=hidden,
-        intermediate_size=_integer(text, "intermediate_size", path, 11008),
-        layers=_integer(text, "num_hidden_layers", path, 32),
+        intermediate_size=whole(text, "intermediate_size", 11008, path),
+        layers=whole(text, "num_hidden_layers", 32, path),
         heads=heads,
-        kv_heads=_integer(text, "num_key_value_heads", path, heads),
-        head_dim=_integer(text, "head_dim", path, hidden // heads),
+        kv_heads=whole(text, "num_key_value_heads", heads, path),
+        head_dim=whole(text, "head_dim", hidden // heads, path),
         rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
         rope_theta=float(text.get("rope_theta", rope.get("rope_theta", 10000.0))),
-        max_positions=_integer(text, "max_position_embeddings", path, 2048),
-        bos_token=_integer(text, "bos_token_id", path, 1),
+        max_positions=whole(text, "max_position_embeddings", 2048, path),
+        bos_token=whole(text, "bos_token_id", 1, path, least=0),
     )
 
 
@@ -222,12 +222,3 @@ def _prompt_version(config: Mapping[str, Any], path: Path, folder_name: str) -> 
     # v0.1 was trained on Vicuna, whose chat prompt it uses; every later checkpoint starts from Llama-2.
     backbone = f"{config.get('llm_backbone_id', '')} {config.get('hf_llm_id', '')}".lower()
     return "v0.1" if "vicuna" in backbone or "v01" in folder_name.lower() else "v0.2"
-
-
-def _integer(values: Mapping[str, Any], name: str, path: Path, default: int) -> int:
-    value = values.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number")
-    return value

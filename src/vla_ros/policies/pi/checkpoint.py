@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.checkpoint_files import read_json, whole
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
-from vla_ros.policies.pi.lerobot import read_processing, whole
+from vla_ros.policies.pi.lerobot import read_processing
 from vla_ros.policies.pi.loading import Manifest, read_stored
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.processing import Processing

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import from_files, read_header, read_json
+from vla_ros.policies.checkpoint_files import from_files, read_header, read_json, whole
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.normalization import Normalization, make_normalization
 from vla_ros.policies.pi.processing import Processing
@@ -104,15 +104,6 @@ def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Pa
     if len(before) != len(renamed):
         raise CheckpointError(f"{path}: rename_map {renamed} maps two observations to the same name")
     return tuple(before.get(name, name) for name in names)
-
-
-def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
-    """Read a whole number of at least ``least`` from a ``config.json``; ``default`` where it is absent or null."""
-    value = config.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number of at least {least}")
-    return value
 
 
 def _normalization(

@@ -141,19 +141,12 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
     def _request(
         self, session: PiSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
     ) -> FlowRequest:
-        missing = [one.key for one in self.spec.state if one.key not in observation.state]
-        if missing:
-            raise ConfigError(f"pi: no state '{missing[0]}'; found {sorted(observation.state)}")
         state = self._state(observation)
         noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
         rtc = None if observation.previous is None else self._continue(observation.previous, state)
         names = dict(zip(self.spec.image_keys, self.loaded.processing.images, strict=True))
         named = {names[key]: image for key, image in images.items()}
         return self.loaded.request(named, state, observation.instruction, noise, rtc)
-
-    def _state(self, observation: Observation) -> FloatArray:
-        """Return the state in the robot's units."""
-        return np.concatenate([observation.state[one.key] for one in self.spec.state])
 
     def _answer(self, asked: Sequence[Asked[PiSession, FlowRequest]]) -> Iterator[ActionChunk | VlaRosError]:
         model = self.loaded

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.normalization import Array, Normalization
 from vla_ros.policies.pi.prompt import PromptForm, prompt_tokens
 from vla_ros.policies.pi.robots import (
@@ -55,9 +54,7 @@ class Processing:
         return [one if isinstance(one, RawImage) else resize(one, (size, size)) for one in present]
 
     def normalized_state(self, state: Array) -> Array:
-        """Normalise the robot's state, float [state_size]; ConfigError for NaN, Inf or another length."""
-        if state.shape != (self.state_size,) or not np.isfinite(state).all():
-            raise ConfigError(f"the state is {state.tolist()}, expected {self.state_size} finite numbers")
+        """Normalise the robot's state, float [state_size]."""
         return self.state.normalize(self._robot_state(state))
 
     def tokens(self, encode: Callable[[str], list[int]], instruction: str, state: Array) -> IntArray:
