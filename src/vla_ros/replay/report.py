@@ -14,7 +14,7 @@ from vla_ros.config import to_yaml
 from vla_ros.errors import ImageError
 from vla_ros.replay import metrics
 from vla_ros.replay.prepare import read_again
-from vla_ros.replay.result import Result
+from vla_ros.replay.result import Result, comparisons
 from vla_ros.replay.samples import Samples
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
@@ -29,7 +29,7 @@ BASELINES = (
     "zero does not move; mean action repeats the mean recorded action; hold last repeats the action recorded one "
     "step before, which a policy does not get and need not beat. Skill is 1 - squared error / squared error of the "
     "baseline: 1 is perfect, 0 no better. At a turn the recorded motion starts or turns by more than 30 degrees, "
-    "which hold last cannot know. Lines are 95 % intervals over episodes."
+    "which hold last cannot know. More is better, except of errors. Lines are 95 % intervals over episodes."
 )
 TRIED = (
     "One option changed, on a few frames. Skill is against the mean action; a change is recommended only if it at "
@@ -131,25 +131,13 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def against(figures: Mapping[str, Any]) -> Markup:
     """Return charts of the policy's figures beside those of the baselines, and of its skill."""
-    base, skill, turns, ends = figures["baselines"], figures["skill"], figures["turns"], figures["intervals"]
-    compared = [
-        (title, figures[key], {name: values[key] for name, values in base.items()}, ends.get(key))
-        for key, title in (
-            ("direction_cosine", "Direction cosine (more is better)"),
-            ("gripper_f1", "Gripper F1 (more is better)"),
-            ("motion_mae", "Motion error (less is better)"),
-        )
-    ]
-    if turns and turns["count"]:
-        title = f"Direction cosine at {turns['count']} turns (more is better)"
-        compared.append((title, turns["direction_cosine"], turns["baselines"], None))
-    shown = []
-    for title, value, others, interval in compared:
+    shown, skill = [], figures["skill"]
+    for title, value, others, ends in comparisons(figures):
         guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
-        shown.append(charts.bars([charts.Bar("policy", value, *interval or (None, None)), *guesses], title=title))
+        shown.append(charts.bars([charts.Bar("policy", value, *ends or (None, None)), *guesses], title=title))
     bars = [
         charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *skill["intervals"][name] or (None, None))
-        for name in base
+        for name in figures["baselines"]
     ]
     return page.cards([*shown, charts.bars(bars, title="Skill (1 is perfect, 0 no better)")])
 

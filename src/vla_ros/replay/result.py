@@ -74,7 +74,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-_ROWS = {
+_HEADLINES = {
     "direction_cosine": "direction cosine",
     "gripper_f1": "gripper F1",
     "motion_mae": "motion MAE",
@@ -82,17 +82,22 @@ _ROWS = {
 }
 
 
+def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[str, float], Sequence[float] | None]]:
+    """Return each headline figure: its name, the policy's, the baselines' and the 95 % interval, or None."""
+    base, turns, ends = figures["baselines"], figures["turns"], figures["intervals"]
+    found: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = [
+        (name, figures[key], {guess: values[key] for guess, values in base.items()}, ends.get(key))
+        for key, name in _HEADLINES.items()
+    ]
+    if turns and turns["count"]:
+        found.append((f"cosine, {turns['count']} turns", turns["direction_cosine"], turns["baselines"], None))
+    return found
+
+
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:
     """Return the result in a few lines for a terminal."""
-    frames, latency, intervals = figures["frames"], figures["latency_ms"].get("total"), figures["intervals"]
-    base, turns = figures["baselines"], figures["turns"]
-    rows = [
-        (name, figures[key], [values[key] for values in base.values()], intervals.get(key))
-        for key, name in _ROWS.items()
-    ]
-    rows.append(("skill against", None, [figures["skill"][name] for name in base], None))
-    if turns and turns["count"]:
-        rows.append(("cosine at turns", turns["direction_cosine"], list(turns["baselines"].values()), None))
+    frames, latency, base = figures["frames"], figures["latency_ms"].get("total"), figures["baselines"]
+    skill = {name: figures["skill"][name] for name in base}
     columns = ["policy", *(name.replace("_", " ") for name in base)]
     several = len(figures["episodes"]) > 1
     lines = [
@@ -102,8 +107,8 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
         f"{frames['skipped']} skipped, {sum(frames['dropped'].values())} dropped",
         f"{'':18}{''.join(f'{name:>12}' for name in columns)}   {'95 % interval' if several else '(one episode)'}",
     ]
-    for name, own, values, ends in rows:
-        shown = "".join(f"{significant(value):>12}" for value in (own, *values))
+    for name, own, others, ends in [*comparisons(figures), ("skill against", math.nan, skill, None)]:
+        shown = "".join(f"{significant(value):>12}" for value in (own, *others.values()))
         lines.append(f"{name:18}{shown}" + (f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""))
     if latency:
         p50, p90, p99 = (significant(latency[key]) for key in ("p50", "p90", "p99"))
