@@ -6,16 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tools.robots.descriptions import ROBOTS, homes, urdf
 from tools.robots.drivers import Drivers
-from tools.robots.path import Fit, fit
+from tools.robots.path import follow
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 
@@ -91,36 +90,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])
 def test_every_joint_follows_the_path_and_a_stop_holds(runs: list[Run], case: int) -> None:
-    """On a busy machine a round may lack peaks, because a starved node holds: the path repeats until all came."""
     running, (name, options) = runs[case], CASES[case]
     log, robot = running.drivers.log, ROBOTS[name]
     near = NEAR_BY_VELOCITY if options and "velocity" in options[0] else NEAR
     arms = [arm.name for arm in running.config.arms]
-    lasts = SECONDS * (len(robot.joints) + 1)  # a round: every joint, then the gripper
-
-    def positions(state: Mapping[str, float], arm: str) -> list[float]:
-        return [state[f"{arm}/{joint}"] for joint in robot.joints]
-
-    def is_away(state: Mapping[str, float]) -> bool:
-        away = [np.subtract(positions(state, arm), positions(log.states[0][1], arm)) for arm in arms]
-        return bool(np.abs(away).max() > 0.2 * AMPLITUDE)
-
-    running.until(lambda: log.states and is_away(log.states[-1][1]))
-    began = next(at for at, state in list(log.states) if is_away(state))
-    found: dict[str, list[Fit]] = {arm: [] for arm in arms}
-
-    def is_complete(arm: str) -> bool:
-        follows = [each.off < near * AMPLITUDE and (np.diff(each.order) == 1).all() for each in found[arm]]
-        return any(follows) and bool(np.max([each.reached for each in found[arm]], axis=0).min() > 0.6)
-
-    while not all(map(is_complete, arms)):
-        begin = began + lasts * len(found[arms[0]])
-        assert begin < began + 12 * lasts, found
-        running.until(lambda: time.monotonic() > began + lasts * (len(found[arms[0]]) + 1))
-        path = [(begin, log.states[0][1]), *(each for each in list(log.states) if begin < each[0] < begin + lasts)]
-        for arm in arms:
-            measured = np.array([positions(state, arm) for _, state in path])
-            found[arm].append(fit([at for at, _ in path], measured, AMPLITUDE, SECONDS))
+    running.until(lambda: log.states)
+    for arm in arms:
+        keys = [f"{arm}/{joint}" for joint in robot.joints]
+        follow(
+            lambda keys=keys: [(at, [state[key] for key in keys]) for at, state in list(log.states)],
+            running.until,
+            AMPLITUDE,
+            SECONDS,
+            near,
+        )
     gripper = running.config.gripper
     ends = sorted((gripper.closed_position, gripper.open_position))
     for arm in arms:

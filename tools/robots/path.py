@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +53,36 @@ def fit(times: Sequence[float], positions: FloatArray, amplitude: float, seconds
     reached = np.minimum(moved.max(axis=0), -moved.min(axis=0)) / amplitude
     order = np.argsort(np.abs(moved).argmax(axis=0)).tolist()
     return Fit(off, min(map(late, np.arange(first - _LATEST, first + _LATEST, _GRID))), reached, order)
+
+
+def follow(
+    states: Callable[[], Sequence[tuple[float, Sequence[float]]]],
+    until: Callable[[Callable[[], bool]], object],
+    amplitude: float,
+    seconds: float,
+    near: float,
+) -> list[Fit]:
+    """Fit round after round until each joint reached both peaks and one round stayed within ``near`` amplitudes.
+
+    A starved node holds while the path goes on, so that a round may lack peaks. ``states`` returns the times and
+    positions so far, at rest first; ``until`` waits for a condition. Raises AssertionError after 12 rounds.
+    """
+    rest, found = np.asarray(states()[0][1]), list[Fit]()
+    lasts = seconds * (len(rest) + 1)  # every joint, then the gripper
+
+    def is_away(positions: Sequence[float]) -> bool:
+        return bool(np.abs(rest - positions).max() > 0.2 * amplitude)
+
+    until(lambda: is_away(states()[-1][1]))
+    began = next(at for at, positions in states() if is_away(positions))
+    while not found or not (
+        any(each.off < near * amplitude and each.order == sorted(each.order) for each in found)
+        and np.max([each.reached for each in found], axis=0).min() > 0.6
+    ):
+        begin = began + lasts * len(found)
+        assert len(found) < 12, found
+        until(lambda: states()[-1][0] > began + lasts * (len(found) + 1))
+        path = [(begin, rest), *(each for each in states() if begin < each[0] < begin + lasts)]
+        times, positions = zip(*path, strict=True)
+        found.append(fit(times, np.array(positions), amplitude, seconds))
+    return found
