@@ -376,6 +376,6 @@ class ArmController:
 
 
 def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
-    """Return ``speed`` [N] after some seconds of deceleration."""
+    """Return ``speed`` [N] after deceleration for some seconds."""
     change = acceleration * seconds if seconds > 0 else 0.0
     return speed - np.clip(speed, -change, change)

@@ -100,7 +100,7 @@ class SimulatedClock(Clock):
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
-        """Run ``do``; return its result and simulated duration, to which :meth:`sleep` only adds."""
+        """Run ``do`` without advancing the clock; return its result and its simulated duration in seconds."""
         began, self._job_seconds = time.perf_counter(), 0.0
         try:
             value = do()

@@ -15,7 +15,7 @@ from vla_ros.types import FloatArray
 
 @dataclass(frozen=True)
 class Envelope:
-    """The limits of one arm."""
+    """All limits of one arm."""
 
     joints: JointLimits
     tip: LimitsConfig  # largest step of the tip, and the workspace box

@@ -14,7 +14,7 @@ _BELIEVABLE = 0.1  # rad or m outside its limits; a measurement further outside 
 
 
 class MeasuredArm:
-    """Reads joint states in command order."""
+    """Reads the arm's positions in command order from joint states."""
 
     def __init__(self, names: tuple[str, ...], kinematics: Kinematics | None) -> None:
         self._names = names

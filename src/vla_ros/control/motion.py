@@ -23,7 +23,7 @@ _UNBOUNDED = 1e5  # rad; a joint with a wider range has no limits
 
 @dataclass(frozen=True, eq=False)
 class JointMotion:
-    """Joint positions, steps or velocities."""
+    """Converts numbers that are joint positions, steps or velocities."""
 
     quantity: str  # ``joint_position``, ``joint_delta`` or ``joint_velocity``
     scale: FloatArray  # float64 [N], radians or metres (per second) per unit
@@ -39,7 +39,7 @@ class JointMotion:
 
 @dataclass(frozen=True)
 class TipMotion:
-    """A pose of the tip, or a step of it."""
+    """Converts numbers that are a pose or a step of the tip."""
 
     quantity: str  # ``tip_position`` or ``tip_delta``; the rotation follows
     form: str  # form of the rotation

@@ -100,7 +100,7 @@ class Safety:
 
     @property
     def interruptions(self) -> int:
-        """Number of holds, stops and disarms that ended motion. Plans from before the last one are void."""
+        """Number of holds, stops and disarms that ended motion; earlier plans are void."""
         return self._interruptions
 
     @property
@@ -117,13 +117,13 @@ class Safety:
             return dict(self._counters)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` with every later :class:`Event`, in order and without a lock, so it may call back."""
+        """Call ``listener`` with every later :class:`Event`, in order; the listener may call this object."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
     @contextmanager
     def motion(self) -> Iterator[bool]:
-        """Context in which a motion is sent: yields :attr:`may_move`, and stops and holds wait until it ends.
+        """Context in which a motion is sent; yields :attr:`may_move`. Stops and holds wait until the context ends.
 
         Once :meth:`stop` has returned, no motion is sent. Keep the context short.
 
@@ -146,7 +146,7 @@ class Safety:
         return True
 
     def disarm(self) -> None:
-        """Forbid motion. A stop remains a stop."""
+        """Forbid motion; a stopped arm remains stopped."""
         with self._lock:
             self._armed = False
             self._changed("disarm")

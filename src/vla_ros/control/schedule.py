@@ -174,7 +174,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def _onward(self, start: int, rested: bool) -> FloatArray | None:
-        """Return where a plan that ended before a chunk from ``start`` on has left the arm, or None."""
+        """Return the position at which a plan that has ended leaves the arm, or None if it has not ended."""
         before, last = self._before_last, self._last
         ended = self.kind == "rtc" and start < self._executed and not self.left
         if not ended or not self._positions or last is None or before is None:
