@@ -105,7 +105,7 @@ def obey(world: TableTop, command: Command) -> None:
     others = [row for row, name in enumerate(command.names) if name not in velocities]
     try:
         world.command_velocities(tuple(velocities), tuple(velocities.values()))
-        world.command_named([command.names[row] for row in others], command.positions[others].tolist())
+        world.command_named([command.names[row] for row in others], command.positions[others])
     except ValueError as error:
         raise VlaRosError(f"the simulated arm cannot follow the command: {error}") from None
 

@@ -133,17 +133,16 @@ class TableTop:
     # --- physics ---
 
     def command(self, positions: FloatArray) -> None:
-        """Like :meth:`command_named` for all joints."""
-        self._begin(slice(None), np.array(positions, dtype=np.float64))
+        """Set the position targets of all joints, in the order of :attr:`joint_names`."""
+        self.command_named(self.joint_names, positions)
 
-    def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
+    def command_named(self, names: Sequence[str], positions: Sequence[float] | FloatArray) -> None:
         """Set the position targets of the named joints; the others keep theirs.
 
         Arm targets move there linearly within 0.8 control steps, finger targets at once. Raises
         ValueError if a name is unknown, the lengths differ or a position is not finite.
         """
-        rows = self._rows(names, positions)
-        self._begin(rows, np.array(positions, dtype=np.float64))
+        self._begin(self._rows(names, positions), np.array(positions, dtype=np.float64))
 
     def command_velocities(self, names: Sequence[str], velocities: Sequence[float]) -> None:
         """Move the named joints at these velocities (rad/s, m/s) until they are commanded again."""
@@ -151,13 +150,13 @@ class TableTop:
         self._begin(rows, self._current_target()[rows])
         self._velocity[rows] = velocities
 
-    def _begin(self, rows: list[int] | slice, goal: FloatArray) -> None:
+    def _begin(self, rows: list[int], goal: FloatArray) -> None:
         self._from[rows] = self._current_target()[rows]
         self._goal[rows], self._velocity[rows], self._ramp[rows] = goal, 0.0, 0
 
-    def _rows(self, names: Sequence[str], values: Sequence[float]) -> list[int]:
+    def _rows(self, names: Sequence[str], values: Sequence[float] | FloatArray) -> list[int]:
         if len(names) != len(values) or not np.all(np.isfinite(values)):
-            raise ValueError(f"found {len(names)} names and numbers {list(values)}, expected one finite each")
+            raise ValueError(f"found {list(values)} for {len(names)} joints, expected a finite number for each")
         unknown = [name for name in names if name not in self.joint_names]
         if unknown:
             raise ValueError(f"found joint {unknown[0]!r}, expected one of {', '.join(self.joint_names)}")
