@@ -39,8 +39,6 @@ class EngineOptions:
     drafts: str = "prefill"
     # Minimum margin for ``prefill``; None uses :mod:`vla_ros.engine.tolerances` for the data type.
     guard: float | None = None
-    background: bool = True  # True captures graphs for further prompt lengths in a second thread
-    bucket_step: int = 32  # tokens between padded lengths
 
 
 _NOTHING = DraftState()
@@ -102,9 +100,8 @@ class Engine(GraphEngine[int, StepGraphs]):
         super().__init__(
             weights.device,
             options.image_size,
-            Buckets.up_to(patches, options.answer, weights.shape.max_positions, options.bucket_step),
+            Buckets.up_to(patches, options.answer, weights.shape.max_positions),
             make_runner(weights.device) if runner is None else runner,
-            options.background,
         )
         self.options = options
         self.weights = weights

@@ -169,7 +169,6 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         ops: Operations of both passes.
         dtype: Type of images that are already resized: uint8, or float32 in [0, 1].
         runner: Runs the stages; None selects the runner for the model's device.
-        background: True captures graphs for further prompt lengths in a second thread.
         jacobian: True guides by the gradient of the error; torch computes the flow steps, which takes several times
             as long.
     """
@@ -182,7 +181,6 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         ops: GemmaOps,
         dtype: torch.dtype = torch.uint8,
         runner: Runner | None = None,
-        background: bool = True,
         jacobian: bool = False,
     ) -> None:
         lengths = tuple(range(PROMPT_STEP, prompt + PROMPT_STEP, PROMPT_STEP))
@@ -191,7 +189,6 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
             size,
             Buckets(0, 1, lengths),
             make_runner(model.device) if runner is None else runner,
-            background,
         )
         self.model = model
         self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian

@@ -60,16 +60,12 @@ class GraphEngine(ABC, Generic[K, G]):
         size: (height, width) of the network's images.
         buckets: Padded lengths.
         runner: Runs the stages.
-        background: True captures graphs for further lengths in a second thread.
     """
 
-    def __init__(
-        self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner, background: bool
-    ) -> None:
+    def __init__(self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner) -> None:
         self.runner, self.buckets = runner, buckets
         self._device = device
-        self._resizer = ImageResizer(size, device, runner, background)
-        self._background = background and runner.graphs  # without graphs a second thread has nothing to do
+        self._resizer = ImageResizer(size, device, runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
 
@@ -115,7 +111,7 @@ class GraphEngine(ABC, Generic[K, G]):
         if kind not in self._caches:
             build = partial(self._build, kind)
             self._caches[kind] = GraphCache(
-                self.buckets, build, lambda graphs: graphs.capture(self.runner), self._background
+                self.buckets, build, lambda graphs: graphs.capture(self.runner), self.runner.graphs
             )
         return self._caches[kind]
 

@@ -45,16 +45,12 @@ class ImageResizer:
 
     Images of one kind are processed together. The first image of a kind allocates buffers, which takes some
     milliseconds; a camera may change its resolution at any time. It is resized launch by launch, while a second
-    thread captures the launches as one graph (without ``background`` the caller's thread captures first). Both
-    methods run on the stream of ``runner``.
+    thread captures the launches as one graph. Both methods run on the stream of ``runner``.
     """
 
-    def __init__(
-        self, size: tuple[int, int], device: torch.device, runner: Runner, background: bool = True
-    ) -> None:
+    def __init__(self, size: tuple[int, int], device: torch.device, runner: Runner) -> None:
         self._size, self._device, self._runner = size, device, runner
         self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used stands last
-        self._most, self._background = _KEPT, background
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last capture requested; captures run one after the other
 
@@ -112,9 +108,6 @@ class ImageResizer:
 
     def _capture_soon(self, slot: Slot) -> None:
         if not self._runner.graphs:
-            return
-        if not self._background:
-            self._capture(slot)
             return
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "capture-images")

@@ -177,7 +177,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
     """Infers chunks in one bidirectional pass, or one pass per denoising step.
 
     Not thread-safe. The decoder is ``weights``; that of ``model`` may be empty. Sequences are padded to multiples
-    of ``bucket_step``; 1 pads none. With ``background`` a second thread captures graphs of further lengths.
+    of ``bucket_step``; 1 pads none.
     """
 
     def __init__(
@@ -189,7 +189,6 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         runner: Runner,
         steps: int = 50,
         bucket_step: int = 32,
-        background: bool = True,
     ) -> None:
         layout, most = model.layout, weights.shape.max_positions
         self.patches, self.steps = layout.images * model.architecture.patches, steps
@@ -201,7 +200,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         else:
             buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
         size = (model.architecture.image_size, model.architecture.image_size)
-        super().__init__(weights.device, size, buckets, runner, background and self._padded)
+        super().__init__(weights.device, size, buckets, runner)
         self.model, self.weights, self.ops, self.encode = model, weights, ops, encode
         self.denoising = None
         if layout.head == "diffusion":
@@ -297,8 +296,6 @@ def make_chunk_engine(
     encode: VisionEncoder | None = None,
     steps: int = 50,
     quantization: str = "none",
-    *,
-    background: bool = True,
 ) -> ChunkInference:
     """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
 
@@ -314,7 +311,6 @@ def make_chunk_engine(
         encode or VisionEncoder(model),
         make_runner(weights.device),
         steps,
-        background=background,
     )
 
 
