@@ -58,7 +58,7 @@ class DdsEnvironment:
     def _own_configuration(self) -> str:
         general = ""
         discovery = ""
-        # "OFF" is what rmw_cyclonedds does: a domain tag that nobody else has.
+        # As rmw_cyclonedds, "OFF" sets a domain tag that no other process has.
         if self.range == "OFF":
             general += "<AllowMulticast>false</AllowMulticast>"
             discovery += f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"

@@ -30,7 +30,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with a topic, and what to do about it."""
+    """A problem with a topic, and its fix."""
 
     topic: str
     kind: str

@@ -29,7 +29,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
-        """Call between two callbacks; raises KeyboardInterrupt if a signal came."""
+        """Raise KeyboardInterrupt if a signal was received; call between two callbacks."""
         if self._came:
             raise KeyboardInterrupt
 

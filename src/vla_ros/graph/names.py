@@ -1,4 +1,4 @@
-"""Names on the ROS 2 graph: what is valid, how relative ones are completed, and remaps.
+"""Names on the ROS 2 graph: validation, expansion of relative names, and remaps.
 
 Follows "Topic and Service name mapping to DDS" and "Static Remapping via Command Line" of design.ros2.org.
 """

@@ -59,7 +59,7 @@ PROFILES: dict[str, QoSProfile] = {
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),
     "diagnostics": QoSProfile(_RELIABLE, depth=10),
-    # rclpy's default for an integer depth of 10, and what services use.
+    # rclpy's profile for an integer depth of 10, also used by services.
     "default": QoSProfile(_RELIABLE, depth=10),
     # /clock, as rclcpp and rclpy subscribe to it.
     "clock": QoSProfile(_BEST_EFFORT, depth=1),

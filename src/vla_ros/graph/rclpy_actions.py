@@ -44,7 +44,7 @@ class RclpyActionServer:
         deadline, rounds = time.monotonic() + _LAST_WORDS, _ROUNDS
         ended = [goal for goal in self._goals.values() if goal.ended.done()]
         while ended and rounds and time.monotonic() < deadline:
-            rounds -= not self._goals  # the result is sent in a task after the goal's own
+            rounds -= not self._goals  # a later task sends the result
             try:
                 self._node.executor.spin_once(timeout_sec=0.01)
             except Exception:  # within a callback, or after a shutdown

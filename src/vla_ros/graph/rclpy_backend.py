@@ -68,14 +68,14 @@ def _qos(name: str) -> QoSProfile:
 
 
 class RclpyGraph(RclpyVocabulary, Graph):
-    """A graph on rclpy. Has a context of its own, so several may live in one process."""
+    """A graph on rclpy, with its own context, so that several may exist in one process."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
         super().__init__()
         keep_freed_memory()
         self._context = Context()
         try:
-            # rclpy's own signal handlers end the context, and then the node cannot send a last command.
+            # rclpy's own signal handlers shut the context down before the node can send a last command.
             rclpy.init(args=list(args), context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         except Exception as error:
             raise ConfigError(f"rclpy does not accept the arguments {list(args)}: {error}") from error

@@ -27,7 +27,7 @@ class Argument:
     description: str  # shown by ``--show-args``
     choices: tuple[str, ...] = ()  # allowed texts; empty for any
     option: str = ""  # node option that it sets, or ""
-    yaml: bool = False  # the value is YAML; otherwise it is taken as text, whatever it contains
+    yaml: bool = False  # the value is YAML; otherwise it is text
 
 
 MIDDLEWARE = (

@@ -1,4 +1,4 @@
-"""Checks that a middleware profile is in force, or says what to install or set.
+"""Checks that a middleware profile is active, or reports what to install or set.
 
 It only reads the environment, the files named there and the state of the host; it starts and sends nothing.
 """
@@ -235,7 +235,7 @@ def receive_buffer(frames: Frames) -> Findings:
     except (OSError, ValueError):  # not readable in some containers
         yield "net.core.rmem_max could not be read"
         return
-    # The kernel doubles the granted size, and half a frame of each camera proved enough.
+    # The kernel doubles the granted size, and half a frame of each camera was measured to be enough.
     if limit < frames.message_bytes * frames.cameras // 2:
         yield Problem(
             f"net.core.rmem_max is {limit:,} B: frames of {frames.image_bytes:,} B are lost over UDP",

@@ -30,7 +30,7 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """The frames of a configuration, all sized like its largest camera."""
+        """Return the frames of a configuration, each as large as those of its largest camera."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
 

@@ -57,7 +57,7 @@ class Context:
     safety: Safety
     watchdog: Watchdog  # which inputs are stale, frozen, late or invalid
     stats: Stats
-    sink: Sink  # shows or records what happens; decides nothing
+    sink: Sink  # publishes or records steps and outcomes
     throttled: ThrottledLogger  # for log lines that may come with every message
     logger: Logger
 

@@ -1,4 +1,4 @@
-"""Recent frames of the cameras whose past a policy uses, and the measurements at their arrival."""
+"""Keeps recent frames of the cameras whose past images a policy uses, with the measurements at their arrival."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class History:
         return bool(self._spans)
 
     def add(self, camera: int, past: Past) -> None:
-        """Add a frame, at the camera's own rate.
+        """Add a frame.
 
         A frame older than the previous one means that the clock has jumped.
         """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
 PATIENCE = 3.0
-"""Seconds from a signal to KeyboardInterrupt where loading has not noticed the signal by itself."""
+"""Seconds from a signal to KeyboardInterrupt if the flag was not checked before."""
 
 
 class Signals:
@@ -75,7 +75,7 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     except VlaRosError as error:
         _say(str(error))
         return 1
-    # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
+    # rclpy's own handlers would shut the context down on a signal, before the last hold is sent.
     try:
         rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # arguments that rcl cannot read

@@ -273,7 +273,7 @@ class PolicyNode:
         wiring.timer(1.0, self._throttled.flush)
         wiring.timer(graph_watch.PERIOD, self._watch.look)
 
-    # What arrives
+    # Inputs
 
     def _contests(self) -> list[tuple[Reason, str, Contest]]:
         """Return each contested topic with its two sources."""
@@ -314,7 +314,7 @@ class PolicyNode:
             self._logger.error(who)
         return who
 
-    # What goes out
+    # Outputs
 
     def _on_event(self, event: Event) -> None:
         """Send a hold when motion ends, and log each change of state."""

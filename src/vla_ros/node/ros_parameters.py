@@ -32,7 +32,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
         name=entry.name,
         description=option.description,
         additional_constraints=constraints,
-        # YAML and people write 5 where 5.0 is meant. A static type makes rclpy refuse that in its own terms.
+        # Accepts 5 for 5.0, which a static type would make rclpy refuse.
         dynamic_typing=entry.item_type is float or option.per_camera,
     )
     if not entry.is_list and (option.low is not None or option.high is not None):
@@ -60,7 +60,7 @@ def declare(node: Any) -> Config:
     )  # which parameters there are, and their defaults
     chosen = {name: _plain(override.value) for name, override in given.items()}
     base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
-    if base.robot.arms:  # what arms share is the default of their own options
+    if base.robot.arms:  # shared options are the defaults of each arm's options
         deciding += tuple(OF_AN_ARM.values())
         base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
     # To rclpy an empty list has no type, and so no value.
@@ -75,7 +75,7 @@ def declare(node: Any) -> Config:
 
 
 def _declare_one(node: Any, entry: Entry, default: Any) -> str:
-    """Declare one option; return what is wrong with its value, or ""."""
+    """Declare one option; return the problem with its value, or ""."""
     kind = Parameter.Type[_TYPES[entry.item_type] + "_ARRAY" * entry.is_list]
     described = descriptor(entry)
     try:
@@ -83,7 +83,7 @@ def _declare_one(node: Any, entry: Entry, default: Any) -> str:
     except Exception as error:  # rclpy has five unrelated classes for "this value is not allowed"
         return f"{entry.name}: {error}; expected {entry.expectation}"
     if _value(node, entry.name) in (None, []):
-        # rclpy takes an empty list for bytes unless it is told the type.
+        # Without a type rclpy interprets an empty list as bytes.
         node.set_parameters([Parameter(entry.name, kind, default)])
     return ""
 

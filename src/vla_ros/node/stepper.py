@@ -1,4 +1,4 @@
-"""From camera bytes to a command, the same for the live node and for replay.
+"""Turns camera bytes into commands, for the live node and for replay.
 
 :meth:`Stepper.infer` builds the observation and runs the policy, :meth:`Stepper.next_command` turns the next step
 of its chunk into a command. The caller provides the frames and sends the commands.
@@ -110,7 +110,7 @@ class Stepper:
         self.forget_commands()
 
     def forget_commands(self) -> None:
-        """Forget the last command, because a person has taken over. Thread-safe."""
+        """Forget the last command, because a person took over the arm. Thread-safe."""
         with self._lock:
             self.controller.reset()
 
@@ -148,7 +148,7 @@ class Stepper:
         return Inference(observation, chunk, stages)
 
     def _ask(self, observation: Observation) -> ActionChunk:
-        chunk: Any  # whatever a third-party policy returns
+        chunk: Any  # a third-party policy may return anything
         try:
             chunk = self._policy.infer(self._session, observation)
         except Refused:

@@ -64,7 +64,7 @@ class Worker(Generic[T]):
         self._jobs.put(job)
 
     def result(self) -> T:
-        """Return or raise what the job, which must have ended, returned or raised."""
+        """Return the result of the job, which must have ended, or raise its exception."""
         assert self._outcome is not None, "it has not ended"
         (value, error), self._outcome, self._busy = self._outcome, None, False
         if error is not None:
@@ -95,5 +95,5 @@ class Worker(Generic[T]):
 def _outcome(job: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     try:
         return job(), None
-    except BaseException as error:  # raised where the result is asked for
+    except BaseException as error:  # raised again by result()
         return None, error

@@ -20,6 +20,7 @@ from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, e
 from vla_ros.graph.qos import PROFILES, QoSProfile
 
 T = TypeVar("T")
+InboxT = TypeVar("InboxT", bound=Inbox)
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,10 @@ class DdsNode:
         Middlewares pad CDR to a multiple of four bytes: up to three zero bytes may follow the message.
         """
         name = self.resolve_topic_name(topic)
-        with self._alive():
-            profile = _profile(qos_profile)
-            subscription = DdsSubscription(self._context.participant, msg_type, name, callback, profile, raw=raw)
-            self.inboxes += (subscription,)
-            self._announce()
-        return subscription
+        profile = _profile(qos_profile)
+        return self._add(
+            lambda: DdsSubscription(self._context.participant, msg_type, name, callback, profile, raw=raw)
+        )
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> DdsTimer:
         """Call ``callback`` every ``timer_period_sec`` seconds on the thread that spins."""
@@ -132,11 +131,7 @@ class DdsNode:
         It reaches servers on rmw_cyclonedds only.
         """
         name = self.resolve_service_name(srv_name)
-        with self._alive():
-            client = DdsClient(self._context.participant, srv_type, name)
-            self.inboxes += (client,)
-            self._announce()
-        return client
+        return self._add(lambda: DdsClient(self._context.participant, srv_type, name))
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
         """Create a service: ``callback(request, response)`` fills and returns the response, or a future of it.
@@ -144,11 +139,7 @@ class DdsNode:
         It is reached by clients on rmw_cyclonedds only.
         """
         name = self.resolve_service_name(srv_name)
-        with self._alive():
-            service = DdsService(self._context.participant, srv_type, name, callback, self._logger)
-            self.inboxes += (service,)
-            self._announce()
-        return service
+        return self._add(lambda: DdsService(self._context.participant, srv_type, name, callback, self._logger))
 
     def destroy_timer(self, timer: DdsTimer) -> bool:
         """Stop and destroy a timer."""
@@ -218,6 +209,13 @@ class DdsNode:
 
     def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
         return self._context.discovery.endpoints(kind, expand(topic, self._name, self._namespace))
+
+    def _add(self, create: Callable[[], InboxT]) -> InboxT:
+        with self._alive():
+            inbox = create()
+            self.inboxes += (inbox,)
+            self._announce()
+        return inbox
 
     def _alive(self) -> threading.RLock:
         if self._destroyed:
