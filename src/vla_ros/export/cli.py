@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(name, default="", metavar=metavar, help=text)
     for name, choices, text in (
+        ("--format", ("lerobot",), "layout of the data set: LeRobotDataset v3.0"),
         ("--goal", ("commands", "measured"), "actions lead to the commanded position, or to the next measured one"),
         ("--clock", ("received", "stamp", "frames"), "recorder's times, header stamps, or every image is a frame"),
     ):
