@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,6 @@ from vla_ros.policies.base import Progress, options_of
 from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
 from vla_ros.policies.oft.checkpoint import Weights, layout_of, read_weights
 from vla_ros.policies.oft.inference import (
-    Chunk,
     ChunkInference,
     ChunkRequest,
     check_chunks,
@@ -219,25 +216,11 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
 
     def _answer(self, asked: Sequence[Asked[OFTSession, ChunkRequest]]) -> Iterator[ActionChunk]:
         chunks = self.loaded.inference.answer_all([one.request for one in asked])
-        return map(self._chunk, asked, chunks)
-
-    def _chunk(self, asked: Asked[OFTSession, ChunkRequest], chunk: Chunk) -> ActionChunk:
-        answered, loaded = time.perf_counter(), self.loaded
-        normalized = chunk.normalized
-        info: dict[str, Any] = {"prompt_tokens": len(asked.request.prompt)}
-        if chunk.tokens is not None:
-            normalized = loaded.bins.decode(chunk.tokens).reshape(normalized.shape)
-            info["logit_margins"] = tuple(float(margin) for margin in chunk.margins)
-            info["outside_bins"] = loaded.bins.outside(chunk.tokens)
-        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
-        return ActionChunk(
-            actions=actions,
-            stamp=asked.observation.stamp,
-            normalized=normalized,
-            tokens=chunk.tokens,
-            stages_ms={**chunk.stages_ms, "post": 1e3 * (time.perf_counter() - answered)},
-            info=info,
-        )
+        for one, chunk in zip(asked, chunks, strict=True):
+            normalized = chunk.normalized
+            if chunk.tokens is not None:
+                normalized = self.loaded.bins.decode(chunk.tokens).reshape(normalized.shape)
+            yield self._chunk(one, normalized, chunk.tokens, chunk.margins, chunk.stages_ms)
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
         return read_statistics(folder, group, self._bounds, MARGIN)

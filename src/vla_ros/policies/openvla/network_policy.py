@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -22,7 +23,7 @@ from vla_ros.errors import DeviceLostError
 from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder
 from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.network_policy import Closes, NetworkPolicy, Placement, R
+from vla_ros.policies.network_policy import Asked, Closes, NetworkPolicy, Placement
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.choices import check_attention, choose_engine
@@ -32,7 +33,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
 from vla_ros.policies.weights import fill, parameter_shapes
-from vla_ros.types import FloatArray, IntArray, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, IntArray, UInt8Array
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,16 @@ class PromptSession(Session):
         return self.tokens
 
 
+class PromptRequest(Protocol):
+    """A request with a prompt."""
+
+    @property
+    def prompt(self) -> IntArray:
+        """Int64 [L]."""
+
+
 L = TypeVar("L", bound=LoadedNetwork)
+R = TypeVar("R", bound=PromptRequest)
 S = TypeVar("S", bound=PromptSession)
 
 
@@ -172,6 +182,29 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         declared = parse_parts(" + ".join(self._declared), action=True) if self._declared else ()
         ranges = [part.form for part in declared if part.quantity == "gripper" and part.range is not None]
         return Part("arm", "tip_delta"), Part("arm", "gripper", ranges[0] if len(ranges) == 1 else undeclared)
+
+    def _chunk(
+        self,
+        asked: Asked[S, R],
+        normalized: FloatArray,
+        tokens: IntArray | None,
+        margins: FloatArray,
+        stages: Mapping[str, float],
+        **info: object,
+    ) -> ActionChunk:
+        """Un-normalise a chunk [K, D]; ``tokens`` and ``margins`` are of actions decoded as tokens."""
+        started, loaded = time.perf_counter(), self.loaded
+        if tokens is not None:
+            info |= {"logit_margins": tuple(map(float, margins)), "outside_bins": loaded.bins.outside(tokens)}
+        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
+        return ActionChunk(
+            actions=actions,
+            stamp=asked.observation.stamp,
+            normalized=normalized,
+            tokens=tokens,
+            stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
+            info={"prompt_tokens": len(asked.request.prompt), **info},
+        )
 
     def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
         """Convert the gripper of actions [K, D] from 0 closed, 1 open to the range in :attr:`spec`."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +32,7 @@ from vla_ros.policies.openvla.network_policy import (
 )
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import ResizeNaive
 
@@ -173,39 +171,23 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         assert self.loaded.engine is not None
         for one, answer in zip(asked, self.loaded.engine.answer([one.request for one in asked]), strict=True):
             one.session.draft = answer.draft
-            info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
-            yield self._chunk(one, answer.tokens, answer.margins, answer.stages_ms, info)
+            yield self._chunk(
+                one,
+                self.loaded.bins.decode(answer.tokens)[None],
+                answer.tokens,
+                answer.margins,
+                answer.stages_ms,
+                draft_accepted=answer.accepted,
+                decoder_passes=answer.passes,
+            )
 
     def _by_reference(self, asked: Asked[OpenVLASession, Request]) -> ActionChunk | VlaRosError:
         loaded, image = self.loaded, asked.request.image
         assert isinstance(image, np.ndarray), "the reference path takes no camera images"
         try:
-            found = reference.answer(loaded.model, image, asked.request.prompt, loaded.statistics.dimension)
+            tokens, margins, stages = reference.answer(
+                loaded.model, image, asked.request.prompt, loaded.statistics.dimension
+            )
         except NotFiniteError as error:
             return error
-        return self._chunk(asked, *found, {})
-
-    def _chunk(
-        self,
-        asked: Asked[OpenVLASession, Request],
-        tokens: IntArray,
-        margins: FloatArray,
-        stages: Mapping[str, float],
-        info: Mapping[str, Any],
-    ) -> ActionChunk:
-        started, loaded = time.perf_counter(), self.loaded
-        normalized = loaded.bins.decode(tokens)
-        actions = loaded.statistics.unnormalize(normalized)
-        return ActionChunk(
-            actions=self._with_declared_gripper(actions[None]),
-            stamp=asked.observation.stamp,
-            normalized=normalized[None],
-            tokens=tokens,
-            stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
-            info={
-                "logit_margins": tuple(float(margin) for margin in margins),
-                "outside_bins": loaded.bins.outside(tokens),
-                "prompt_tokens": len(asked.request.prompt),
-                **info,
-            },
-        )
+        return self._chunk(asked, loaded.bins.decode(tokens)[None], tokens, margins, stages)
