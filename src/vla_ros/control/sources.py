@@ -132,14 +132,17 @@ class Continuity:
             stamp: Time of the measurement in nanoseconds; 0 if the driver sets none.
         """
         speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
-        oldest_first = sorted(range(len(tracks)), key=lambda each: tracks[each].at)
         if speed is None or not math.isfinite(position):
-            return oldest_first[-1] if tracks else 0
+            return max(range(len(tracks)), key=lambda each: tracks[each].at, default=0)
         new = _Measured(position, at, stamp)
         distance = [abs(position - each.position) for each in tracks]
         near = [index for index, each in enumerate(tracks) if distance[index] <= _reach(speed, each, new)]
-        free = oldest_first[0] if len(tracks) == 2 else len(tracks)
-        index = min(near, key=distance.__getitem__, default=free)
+        if near:
+            index = min(near, key=distance.__getitem__)
+        elif len(tracks) < 2:
+            index = len(tracks)
+        else:  # the trajectory that was updated longer ago
+            index = min((0, 1), key=lambda each: tracks[each].at)
         tracks[index : index + 1] = [new]
         return index
 
