@@ -19,8 +19,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="ROS parameter file (YAML), or the name of one that comes with the package, such as demo; may be "
-        "given several times, later ones win",
+        help="ROS parameter file (YAML), or the name of one in the package, such as demo; may be repeated, later "
+        "files win",
     )
     parser.add_argument(
         "-p",
@@ -28,14 +28,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:=VALUE",
-        help="set one option, for example -p policy.device:=cuda; wins over files",
+        help="set an option, for example -p policy.device:=cuda; wins over files",
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros config``."""
     add_config_arguments(parser)
-    parser.add_argument("--plain", action="store_true", help="values only, without descriptions")
+    parser.add_argument("--plain", action="store_true", help="print values without descriptions")
 
 
 def run(arguments: argparse.Namespace) -> int:

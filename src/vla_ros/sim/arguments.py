@@ -56,37 +56,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="kind of the expert's actions (default eef_delta)")
     add("--server", metavar="URL", help="use a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
-    add("--json", type=Path, metavar="FILE", help="write the results as JSON; - prints only them")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON; - prints them and nothing else")
     add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--lockstep", action="store_true", help="wait for each command, however long (default)")
-    mode.add_argument("--real-time", action="store_true", help="run physics in real time")
+    mode.add_argument("--lockstep", action="store_true", help="the simulation waits for each command (default)")
+    mode.add_argument("--real-time", action="store_true", help="the physics run in real time")
     mode.add_argument(
         "--simulated-time",
         action="store_true",
-        help="in one process, on a clock that stops during an inference (default with --delay-ms)",
+        help="one process, on a clock that stops during an inference (default with --delay-ms)",
     )
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
     counts = range(1, SLOTS + 1)
     add("--objects", type=int, choices=counts, metavar="N", help="objects on the table (default 3 or 4)")
     add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
-    add("--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="delay each chunk of the policy")
-    add("--camera-hz", type=decimal, metavar="HZ", help="camera rate, not in lockstep (default control.rate_hz)")
+    add("--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="additional delay of each inference")
+    add("--camera-hz", type=decimal, metavar="HZ", help="camera rate outside lockstep (default control.rate_hz)")
     wrist = "also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)"
     add("--wrist-camera", action="store_true", help=wrist)
-    add("--max-steps", type=positive, metavar="N", help="control steps per episode (default 8 s)")
+    add("--max-steps", type=positive, metavar="N", help="maximum control steps per episode (default: 8 s)")
     add("--step-timeout", type=decimal, default=60.0, metavar="S", help="maximum wait for a command")
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="maximum wait for the policy node")
     add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
-    add("--attach", action="store_true", help="use a policy node that is already running, such as demo.launch.py's")
-    controls = parser.add_argument_group("controls", "make the task harder, or show what a policy relies on")
+    add("--attach", action="store_true", help="use a running policy node, as demo.launch.py does")
+    controls = parser.add_argument_group("controls", "make the task harder, or show which inputs a policy uses")
     add = controls.add_argument
     add("--bump", type=float, default=0.0, metavar="M", help="bump the tool by up to M metres")
     add("--dim", type=float, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
     add("--blank", action="store_true", help="publish black images")
-    add("--shuffle", action="store_true", help="name another object than the one that counts")
-    add("--switch-at", type=natural, default=0, metavar="STEP", help="name a distractor from this step on")
+    add("--shuffle", action="store_true", help="name another object than the one that is judged")
+    add("--switch-at", type=natural, default=0, metavar="STEP", help="change the task to a distractor at this step")
     add_config_arguments(parser)
 
 
