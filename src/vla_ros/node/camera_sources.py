@@ -31,7 +31,7 @@ class CameraSources:
         return True
 
     def _warn(self, topic: str, kind: str, camera: CameraConfig) -> None:
-        """Warn once of an unexpected size, and once of frames that differ from earlier ones."""
+        """Warn once of an unexpected size, and once if the frames of a topic change."""
         known = self._known.setdefault(topic, set())
         if kind in known or len(known) > 1:
             return
@@ -45,7 +45,7 @@ class CameraSources:
 
 
 def _kind(data: CdrBytes, transport: str) -> str:
-    """Describe size, encoding and frame id of a frame for people."""
+    """Describe size, encoding and frame id of a frame in words."""
     if transport == "compressed":
         compressed = read_compressed(data)[0]
         return f"{shown(compressed.format)} (frame_id {shown(compressed.frame_id)})"

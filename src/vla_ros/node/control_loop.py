@@ -249,7 +249,7 @@ class ControlLoop:
         )
 
     def _land(self) -> None:
-        """Put the policy's chunk into the schedule and send its step that is due."""
+        """Load the new chunk into the schedule and execute its step that is due."""
         request = self._runner.pending
         assert request is not None
         try:
@@ -377,7 +377,7 @@ class ControlLoop:
             self._rest()
 
     def _rest(self) -> None:
-        """Send nothing more between steps, and hold for the reason given."""
+        """Stop commands between steps, and hold for a failed inference."""
         self._between.stop()
         failed, self._failed = self._failed, None
         if failed is not None:

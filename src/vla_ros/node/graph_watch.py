@@ -91,7 +91,7 @@ class GraphWatch:
         return unnamed in self._before
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
-        """Return the other nodes that claim a command topic on this host or publish on it anywhere."""
+        """Return the other nodes that claim a command topic or publish on it."""
         said = []
         for topic, own in self._own.items():
             claimants = self._claims[topic].others()

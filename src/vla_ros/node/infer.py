@@ -234,7 +234,7 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
 
 
 def _described(image: UInt8Array) -> dict[str, Any]:
-    """Return shape and digest of the pixels, to tell whether two machines differ before the policy."""
+    """Return shape and digest of the pixels, to compare the policy's input on two machines."""
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 

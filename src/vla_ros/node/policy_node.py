@@ -197,7 +197,7 @@ class PolicyNode:
         return True, f"instruction: {text}" if self._set_instruction(text) else ""
 
     def _set_instruction(self, text: str) -> bool:
-        """Set the instruction; True if it changed. Any but an empty one ends a hold for want of an instruction."""
+        """Set the instruction, which clears ``no_instruction`` unless empty; True if the instruction changed."""
         changed = self.inputs.set_instruction(text)
         if text:
             self.safety.clear(Reason.NO_INSTRUCTION)

@@ -170,7 +170,7 @@ class Telemetry:
         self._debug.publish(encode_image(image, step.stamp, config.camera.keys[0]))
 
     def _counters(self) -> Mapping[str, int]:
-        """Counters of reasons, of limits that changed a command without a stop, and of invalid action tokens."""
+        """Return the counters of reasons, of limits that changed a command, and of invalid action tokens."""
         return {**self._controller.counters, "outside_bins": self._outside, **self._safety.counters}
 
     def _resources(self) -> Mapping[str, int]:
