@@ -111,9 +111,9 @@ def test_the_instruction_reaches_the_policy_unchanged(policy: Sum, photo: Path, 
 @pytest.mark.parametrize(
     ("images", "states", "message"),
     [
-        ([], ["q=1,2", "past=3"], "--image: found none, front missing"),
+        ([], ["q=1,2", "past=3"], "--image: no file for front; the policy needs"),
         (["wrist=PHOTO"], [], "found 'wrist', expected one of front, low"),
-        (["PHOTO"] * 3, [], "but front, low already have a value"),
+        (["PHOTO"] * 3, [], "but each of front, low has a value already"),
         (["front=PHOTO"] * 3, [], "'front': found 3, expected one, or one for each of 2"),
         (["front=/nowhere.png"], [], "--image /nowhere.png: cannot be read"),
         (["PHOTO"], ["q=1,2"], "--state: 'past': found nothing"),

@@ -88,12 +88,6 @@ def test_the_written_bag_has_predicted_beside_recorded(finished, store):
     assert action.data.tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_writing_over_something_is_refused(finished, jpeg_bag, capsys):
-    _, folder, _ = finished
-    assert replay(jpeg_bag, "--write", folder / "written", "--limit", 2) == 1
-    assert "does not exist yet" in capsys.readouterr().err
-
-
 def test_max_mae_decides_the_exit_status(jpeg_bag):
     assert replay(jpeg_bag, "--max-mae", 0.5) == 0
     assert replay(jpeg_bag, "--max-mae", 0.01) == 3
@@ -107,6 +101,11 @@ def test_max_mae_decides_the_exit_status(jpeg_bag):
         (["--speed", "0"], "expected max or a number above 0"),
         (["--every", "0"], "--every: found '0', expected 1 or more"),
         (["--tolerance", "-1"], "expected seconds above 0"),
+        (["--max-mae", "nan"], "expected a number above 0"),
+        (["--json", "."], "--json .: is a folder, expected a file name"),
+        (["--report", ".."], "--report ..: is a folder, expected a file name"),
+        (["--json", "-", "--report", "-"], "only one can go to standard output"),
+        (["--write", "."], "--write .: exists already"),
         (["--topics", "camera"], "expected role=/topic"),
         (["--topics", "camera=/nowhere"], "has no such topic"),
     ],

@@ -241,6 +241,7 @@ def test_an_argument_selects_the_experts_actions():
         (("--arms", "2", "--task", "push"), "--task push: two arms can only pick"),
         (("--arms", "2", "--objects", "2"), "--objects 2: two arms always have 4 objects"),
         (("--objects", "1", "--shuffle"), "--objects 1: leaves no other object"),
+        (("--lockstep", "--delay-ms", "9"), "--delay-ms: found with --lockstep"),
     ],
 )
 def test_contradicting_arguments_are_refused(words, message):
@@ -268,6 +269,14 @@ def test_another_policy_or_checkpoint_overrides_the_demos_file(words, name, chec
     found = planned(*words)
     own = [getattr(found, option, None) for option in ("checkpoint", "unnorm_key")]
     assert (found.name, *own) == (name, checkpoint, unnorm_key)
+
+
+@pytest.mark.parametrize("option", ["bump", "dim", "delay-ms", "camera-hz"])
+@pytest.mark.parametrize("value", ["nan", "-1", "inf"])
+def test_amounts_are_finite_and_not_negative(option, value, capsys):
+    with pytest.raises(SystemExit):
+        parse(f"--{option}={value}")
+    assert f"--{option}: found {value}, expected" in capsys.readouterr().err
 
 
 def test_the_expert_takes_no_checkpoint():

@@ -107,7 +107,7 @@ def _observation(
     files = _by_key(images, spec.image_keys, "--image")
     missing = [image.key for image in spec.images if image.required and image.key not in files]
     if missing:
-        raise ConfigError(f"--image: found {', '.join(files) or 'none'}, {', '.join(missing)} missing")
+        raise ConfigError(f"--image: no file for {', '.join(missing)}; the policy needs one for each")
     preprocessor = Preprocessor(_cameras(spec, config), spec)
     makers, raw = {}, {}
     for index, image in enumerate(spec.images):
@@ -146,11 +146,12 @@ def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str,
         key, separator, value = text.partition("=")
         if not separator or (key not in keys and Path(text).exists()):
             if not waiting:
-                taken = f"{', '.join(keys)} already have a value" if keys else "the policy takes none"
+                taken = f"each of {', '.join(keys)} has a value already" if keys else "the policy takes none"
                 raise ConfigError(f"{option}: found {text!r}, but {taken}")
             key, value = waiting[0], text
         if key not in keys:
-            raise ConfigError(f"{option}: found '{key}', expected one of {', '.join(keys) or 'none'}")
+            expected = f"expected one of {', '.join(keys)}" if keys else "but the policy takes none"
+            raise ConfigError(f"{option}: found '{key}', {expected}")
         waiting = [other for other in waiting if other != key]
         found.setdefault(key, []).append(value)
     return found

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
-
-_STANDARD_OUTPUT = Path("-")
+from vla_ros.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum delay from a frame to its recorded action",
     )
     add("--gap", type=_seconds, default=2.0, metavar="S", help="a longer pause starts a new episode")
-    add("--max-mae", type=float, metavar="X", help="exit with status 3 if the mean absolute error is larger")
+    add("--max-mae", type=_error, metavar="X", help="exit with status 3 if the mean absolute error is larger")
     add(
         "--no-trials",
         action="store_true",
@@ -72,6 +71,10 @@ def _speed(text: str) -> float:
 
 def _seconds(text: str) -> float:
     return _within(text, 1e6, "seconds above 0")
+
+
+def _error(text: str) -> float:
+    return _within(text, 1e6, "a number above 0")
 
 
 def _within(text: str, most: float, expected: str) -> float:
@@ -106,7 +109,11 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
     from vla_ros.replay.topics import parse_overrides
     from vla_ros.replay.trials import explain
+    from vla_ros.report.page import STANDARD_OUTPUT, to_stdout
 
+    printed = to_stdout(json=arguments.json, report=arguments.report)
+    if arguments.write is not None and arguments.write.exists():
+        raise ConfigError(f"--write {arguments.write}: exists already; name a folder that does not exist yet")
     options = Options(
         arguments.speed,
         arguments.every,
@@ -118,7 +125,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     )
     config = load(arguments.config, arguments.param)
     partial = None
-    if arguments.json not in (None, _STANDARD_OUTPUT):
+    if arguments.json not in (None, STANDARD_OUTPUT):
         partial = arguments.json.with_name(arguments.json.name + ".partial")
         if arguments.restart:
             shutil.rmtree(partial, ignore_errors=True)
@@ -157,7 +164,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
             say("trying other settings")
             result = explain(result, policy)
     lines = "\n".join(summary_lines(result.figures))
-    print(lines, file=sys.stderr if _STANDARD_OUTPUT in (arguments.json, arguments.report) else sys.stdout)
+    print(lines, file=sys.stderr if printed else sys.stdout)
     if arguments.json:
         write_json(result, arguments.json)
     if arguments.report:

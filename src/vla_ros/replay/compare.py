@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     from vla_ros.report import page
 
+    printed = page.to_stdout(json=arguments.json)
     first, second = read(arguments.first), read(arguments.second)
     content = {
         "schema": "vla_ros/compare/1",
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options := differing_options(first, second):
         shown.append("Options that differ:")
         shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in options.items()]
-    print("\n".join(shown), file=sys.stderr if arguments.json == Path("-") else sys.stdout)
+    print("\n".join(shown), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
         page.save(arguments.json, json.dumps(content, indent=2) + "\n")
     return 0

@@ -50,7 +50,7 @@ def write_bag(result: Result, path: Path) -> None:
             for time, topic, fields in sorted(messages, key=lambda item: item[0]):
                 writer.write(connections[topic], time, types.serialize(types.message(_TYPES[topic])(**fields)))
     except (OSError, WriterError) as error:
-        raise BagError(f"--write {path}: {error}; name a folder that does not exist yet") from None
+        raise BagError(f"--write {path}: cannot be written ({error})") from None
 
 
 def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str, dict[str, Any]]]:

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_ros.errors import ConfigError
 from vla_ros.report.markup import Content, Markup, render, significant, tag
 from vla_ros.report.style import CSS, SCRIPT
 
 Cell = Content | float | int | None
 """Content of a table cell; floats are shown with three significant digits, None as a dash."""
+
+STANDARD_OUTPUT = Path("-")
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 """Sign of each level, for readers who do not see its colour."""
@@ -35,9 +38,20 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
     return f"<!doctype html>\n{page}\n"
 
 
+def to_stdout(**outputs: Path | None) -> bool:
+    """Return whether an option's path is ``-``, standard output; raises ConfigError for two, or for a folder."""
+    for name, path in outputs.items():
+        if path is not None and path.is_dir():
+            raise ConfigError(f"--{name} {path}: is a folder, expected a file name")
+    printed = [f"--{name} -" for name, path in outputs.items() if path == STANDARD_OUTPUT]
+    if len(printed) > 1:
+        raise ConfigError(f"{' and '.join(printed)}: only one can go to standard output; name a file for the other")
+    return bool(printed)
+
+
 def save(path: Path, text: str) -> None:
     """Write a text file atomically and create its folder; the path ``-`` is standard output."""
-    if path == Path("-"):
+    if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,7 @@ _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros demo``."""
     positive, natural, decimal = _number(int, 1), _number(int, 0), _number(float, 0.1, 1e5)
+    amount = _number(float, 0.0, 1e5)
     add = parser.add_argument
     add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
     add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     counts = range(1, SLOTS + 1)
     add("--objects", type=int, choices=counts, metavar="N", help="objects on the table (default 3 or 4)")
     add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
-    add("--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="additional delay of each inference")
+    add("--delay-ms", type=amount, default=0.0, metavar="MS", help="additional delay of each inference")
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate outside lockstep (default control.rate_hz)")
     wrist = "also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)"
     add("--wrist-camera", action="store_true", help=wrist)
@@ -82,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attach", action="store_true", help="use a running policy node, as demo.launch.py does")
     controls = parser.add_argument_group("controls", "make the task harder, or show which inputs a policy uses")
     add = controls.add_argument
-    add("--bump", type=float, default=0.0, metavar="M", help="bump the tool by up to M metres")
-    add("--dim", type=float, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
+    add("--bump", type=amount, default=0.0, metavar="M", help="bump the tool by up to M metres")
+    add("--dim", type=amount, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
     add("--blank", action="store_true", help="publish black images")
     add("--shuffle", action="store_true", help="name another object than the one that is judged")
     add("--switch-at", type=natural, default=0, metavar="STEP", help="change the task to a distractor at this step")
@@ -140,6 +141,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(f"--objects {arguments.objects}: two arms always have {SLOTS} objects")
     if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
         raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
+    if arguments.lockstep and arguments.delay_ms:
+        raise ConfigError("--delay-ms: found with --lockstep, which waits for every command; leave one of them out")
     if mode_name == "simulated_time" and (arguments.record or arguments.attach):
         raise ConfigError("--record and --attach need a graph, but in simulated time there is none")
     if policy or arguments.server:

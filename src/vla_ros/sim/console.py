@@ -43,7 +43,8 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
             mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
             note = f" ({last.touched})" if last.touched else ""
             bar.console.print(
-                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}"
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}",
+                soft_wrap=True,
             )
             share = sum(result.success for result in results) / len(results)
             bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")

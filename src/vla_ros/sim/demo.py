@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vla_ros.config import Config
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.shipped import SHIPPED
 from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, mode_of, plan, world_options
@@ -40,15 +40,13 @@ __all__ = ["add_arguments", "run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the episodes and write the outputs; returns 0 even if episodes fail."""
-    for path in (arguments.json, arguments.report):
-        if path is not None and path.is_dir():
-            raise ConfigError(f"{path}: is a folder, expected a file name")
+    from vla_ros.report.page import to_stdout
+    from vla_ros.sim import console, report
+
+    console.CONSOLE.stderr = to_stdout(json=arguments.json, report=arguments.report)
     options = plan(arguments)
     if not arguments.attach:
         check_torch(options.config)
-    from vla_ros.sim import console, report
-
-    console.CONSOLE.stderr = Path("-") in (arguments.json, arguments.report)
     in_one_process = mode_of(arguments) == "simulated_time"
     result = _in_simulated_time(arguments, options.config) if in_one_process else _on_a_graph(arguments, options)
     console.summary(result)

@@ -231,8 +231,8 @@ class SimNode:
             raise PolicyFailedError("the policy node ended before it was ready; its last lines are above")
         if missing():
             raise VlaRosError(
-                f"the policy node was not ready within {timeout:g} s: no connection on {missing()}. "
-                "Are both processes on the same ROS_DOMAIN_ID and middleware? --start-timeout waits longer"
+                f"the policy node was not ready within {timeout:g} s: no connection on {', '.join(missing())}. "
+                "Is it running, on the same ROS_DOMAIN_ID and middleware? --start-timeout waits longer"
             )
 
 
