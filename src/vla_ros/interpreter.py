@@ -1,10 +1,11 @@
-"""Switches to the Python that has the libraries this package needs."""
+"""Switches to the Python that has the libraries this package needs, and ends a process cleanly."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
+import threading
 from pathlib import Path
 
 NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
@@ -30,3 +31,15 @@ def use_environment(module: str) -> None:
         f"vla_ros: {sys.executable} has no {', '.join(missing)}; activate the virtual environment that has them "
         "(such as: . ~/vla/bin/activate)"
     )
+
+
+def end_process(status: int) -> int:
+    """Return ``status``, or exit with it at once if an abandoned inference is still running.
+
+    Native code, such as torch's, that returns to a thread while the interpreter shuts down aborts the process.
+    """
+    if any(thread.name in ("vla_control", "vla_inference") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

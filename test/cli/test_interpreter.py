@@ -38,3 +38,27 @@ def test_without_an_environment_one_line_says_what_to_do(bare: str, module: str)
 @pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="this Python is of no virtual environment")
 def test_the_active_environment_is_used(bare: str) -> None:
     assert run(bare, sys.prefix).stdout.startswith("vla_ros ")
+
+
+def test_an_abandoned_inference_does_not_abort_the_process() -> None:
+    script = """
+import sys, threading, torch
+from vla_ros.cli.main import main
+from vla_ros.control.clock import Clock
+from vla_ros.node.worker import Worker
+
+begun, numbers = threading.Event(), torch.rand(1000, 1000)
+
+def infer():
+    while True:
+        torch.mm(numbers, numbers)
+        begun.set()
+
+Worker(Clock(), threading.Condition()).begin(infer)
+assert begun.wait(60)
+sys.argv = ["vla-ros", "config"]
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "camera_skew" in ended.stdout

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vla_ros import __version__
 from vla_ros.errors import VlaRosError
-from vla_ros.interpreter import use_environment
+from vla_ros.interpreter import end_process, use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _overview().parse_args(arguments or ["--help"])
         return 0
     try:
-        return _command(arguments[0], arguments[1:])
+        status = _command(arguments[0], arguments[1:])
+        return end_process(status) if argv is None else status
     except (KeyboardInterrupt, VlaRosError) as error:
         if isinstance(_first_cause(error), KeyboardInterrupt):
             return _fail(arguments[0], "interrupted", 130)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.interpreter import use_environment
+from vla_ros.interpreter import end_process, use_environment
 
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals = Signals()
     end_with_launcher()
     try:
-        return _run(signals, arguments)
+        return end_process(_run(signals, arguments))
     except KeyboardInterrupt:  # before there was a node
         signals.ignore()
         _say(f"ended by {signals.name}: nothing was started")
