@@ -117,7 +117,7 @@ class RobotConfig:
     arms: tuple[str, ...] = option(
         (), "Names of several arms; each has its own section, such as left.urdf. Empty: one arm, called arm"
     )
-    urdf: str = option("", "URDF file; 'demo' is the simulated arm. Required for end-effector deltas")
+    urdf: str = option("", "URDF file, or 'demo' for the simulated arm; required for end-effector deltas")
     joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty: the URDF's chain")
     base_frame: str = option(
         "", "Link in whose frame end-effector deltas and the workspace box are given; empty: URDF root"
@@ -179,7 +179,7 @@ class ControlConfig:
         live=True,
     )
     blend_steps: int = option(
-        4, "Steps over which blend fades to the new chunk; so many are left when it is due", low=1, high=1000
+        4, "Steps over which blend fades to the new chunk, and steps left when the chunk is due", low=1, high=1000
     )
     ensemble_decay: float = option(
         0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0, high=100

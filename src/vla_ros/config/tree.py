@@ -56,7 +56,7 @@ class Config:
     topics: sections.TopicsConfig = field(default_factory=sections.TopicsConfig)
     features: sections.FeaturesConfig = field(default_factory=sections.FeaturesConfig)
     node: sections.NodeConfig = field(default_factory=sections.NodeConfig)
-    preset: str = option("", "Options of a known robot (config/presets); all others override them")
+    preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Options of single arms by flat name (``left.urdf``), if they differ from those that all arms share."""
 
