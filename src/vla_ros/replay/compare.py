@@ -61,13 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     printed = page.to_stdout(json=arguments.json)
     first, second = read(arguments.first), read(arguments.second)
+    options = [result.get("config", {}) for result in (first, second)]
+    values = {name: [each.get(name) for each in options] for name in sorted({*options[0], *options[1]})}
+    differing = {name: (a, b) for name, (a, b) in values.items() if a != b}
     content = {
         "schema": "vla_ros/compare/1",
         "first": str(arguments.first),
         "second": str(arguments.second),
         "figures": [row._asdict() for row in compare(first, second)],
-        "options": differing_options(first, second),
-        "same_frames": same_frames(first, second),
+        "options": differing,
+        "same_frames": _frames(first) == _frames(second),
     }
     shown = []
     for letter, path, result in (("A", arguments.first, first), ("B", arguments.second, second)):
@@ -75,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     shown += lines(list(compare(first, second)))
     if not content["same_frames"]:
         shown.append("Frames, mode or recorded actions differ: differences are not only the policy's.")
-    if options := differing_options(first, second):
+    if differing:
         shown.append("Options that differ:")
-        shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in options.items()]
+        shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in differing.items()]
     print("\n".join(shown), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
         page.save(arguments.json, json.dumps(content, indent=2) + "\n")
@@ -119,20 +122,10 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row
             yield Row(name, a, b, better, clear)
 
 
-def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Map the names of options that differ to both values."""
-    a, b = first.get("config", {}), second.get("config", {})
-    return {name: [a.get(name), b.get(name)] for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
-
-
-def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return True if both compared the same number of frames from bags of the same names, in the same mode."""
-
-    def key(content: Mapping[str, Any]) -> list[Any]:
-        bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]
-        return [bags, content["frames"]["compared"], content["mode"], content["truth"]["source"]]
-
-    return key(first) == key(second)
+def _frames(content: Mapping[str, Any]) -> list[Any]:
+    """Return what tells whether two results are about the same frames."""
+    bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]
+    return [bags, content["frames"]["compared"], content["mode"], content["truth"]["source"]]
 
 
 def lines(rows: list[Row]) -> Iterator[str]:

@@ -13,25 +13,18 @@ from vla_ros.replay.records import BagError
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 
-PREDICTED = "/vla_ros/predicted_action"
-RECORDED = "/vla_ros/recorded_action"
-ERROR = "/vla_ros/action_error"
-COMMAND = "/vla_ros/predicted_command"
-LATENCY = "/vla_ros/latency_ms"
-INSTRUCTION = "/vla_ros/instruction"
-
 _TYPES = {
-    PREDICTED: "std_msgs/msg/Float64MultiArray",
-    RECORDED: "std_msgs/msg/Float64MultiArray",
-    ERROR: "std_msgs/msg/Float64",
-    COMMAND: "sensor_msgs/msg/JointState",
-    LATENCY: "std_msgs/msg/Float64",
-    INSTRUCTION: "std_msgs/msg/String",
+    "predicted_action": "std_msgs/msg/Float64MultiArray",
+    "recorded_action": "std_msgs/msg/Float64MultiArray",
+    "action_error": "std_msgs/msg/Float64",
+    "predicted_command": "sensor_msgs/msg/JointState",
+    "latency_ms": "std_msgs/msg/Float64",
+    "instruction": "std_msgs/msg/String",
 }
 
 
 def write_bag(result: Result, path: Path) -> None:
-    """Write an MCAP bag in the folder ``path``; raises BagError if it exists.
+    """Write an MCAP bag in the folder ``path``, with topics ``/vla_ros/...``; raises BagError if it exists.
 
     Actions are the policy's numbers, ``action_error`` is their mean absolute difference, and ``predicted_command``
     the joint command with the stamp of its frame.
@@ -44,11 +37,12 @@ def write_bag(result: Result, path: Path) -> None:
     try:
         with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
             connections = {
-                topic: writer.add_connection(topic, kind, typestore=store) for topic, kind in _TYPES.items()
+                name: writer.add_connection(f"/vla_ros/{name}", kind, typestore=store)
+                for name, kind in _TYPES.items()
             }
             messages = (message for samples in result.samples for message in _messages(samples, types))
-            for time, topic, fields in sorted(messages, key=lambda item: item[0]):
-                writer.write(connections[topic], time, types.serialize(types.message(_TYPES[topic])(**fields)))
+            for time, name, fields in sorted(messages, key=lambda item: item[0]):
+                writer.write(connections[name], time, types.serialize(types.message(_TYPES[name])(**fields)))
     except (OSError, WriterError) as error:
         raise BagError(f"--write {path}: cannot be written ({error})") from None
 
@@ -60,16 +54,17 @@ def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str,
     for index, time in enumerate(samples.times.tolist()):
         if samples.episodes[index] != episode:
             episode = int(samples.episodes[index])
-            yield time, INSTRUCTION, {"data": samples.instructions[episode]}
-        yield time, PREDICTED, {"data": samples.predicted[index]}
+            yield time, "instruction", {"data": samples.instructions[episode]}
+        yield time, "predicted_action", {"data": samples.predicted[index]}
         if np.isfinite(errors[index]).any():
-            yield time, RECORDED, {"data": samples.recorded[index]}
-            yield time, ERROR, {"data": float(np.nanmean(errors[index]))}
+            yield time, "recorded_action", {"data": samples.recorded[index]}
+            yield time, "action_error", {"data": float(np.nanmean(errors[index]))}
         if total is not None:
-            yield time, LATENCY, {"data": float(total[index])}
+            yield time, "latency_ms", {"data": float(total[index])}
         command = [float(column[index]) for column in samples.commands.values()]
         if command and np.isfinite(command).all():
             sec, nanosec = divmod(int(samples.stamps[index]), 10**9)
             stamp = types.message("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
             header = types.message("std_msgs/msg/Header")(stamp=stamp)
-            yield time, COMMAND, {"header": header, "name": list(samples.commands), "position": np.array(command)}
+            fields = {"header": header, "name": list(samples.commands), "position": np.array(command)}
+            yield time, "predicted_command", fields
