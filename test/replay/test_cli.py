@@ -97,11 +97,11 @@ def test_max_mae_decides_the_exit_status(jpeg_bag):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--speed", "fast"], "expected max or a number above 0"),
-        (["--speed", "0"], "expected max or a number above 0"),
+        (["--speed", "fast"], "expected 0.001 to 1000"),
+        (["--speed", "0"], "expected 0.001 to 1000"),
         (["--every", "0"], "--every: found '0', expected 1 or more"),
-        (["--tolerance", "-1"], "expected seconds above 0"),
-        (["--max-mae", "nan"], "expected a number above 0"),
+        (["--tolerance", "-1"], "expected 0.001 to 1e+06"),
+        (["--max-mae", "nan"], "expected 0 or more"),
         (["--json", "."], "--json .: is a folder, expected a file name"),
         (["--report", ".."], "--report ..: is a folder, expected a file name"),
         (["--json", "-", "--report", "-"], "only one can go to standard output"),

@@ -6,9 +6,25 @@ The output includes the options given on the command line and is itself a valid 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+from collections.abc import Callable
 
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import load, to_yaml
+
+
+def number(kind: Callable[[str], float], low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return an argparse type for numbers from ``low`` to ``high``; ``kind`` is int or float."""
+    expected = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if low <= (value := kind(text)) <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+
+    return parse
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vla_ros.config import load
-from vla_ros.config.show import add_config_arguments
+from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros replay``."""
-    add = parser.add_argument
+    add, count, seconds = parser.add_argument, number(int, 1), number(float, 0.001, 1e6)
     add("bags", nargs="+", type=Path, metavar="BAG", help="bag folder, .mcap or .db3, or a folder of bags")
     add_config_arguments(parser)
     add("--json", type=Path, metavar="FILE", help="write all figures; - prints only them (see docs/replay.md)")
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="max|X",
         help="max (default): infer every frame (open loop). X: run as live, at X times the recorded speed",
     )
-    add("--every", type=_count, default=1, metavar="K", help="open loop: use every K-th frame")
-    add("--limit", type=_count, default=0, metavar="N", help="use at most N frames of each bag")
-    add("--workers", type=_count, default=1, metavar="N", help="processes (Ray's where it is installed)")
+    add("--every", type=count, default=1, metavar="K", help="open loop: use every K-th frame")
+    add("--limit", type=count, default=0, metavar="N", help="use at most N frames of each bag")
+    add("--workers", type=count, default=1, metavar="N", help="processes (Ray's where it is installed)")
     add("--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction")
     add(
         "--topics",
@@ -50,13 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--tolerance",
-        type=_seconds,
+        type=seconds,
         default=0.2,
         metavar="S",
         help="maximum delay from a frame to its recorded action",
     )
-    add("--gap", type=_seconds, default=2.0, metavar="S", help="a longer pause starts a new episode")
-    add("--max-mae", type=_error, metavar="X", help="exit with status 3 if the mean absolute error is larger")
+    add("--gap", type=seconds, default=2.0, metavar="S", help="a longer pause starts a new episode")
+    add(
+        "--max-mae",
+        type=number(float, 0),
+        metavar="X",
+        help="exit with status 3 if the mean absolute error is larger",
+    )
     add(
         "--no-trials",
         action="store_true",
@@ -66,30 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _speed(text: str) -> float:
-    return 0.0 if text == "max" else _within(text, 1000, "max or a number above 0, for example 1.0")
-
-
-def _seconds(text: str) -> float:
-    return _within(text, 1e6, "seconds above 0")
-
-
-def _error(text: str) -> float:
-    return _within(text, 1e6, "a number above 0")
-
-
-def _within(text: str, most: float, expected: str) -> float:
-    try:
-        if 0 < float(text) <= most:
-            return float(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected 1 or more")
-    return int(text)
+    return 0.0 if text == "max" else number(float, 0.001, 1000)(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import yaml
 
 from vla_ros.config import load
 from vla_ros.config.loading import assignment
-from vla_ros.config.show import add_config_arguments
+from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, create, policy_of
 from vla_ros.policies.remote.options import read_key
@@ -60,23 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--deadline", float, 0.001, 3600, 10.0, "S", "maximum wait of a request that states none"),
         ("--drain", float, 0, 3600, 10.0, "S", "maximum time for a clean shutdown"),
     ):
-        number, text = _number(kind, low, high), f"{text} (default {default:g})"
-        add(name, type=number, default=default, metavar=metavar, help=text)
+        text = f"{text} (default {default:g})"
+        add(name, type=number(kind, low, high), default=default, metavar=metavar, help=text)
     text = "the policy's image or state KEY is called NAME in requests; may be given several times"
     add("--image", action="append", default=[], metavar="KEY=NAME", help=text)
     add("--with-parent", action="store_true", help="exit when standard input closes, for parent processes")
     add("--metadata", type=Path, metavar="FILE.yaml", help="metadata for clients instead of the policy's features")
     add_config_arguments(parser)
-
-
-def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
-    def number(text: str) -> Any:
-        value = kind(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"found {text}, expected {low:g} to {high:g}")
-        return value
-
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from vla_ros.config import Config, load
 from vla_ros.config.files import config_file, read_file
 from vla_ros.config.loading import assignment, parse_assignment
 from vla_ros.config.sections import SCHEDULES
-from vla_ros.config.show import add_config_arguments
+from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import policy_of
 from vla_ros.policies.shipped import SHIPPED
@@ -47,8 +46,8 @@ _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros demo``."""
-    positive, natural, decimal = _number(int, 1), _number(int, 0), _number(float, 0.1, 1e5)
-    amount = _number(float, 0.0, 1e5)
+    positive, natural, decimal = number(int, 1), number(int, 0), number(float, 0.1, 1e5)
+    amount = number(float, 0.0, 1e5)
     add = parser.add_argument
     add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
     add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
@@ -103,17 +102,6 @@ def mode_of(arguments: argparse.Namespace) -> str:
     if arguments.real_time:
         return "real_time"
     return "simulated_time" if arguments.simulated_time or arguments.delay_ms else "lockstep"
-
-
-def _number(kind: Callable[[str], float], low: float, high: float = math.inf) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not low <= value <= high:
-            expected = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
-            raise argparse.ArgumentTypeError(f"found {text}, expected {expected}")
-        return value
-
-    return number
 
 
 @dataclass(frozen=True)
