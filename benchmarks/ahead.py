@@ -1,9 +1,9 @@
-"""Gaps between commands with a slow chunk policy, on the robot's side of the wire: synchronous and asked ahead.
+"""Measures gaps between the commands of a slow chunk policy at the robot: synchronous, and with inference ahead.
 
 python -m benchmarks.ahead --minutes 10 --sync-minutes 3 --json FILE
 
-The real node and a simulated robot run in processes of their own. Each action says in two joints for which time it
-is meant, so that a step that is skipped or repeated shows in what arrives.
+The real node and a simulated robot run in separate processes. Two joints of each action encode the time for which
+it was computed, so that skipped and repeated steps are visible in the commands.
 """
 
 from __future__ import annotations
@@ -97,11 +97,13 @@ _SHARES = {"p50": 50, "p99": 99, "max": 100}
 
 
 def main() -> int:
-    """Measure both and print JSON."""
+    """Measure both runs and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="asked ahead (default: 10)")
-    parser.add_argument("--sync-minutes", type=float, default=3.0, help="synchronous (default: 3; 0: not)")
-    parser.add_argument("--schedule", default="append", help="of the run asked ahead (default: append)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of the run with inference ahead (default: 10)")
+    parser.add_argument(
+        "--sync-minutes", type=float, default=3.0, help="of the synchronous run (default: 3; 0: none)"
+    )
+    parser.add_argument("--schedule", default="append", help="of the run with inference ahead (default: append)")
     parser.add_argument("--delay-ms", type=float, default=300.0, help="of the policy (default: 300)")
     parser.add_argument("--horizon", type=int, default=16, help="steps of a chunk (default: 16)")
     parser.add_argument("--rate", type=float, default=20.0, help="steps a second (default: 20)")

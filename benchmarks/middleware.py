@@ -1,4 +1,4 @@
-"""Counts and latencies of raw camera frames between two processes of this host, for each middleware profile.
+"""Measures losses and latencies of raw camera frames between two processes, for each middleware profile.
 
     source /opt/ros/jazzy/setup.bash
     python benchmarks/middleware.py                  # 1920x1080 rgb8, 30 Hz, all that is installed
@@ -39,7 +39,7 @@ from vla_ros.vision.messages import CdrBytes
 
 TOPIC = "/vla_ros_benchmark/image_raw"
 WARM_UP = 15
-"""Frames at the start that count for nothing: discovery, first allocations."""
+"""Unmeasured frames at the start, during discovery and first allocations."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Measures frames per second and memory of replay with a policy that costs nothing: the figures in docs/replay.md.
+"""Measures frames per second and memory of replay with a policy that takes no time, for docs/replay.md.
 
 Writes a bag of VGA frames, plays it twice, and prints the processor time per frame of the second time.
 

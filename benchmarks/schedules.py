@@ -1,8 +1,8 @@
 """Measures every schedule of chunks at several delays, and prints one table.
 
-Each row is a run of `vla-ros demo --checkpoint demo-pi` in simulated time: a delay is that of the whole inference,
-and speed and load of the machine change nothing. With `--real-time` the delay comes on top of the inference itself;
-each of the `--jobs` then needs a core and a half, or measures its neighbours.
+Each row is a run of `vla-ros demo --checkpoint demo-pi` in simulated time: the delay is that of the whole
+inference, whatever the machine's speed and load. With `--real-time` the delay is added to the inference; each of
+the `--jobs` then needs a core and a half to itself.
 
     python benchmarks/schedules.py [--real-time] [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 SCHEDULES = ("sync", "append", "blend", "ensemble", "rtc")
 FIRST_DOMAIN = 20
-CAMERA_HZ = 30  # not the rate of the steps: a frame is 0 to 33 ms old when it is asked about
+CAMERA_HZ = 30  # not the rate of the steps: a frame is 0 to 33 ms old when its inference begins
 HEADINGS = ("delay", "schedule", "success", "time to success", "stalled", "longest gap", "seam ratio", "frame age")
 
 
@@ -42,7 +42,7 @@ def main() -> int:
     if arguments.json is not None and arguments.json.exists():
         known = json.loads(arguments.json.read_text(encoding="utf-8"))
         known = {name: found for name, found in known.items() if same(found, arguments)}
-    # The longest runs first, so that none of them is left for the end.
+    # The longest runs first, so that no long run remains for the end.
     cells = [
         (delay, schedule) for delay in sorted(arguments.delays, reverse=True) for schedule in arguments.schedules
     ]
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def same(found: dict[str, Any], arguments: argparse.Namespace) -> bool:
-    """Return whether a run from the file is one that these arguments ask for."""
+    """Return whether a run in the file matches the arguments."""
     mode = "real_time" if arguments.real_time else "simulated_time"
     wanted = mode, arguments.seed, arguments.episodes
     return (found["mode"], found["seed"], len(found["episodes"])) == wanted
@@ -76,12 +76,12 @@ def name_of(delay: float, schedule: str) -> str:
 
 
 def cells_order(cell: tuple[float, str]) -> tuple[float, int]:
-    """By delay, then in the order of :data:`SCHEDULES`."""
+    """Return the sort key of a cell: its delay, then its place in :data:`SCHEDULES`."""
     return cell[0], SCHEDULES.index(cell[1])
 
 
 def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Run the demo for one row; None where it fails, which is printed."""
+    """Run the demo for one row; print the error and return None if it fails."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"

@@ -42,8 +42,6 @@ class Step:
         layout = inference.model.layout
         self.inference, self.processor, self.prompt = inference, processor, prompt
         self.cameras = [make_messages(*size, seed=index, grain=8) for index in range(layout.images)]
-        ones = np.ones(max(layout.action, layout.state))
-        self.statistics = ActionStatistics("random", -ones, ones, ones > 0, 1e-8)
         self.state = np.linspace(-1, 1, layout.state)
 
     def run(self, index: int) -> tuple[Chunk, dict[str, float]]:
@@ -55,11 +53,11 @@ class Step:
         images: Any = [RawImage(image, processor=self.processor) for image in decoded]
         if not self.inference.runner.graphs:
             images = list(map(process, images))
-        state = _first(self.statistics, len(self.state)).normalize(self.state)
+        state = _statistics(len(self.state)).normalize(self.state)
         watch.lap("preprocess")
         chunk = self.inference.answer(ChunkRequest(images, self.prompt, state, None))
         watch.lap("infer", chunk.stages_ms)
-        _first(self.statistics, chunk.normalized.shape[1]).unnormalize(chunk.normalized)
+        _statistics(chunk.normalized.shape[1]).unnormalize(chunk.normalized)
         watch.lap("post")
         return chunk, watch.milliseconds
 
@@ -119,7 +117,6 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join([*lines, footing(result)])
 
 
-def _first(statistics: ActionStatistics, count: int) -> ActionStatistics:
-    return ActionStatistics(
-        statistics.key, statistics.low[:count], statistics.high[:count], statistics.mask[:count], statistics.margin
-    )
+def _statistics(count: int) -> ActionStatistics:
+    ones = np.ones(count)
+    return ActionStatistics("random", -ones, ones, ones > 0, 1e-8)
