@@ -104,7 +104,7 @@ HOLD = ["--config", "demo", "-p", "policy.name:=hold", "--topics", "truth=none"]
     ("arguments", "where"),
     [
         (["replay", BAG, *HOLD, "--json", "/dev/null/r.json"], "/dev/null/r.json.partial: Not a directory"),
-        (["replay", BAG, *HOLD, "--report", "/dev/null/r.html"], "/dev/null: File exists"),
+        (["replay", BAG, *HOLD, "--report", "/dev/null/r"], "/dev/null/r: cannot be written (File exists)"),
         (["convert", "OFT", "--output", "/dev/null/new"], "/dev/null/new: Not a directory"),
     ],
 )

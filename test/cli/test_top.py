@@ -20,8 +20,8 @@ from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.stats import Stats
 
 
-def shown(view: View) -> str:
-    console = Console(width=140, record=True, file=io.StringIO())
+def shown(view: View, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(view.render())
     return console.export_text()
 
@@ -50,8 +50,9 @@ def view() -> View:
     return view
 
 
-def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
-    text = shown(view)
+@pytest.mark.parametrize("width", [80, 140])
+def test_state_reasons_latency_and_counts_are_shown(view: View, width: int) -> None:
+    text = " ".join(shown(view, width).replace("│", " ").split())
     for expected in (
         "holding: camera_stale (/camera: none for 3 s)",
         "pick up the [red] cup",

@@ -65,6 +65,7 @@ class View:
 
     def render(self) -> RenderableType:
         """Render the current state."""
+        from rich.columns import Columns
         from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
@@ -85,12 +86,10 @@ class View:
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
         if self._rates:
             head.add_row("rates", Text("{:.1f} frames/s in, {:.1f} commands/s out".format(*self._rates)))
-        tables = Table.grid(padding=(0, 4))
-        tables.add_row(
-            _table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()),
-            _table("execution", ("what", "value"), self._values("execution").items()),
-            _table("dropped frames and reasons", ("what", "count"), self._counts()),
-        )
+        tables = Columns(padding=(0, 4))  # beside or below each other, as the terminal's width allows
+        tables.add_renderable(_table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()))
+        tables.add_renderable(_table("execution", ("what", "value"), self._values("execution").items()))
+        tables.add_renderable(_table("dropped frames and reasons", ("what", "count"), self._counts()))
         return Panel(Group(head, tables), title=f"vla-ros top {self.node}")
 
     def _values(self, part: str) -> Mapping[str, str]:

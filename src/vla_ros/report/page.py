@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.report.markup import Content, Markup, render, significant, tag
 from vla_ros.report.style import CSS, SCRIPT
 
@@ -54,10 +55,15 @@ def save(path: Path, text: str) -> None:
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise VlaRosError(f"{path}: cannot be written ({error.strerror}); check path, rights and space") from None
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:

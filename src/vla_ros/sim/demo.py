@@ -75,7 +75,7 @@ def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> DemoResult:
             result = _episodes(arguments, options.config, policy.alive)
         except PolicyFailedError:
             policy.end()  # the last lines include those of the shutdown
-            print(policy.last_lines(), file=sys.stderr)
+            print("The policy node's last lines:", policy.last_lines(), sep="\n", file=sys.stderr)
             raise
         finally:
             policy.end()

@@ -54,10 +54,10 @@ class Runner:
     def _check(self, *, waiting: bool = True) -> None:
         """Raise PolicyFailedError if the policy node ended or was stopped or, while ``waiting``, keeps holding."""
         if not self._alive():
-            raise PolicyFailedError("the policy node ended during an episode; its last lines are above")
+            raise PolicyFailedError("the policy node ended during an episode")
         why = self._node.policy.hopeless if waiting else self._node.policy.stopped
         if why:
-            raise PolicyFailedError(f"the policy node does not move the arm: {why}; its last lines are above")
+            raise PolicyFailedError(f"the policy node does not move the arm: {why}")
 
 
 class Lockstep(Runner):

@@ -228,7 +228,7 @@ class SimNode:
 
         self.spin(lambda: not missing() or not alive(), timeout)
         if not alive():
-            raise PolicyFailedError("the policy node ended before it was ready; its last lines are above")
+            raise PolicyFailedError("the policy node ended before it was ready")
         if missing():
             raise VlaRosError(
                 f"the policy node was not ready within {timeout:g} s: no connection on {', '.join(missing())}. "

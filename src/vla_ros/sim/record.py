@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ class BagRecorder:
         if path.exists():
             raise VlaRosError(f"--record {path}: already exists; name a new folder")
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self._writer = Writer(path, version=9, storage_plugin=StoragePlugin.MCAP)
         self._writer.open()
@@ -39,11 +42,20 @@ class BagRecorder:
             )
         data = message if isinstance(message, bytes) else _serialize(message, kind)
         self._last = max(self._last, time.time_ns())
-        self._writer.write(self._connections[topic], self._last, data)
+        with self._named_errors():
+            self._writer.write(self._connections[topic], self._last, data)
 
     def close(self) -> None:
         """Finish the bag."""
-        self._writer.close()
+        with self._named_errors():
+            self._writer.close()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise VlaRosError(f"--record {self._path}: cannot be written ({error.strerror})") from None
 
 
 def _serialize(message: Any, kind: str) -> bytes:
