@@ -149,7 +149,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         self._loaded.close()
         self._loaded = None
         gc.collect()
-        if torch.cuda.is_available():
+        if self._memory.device.startswith("cuda"):  # a policy on the CPU leaves another's captures alone
             torch.cuda.empty_cache()
 
     def _try_out(self) -> None:
