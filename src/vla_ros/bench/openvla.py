@@ -15,7 +15,7 @@ import numpy as np
 from vla_ros.bench import baselines
 from vla_ros.bench.inputs import make_messages, make_prompt
 from vla_ros.bench.machine import floor_ms, openvla_stages
-from vla_ros.bench.measure import Measurement, compare, run_right_drafts
+from vla_ros.bench.measure import Measurement, RightDrafts, compare, run_right_drafts
 from vla_ros.bench.models import open_subject
 from vla_ros.bench.report import footing, heading, row
 from vla_ros.bench.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
@@ -73,17 +73,30 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
         for passes in (count - 1, 0)
         for passes in (count - 1, 0)
     ]
-    rates = [answer.accepted for answer in tried if answer.accepted is not None]
-    accepted = percentiles(right.accepted["total"])
-    base = baseline["baseline_ms"]
+    same = all((plain.tokens == other.tokens).all() for plain, other in zip(answers, tried, strict=False))
     details = {
         **baseline,
+        **_draft_figures(right, tried, baseline["baseline_ms"]),
         "model": subject.name,
         "random_weights": subject.random,
         "prompt_tokens": len(prompt),
         "frame": [width, height],
         "floor_ms": floors[0],
         "accepted_floor_ms": floors[1],
+        "drafted_ms": percentiles(temporal["total"]),
+        "drafted_tokens_equal": right.equal and same,
+        "guard": engine.guard,
+        "capture_failures": {length: str(error) for length, error in engine.failures().items()},
+    }
+    engine.close()
+    return figures(setup, times, loaded, first, details)
+
+
+def _draft_figures(right: RightDrafts, tried: list[Answer], base: float | None) -> dict[str, Any]:
+    """Return the figures of right drafts, and the share of tokens that drafts of the previous image saved."""
+    accepted = percentiles(right.accepted["total"])
+    saved = [answer.accepted / max(1, len(answer.tokens) - 1) for answer in tried if answer.accepted is not None]
+    return {
         "accepted_ms": accepted,
         "accepted_stages_ms": stage_medians(right.accepted),
         "accepted_steps": len(right.accepted["total"]),
@@ -91,15 +104,8 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
         "accepted_speedup": None if base is None or accepted is None else base / accepted["p50"],
         "verified_ms": percentiles(right.verified["total"]),
         "verified_steps": len(right.verified["total"]),
-        "draft_acceptance": sum(rates) / ((count - 1) * len(rates)) if rates and count > 1 else 0.0,
-        "drafted_ms": percentiles(temporal["total"]),
-        "drafted_tokens_equal": right.equal
-        and all((plain.tokens == other.tokens).all() for plain, other in zip(answers, tried, strict=False)),
-        "guard": engine.guard,
-        "capture_failures": {length: str(error) for length, error in engine.failures().items()},
+        "draft_acceptance": sum(saved) / len(saved) if saved else 0.0,
     }
-    engine.close()
-    return figures(setup, times, loaded, first, details)
 
 
 def _baselines(

@@ -46,12 +46,7 @@ def multiply_packed(
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
     kind: tl.constexpr = x.dtype.element_ty
     columns: tl.constexpr = max(BLOCK_M, 8)
-    part, input, word, output = (
-        tl.arange(0, K_GROUPS),
-        tl.arange(0, size),
-        tl.arange(0, WORDS),
-        tl.arange(0, FRAGMENT_N),
-    )
+    part, word, output = tl.arange(0, K_GROUPS), tl.arange(0, WORDS), tl.arange(0, FRAGMENT_N)
     total = tl.zeros((K_GROUPS, FRAGMENTS * FRAGMENT_N, columns), tl.float32)
     place = fragment[:, None, None] * count + part[None, :, None]  # of the first K-groups
     some_words, some_entries = place * WORDS + word[None, None, :], place * FRAGMENT_N + output[None, None, :]
@@ -61,19 +56,7 @@ def multiply_packed(
             packed = tl.load(words + first * WORDS + some_words)
         else:
             packed = tl.load(words + first * WORDS + some_words, mask=there[None, :, None], other=0)
-        if BLOCK_M == 1:  # one row, in all columns
-            inputs = part[:, None] * size + input[None, :]
-            if count % K_GROUPS == 0 and count * size == K:
-                row = tl.load(x + first * size + inputs)
-            else:
-                row = tl.load(x + first * size + inputs, mask=first * size + inputs < K, other=0.0)
-            some = tl.broadcast_to(row[:, :, None], (K_GROUPS, size, columns))
-        else:
-            inputs = (first + part)[:, None, None] * size + input[None, :, None]
-            seen = (rows < M)[None, None, :] & there[:, None, None]
-            if count * size != K:
-                seen = seen & (inputs < K)
-            some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
+        some = load_few_rows(x, rows, first, part, M, K, count, size, K_GROUPS, BLOCK_M)
         if KIND == "int4":
             if count % K_GROUPS == 0:
                 entries = tl.load(scale + first * FRAGMENT_N + some_entries)
@@ -106,6 +89,32 @@ def multiply_packed(
         factors = tl.load(scale + fragment[:, None] * FRAGMENT_N + output[None, :])
         summed *= factors.reshape(FRAGMENTS * FRAGMENT_N)[:, None]
     return summed
+
+
+@triton.jit
+def load_few_rows(
+    x, rows, first, part, M, K: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, K_GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Load K-groups ``first + part`` of BLOCK_M ``rows`` of ``x`` [M, K], [K_GROUPS, SIZE, BLOCK_M].
+
+    A single row fills 8 columns.
+    """
+    input = tl.arange(0, SIZE)
+    if BLOCK_M == 1:
+        inputs = part[:, None] * SIZE + input[None, :]
+        if COUNT % K_GROUPS == 0 and COUNT * SIZE == K:
+            row = tl.load(x + first * SIZE + inputs)
+        else:
+            row = tl.load(x + first * SIZE + inputs, mask=first * SIZE + inputs < K, other=0.0)
+        some = tl.broadcast_to(row[:, :, None], (K_GROUPS, SIZE, 8))
+    else:
+        inputs = (first + part)[:, None, None] * SIZE + input[None, :, None]
+        seen = (rows < M)[None, None, :] & ((first + part) < COUNT)[:, None, None]
+        if COUNT * SIZE != K:
+            seen = seen & (inputs < K)
+        some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
+    return some
 
 
 @triton.jit
