@@ -4,7 +4,8 @@
 with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``).
 ``executor`` answers requests: ``buckets``, ``step_graphs`` and ``graph_cache`` are the CUDA graphs of each
 prompt length, ``runner`` the device, ``drafts`` saves passes, ``resizer`` and ``resample`` prepare camera
-images. ``kernel_check`` compares kernels with torch at the start, within ``tolerances``. ``flow_engine``
-answers for pi0 and pi0.5: ``flow`` is the prefix pass and the flow steps over ``gemma`` (torch) or
-``triton_gemma``. Importing the package itself loads no torch. See docs/engine.md.
+images; ``graph_engine`` is what the engines share. ``kernel_check`` compares kernels with torch at the
+start, within ``tolerances``. ``flow_engine`` answers for pi0 and pi0.5: ``flow`` is the prefix pass and the
+flow steps over ``gemma`` (torch) or ``triton_gemma``. Importing the package itself loads no torch. See
+docs/engine.md.
 """
