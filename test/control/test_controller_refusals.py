@@ -91,7 +91,7 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
 @pytest.mark.parametrize(
     ("values", "spec", "message"),
     [
-        ({}, PolicySpec(), r"robot.urdf: found no value, but the policy returns arm.tip_delta; name one, or set"),
+        ({}, PolicySpec(), r"robot.urdf: not set, but the policy returns arm.tip_delta; set it, or set"),
         ({}, PolicySpec(dimension=8), r"8 numbers, found arm.tip_delta \(6\)"),
         ({"robot.joint_names": ["a"]}, JOINT_SPEC, r"8 numbers, found arm.joint_position\[rad\] \(1\)"),
         ({}, JOINT_SPEC, r"robot.joint_names: found 0 joints \[\].*7 numbers"),
@@ -102,7 +102,7 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
                 "limits.workspace_high": [1.0] * 3,
             },
             PolicySpec(),
-            "workspace_low needs it",
+            "workspace_low requires it",
         ),
         (
             {"control.output": "twist_stamped", "robot.joint_names": list("abcdefg")},
@@ -113,14 +113,14 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
         (
             {"robot.joint_names": ["a"]},
             spec_of("arm.joint_velocity", 1),
-            r"robot.urdf: found no velocity limit of \['a'\]",
+            r"robot.urdf: found no velocity limit for \['a'\]",
         ),
         (
             {"robot.joint_names": ["a"]},
             spec_of("arm.joint_position[-100..100]", 1),
-            r"robot.urdf: found no value.*\[-100..100\]",
+            r"robot.urdf: not set.*\[-100..100\]",
         ),
-        ({}, spec_of("arm.tip_position + arm.tip_rotation[rot6d]", 9), "robot.urdf: found no value"),
+        ({}, spec_of("arm.tip_position + arm.tip_rotation[rot6d]", 9), "robot.urdf: not set"),
     ],
 )
 def test_contradictory_options_and_policies_are_refused_at_start(
@@ -139,7 +139,7 @@ def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path: Path) -
     )
     config = build({"robot.urdf": str(path)})
     for text, what in (("arm.joint_position[0..1]", "position"), ("arm.joint_velocity[1]", "velocity")):
-        with pytest.raises(ConfigError, match=rf"no {what} limit of \['axle'\]"):
+        with pytest.raises(ConfigError, match=rf"no {what} limit for \['axle'\]"):
             RobotController(config, spec_of(text, 1), make_kinematics(config))
 
 

@@ -1,9 +1,8 @@
 """Turns an action into the command of one arm: motion, kinematics, limits, gripper.
 
-- Deltas are relative to the *measured* position at the frame's stamp if it is known, otherwise to the newest one,
-so
-  that an arm that lags accumulates no error. With ``control.delta_from: commanded`` they are relative to the last
-  command, for arms that sag or stick.
+- Deltas are relative to the *measured* position at the frame's stamp if it is known, otherwise to the newest
+  measured position, so that an arm that lags accumulates no error. With ``control.delta_from: commanded``, deltas
+  are relative to the last command, for arms that sag or stick.
 - Limits are always relative to the newest measured position.
 """
 
@@ -32,8 +31,8 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import Pose, rotation_vector
 from vla_ros.types import FloatArray, JointState
 
-_FAR = 1e9  # far beyond every limit, and no product of it overflows
-_REACHED = 0.005  # m from the target
+_FAR = 1e9  # far beyond every limit, but small enough that products do not overflow
+_REACHED = 0.005  # m; a tip closer to its target has reached it
 _STANDS = 1e-6  # rad/s or m/s; slower joints are at rest
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
@@ -50,24 +49,24 @@ class _Made:
 
 
 class ArmController:
-    """Makes the commands for one arm, and refuses those that must not be sent. Used from one thread.
+    """Makes the commands for one arm. Used from one thread.
 
     Args:
         config: All options.
-        columns: The arm's parts of an action, with their columns.
-        kinematics: None without a URDF; then only step limits apply.
-        name: Which of ``config.arms``.
+        columns: The parts of an action that belong to this arm, with their columns.
+        kinematics: The arm's kinematics; None without a URDF, so that only step limits apply.
+        name: Name of the arm in ``config.arms``.
 
     Attributes:
         arm_names: Joints in command order; empty for a twist without kinematics.
         names: Joints of a command: the arm's, then the fingers.
-        joint_speeds: Velocity limits by joint; empty without kinematics.
+        joint_speeds: Velocity limit of each joint; empty without kinematics.
         counters: How often each limit changed a target, by the reason's value. Three counters never stop the arm:
             ``gripper_speed``, ``not_reached`` (inverse kinematics stayed more than 5 mm from the target) and
             ``tip_shortened`` (joint limits bent the path of the tip, so the step was shortened).
 
     Raises:
-        ConfigError: Options, URDF and policy do not fit together.
+        ConfigError: The options, the URDF and the policy do not fit together.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class ArmController:
         self.reset()
 
     def configure(self, config: Config) -> None:
-        """Apply changed options; the last command is kept."""
+        """Apply changed options, and keep the last command."""
         arm = next(each for each in config.arms if each.name == self.name)
         kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
         limits = JointLimits.from_config(
@@ -129,9 +128,9 @@ class ArmController:
         arm, section = self._arm, self._section
         if self._kinematics is None:
             if arm.limits.workspace_low:
-                raise ConfigError(f"{section}.urdf: found no value, but limits.workspace_low needs it")
+                raise ConfigError(f"{section}.urdf: not set, but limits.workspace_low requires it")
             if arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
-                raise ConfigError(f"{section}.urdf: found no value, but a twist from joint positions needs it")
+                raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")
         if arm.robot.home and len(arm.robot.home) != len(self.arm_names):
             raise ConfigError(
                 f"{section}.home: found {len(arm.robot.home)} numbers, expected one for each of "
@@ -140,14 +139,14 @@ class ArmController:
 
     @property
     def binary(self) -> tuple[int, ...]:
-        """The gripper's column of an action if it only opens and closes; otherwise empty."""
+        """Column of a gripper that only opens and closes; otherwise empty."""
         if self._gripper_column is None or self._arm.gripper.mode != "binary":
             return ()
         return (self._gripper_column,)
 
     @property
     def unused_gripper(self) -> str:
-        """A warning if the policy commands a gripper without finger joints, otherwise ""."""
+        """A warning if the policy commands a gripper that has no finger joints, otherwise ""."""
         if self._gripper_column is None or self._arm.gripper.mode == "none" or self._finger_names:
             return ""
         return (
@@ -156,17 +155,17 @@ class ArmController:
         )
 
     def reset(self) -> None:
-        """Forget previous commands; counters are kept."""
+        """Forget previous commands, but keep the counters."""
         self._gripper.reset()
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
-        self._held: FloatArray | None = None  # where the arm holds
-        self._made: _Made | None = None  # a command that was not sent yet
+        self._held: FloatArray | None = None  # position that the arm holds
+        self._made: _Made | None = None  # a command that has not been sent yet
         self._goal: _Made | None = None  # command of the last action
-        self._speed: FloatArray = self._last_velocity  # velocity from the last command but one to the last
+        self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
 
     def check_joints(self, joints: JointState) -> None:
-        """Refuse joint states that no command may be based on (``joint_state_invalid``). Thread-safe."""
+        """Raise Refused if no command may be based on a joint state. Thread-safe."""
         self._measured.check(self._measured.positions(joints))
 
     def command(
@@ -180,11 +179,11 @@ class ArmController:
         """Return the command for one action. Call :meth:`executed` once it has been sent.
 
         Args:
-            action: Float64 [D], un-normalised, finite; the numbers of all arms.
+            action: Float64 [D], un-normalised and finite, with the numbers of all arms.
             joints: Newest joint state; None only for a twist without kinematics.
-            stamp: Stamp of the frame behind the action, nanoseconds.
+            stamp: Stamp in nanoseconds of the frame from which the action was inferred.
             dt: Seconds until the next command; positive and finite.
-            reference: Joint state at the frame's stamp, to which deltas are relative; None takes ``joints``.
+            reference: Joint state at the frame's stamp, to which deltas are relative; None means ``joints``.
 
         Raises:
             Refused: No command may be sent.
@@ -223,11 +222,11 @@ class ArmController:
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
     def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
-        """Return a command between two actions, or None without an earlier action; raises as :meth:`command`.
+        """Return a command between two actions, or None if there was no action yet.
 
-        The arm moves straight to the positions of the last action, which are due in ``left`` seconds, or with 0
-        decelerates to rest. ``passed`` is the time since the last command: late commands do not prolong the
-        deceleration.
+        The arm moves straight to the positions of the last action, which are due in ``left`` seconds; if ``left``
+        is 0, the arm decelerates to rest. ``passed`` is the time in seconds since the last command, so that late
+        commands do not prolong the deceleration. Raises Refused as :meth:`command` does.
         """
         goal = self._goal
         if goal is None:
@@ -241,8 +240,9 @@ class ArmController:
         else:
             before = _slower(before, limits.acceleration, passed - dt)
             target = origin + dt * _slower(before, limits.acceleration, dt)
-        # Velocity and step of the tip are relative to the measured position, as for an action. The action itself
-        # was within the limits, so a command that inertia or interpolation carries beyond them only is shortened.
+        # The tip's velocity and step are relative to the measured position, as for an action. The action itself
+        # was within the limits, so a command that deceleration or interpolation carries beyond them is shortened,
+        # but not counted as a violation.
         envelope = self._envelope.around(measured, limits.velocity * goal.dt)
         positions, _, _ = envelope.limit(target, measured, origin, measured, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
@@ -250,7 +250,7 @@ class ArmController:
     def _command(
         self, positions: FloatArray, origin: FloatArray, fingers: list[float], stamp: int, dt: float
     ) -> Command:
-        """Return the command from ``origin`` to ``positions`` [N] in ``dt`` seconds, in the driver's form."""
+        """Return the command that moves from ``origin`` to ``positions`` [N] in ``dt`` seconds."""
         velocity = (positions - origin) / dt
         command = Command(
             arm=self.name,
@@ -270,7 +270,7 @@ class ArmController:
         return command
 
     def executed(self) -> None:
-        """Record that the last command was sent; later commands start there."""
+        """Record that the last command was sent; later commands start from it."""
         made, self._made = self._made, None
         if made is not None:
             last = None if self._sends_velocities else self._last
@@ -283,13 +283,13 @@ class ArmController:
     def hold(self, joints: JointState | None) -> Command:
         """Return a command that holds the measured position (never zeros), or zero velocity.
 
-        The arm holds the position at which the hold began, so that it does not sag further and further, until a
-        joint is more than 0.02 rad or m away (somebody moved the arm). Fingers keep their last command, so that
-        nothing is dropped. Moving back to the measured position, if the measurement is old, takes as long as the
-        velocity limits require (``Command.duration``). The next command starts from rest.
+        The arm keeps the position at which the hold began, so that it does not sag further and further, until a
+        joint is more than 0.02 rad or m away from it (somebody moved the arm). Fingers keep their last command, so
+        that nothing is dropped. If the measurement is old, moving back to it takes as long as the velocity limits
+        require (``Command.duration``). The next command starts from rest.
 
         Raises:
-            Refused: ``joint_state_stale`` or ``joint_state_invalid``; never with a velocity output.
+            Refused: The joint state is stale or invalid, and the output is not a velocity.
         """
         before, self._last = self._last, None
         self._speed = self._last_velocity = np.zeros(len(self.arm_names))
@@ -319,14 +319,14 @@ class ArmController:
 
     @property
     def _frame(self) -> str:
-        """Frame of a twist: the arm's base, or the configured one if the servo has the kinematics."""
+        """Frame of a twist: the base of the kinematics or, without kinematics, the configured frame."""
         if self._kinematics is not None:
             return self._kinematics.base_frame
         robot = self._arm.robot
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
     def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Return the target joint positions [N] of an arm at ``start`` [N]."""
+        """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt)
         assert self._kinematics is not None
@@ -340,7 +340,7 @@ class ArmController:
         return solved
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
-        """Return a twist for a servo that has the kinematics; only the step limits apply."""
+        """Return a twist for a servo that computes the kinematics; only step limits apply."""
         assert isinstance(self._motion, TipMotion)
         step, violations = limit_pose(
             self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
@@ -358,7 +358,7 @@ class ArmController:
         )
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
-        """Return the positions of the finger joints, all equal."""
+        """Return the same position for every finger joint."""
         if not self._finger_names or self._gripper_column is None:
             return []
         measured = position_of(joints, self._finger_names[0])
@@ -376,6 +376,6 @@ class ArmController:
 
 
 def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
-    """Return ``speed`` [N] after deceleration for some seconds."""
+    """Return ``speed`` [N] after decelerating for ``seconds``."""
     change = acceleration * seconds if seconds > 0 else 0.0
     return speed - np.clip(speed, -change, change)

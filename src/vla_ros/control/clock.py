@@ -1,4 +1,4 @@
-"""The injected clock with which all parts read the time and wait.
+"""The injected clock that all parts use to read the time and to wait.
 
 A simulated clock advances only when code waits, so replay and tests run the live control loop without waiting.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Now:
     """The current time on both clocks, in nanoseconds."""
 
-    steady: int  # steady clock, for timeouts: never jumps, starts anywhere
+    steady: int  # steady clock, for timeouts: never jumps, starts at any value
     ros: int  # ROS clock, which stamps refer to: system time, or simulated time (0 before it begins)
 
 
@@ -52,7 +52,7 @@ class Clock:
         return changed.wait_for(ready, timeout)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for ``seconds``."""
         time.sleep(seconds)
 
     @contextmanager
@@ -66,8 +66,8 @@ class SimulatedClock(Clock):
 
     Args:
         ros: Start of the ROS clock, nanoseconds; the steady clock starts at 0.
-        events: Ascending times of the ROS clock in nanoseconds, each with an action that is called then.
-        speed: Simulated seconds for a real second of :meth:`work`; 0: work takes no time.
+        events: Times of the ROS clock in nanoseconds, ascending, each with an action to call at that time.
+        speed: Simulated seconds per real second of :meth:`work`; with 0, work takes no time.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SimulatedClock(Clock):
         self._speed = speed
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._job_seconds: float | None = None  # seconds that the current job has slept
+        self._job_seconds: float | None = None  # seconds that the current job has slept; None outside jobs
 
     def now(self) -> Now:
         """Return the current simulated time."""
@@ -96,7 +96,7 @@ class SimulatedClock(Clock):
         return self._next is None and not self._later
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call ``action`` after this many seconds."""
+        """Call ``action`` after ``seconds`` of simulated time."""
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
@@ -109,7 +109,7 @@ class SimulatedClock(Clock):
             self._job_seconds = None
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, and call the actions of events in between."""
+        """Advance by ``seconds``, and call the actions that become due."""
         if self._job_seconds is not None:
             self._job_seconds += seconds
             return

@@ -13,7 +13,7 @@ from vla_ros.control.reasons import Refused
 from vla_ros.types import FloatArray
 
 _LEAST_DURATION = 0.1
-"""Seconds that a trajectory lasts at least: drivers refuse a trajectory that has ended when it arrives."""
+"""Shortest trajectory of a hold, seconds: drivers refuse a trajectory that has ended when it arrives."""
 
 _TYPES = {
     "joint_state": "sensor_msgs/msg/JointState",
@@ -25,7 +25,7 @@ _TYPES = {
     "joint_group_command": "interbotix_xs_msgs/msg/JointGroupCommand",
     "joint_single_command": "interbotix_xs_msgs/msg/JointSingleCommand",
 }
-_GROUP = "arm"  # name of the arm's joint group in interbotix's files
+_GROUP = "arm"  # name of the arm's joint group in Interbotix's configuration files
 _PERIODS = 2  # control periods after which a velocity expires if timeouts.twist is 0
 
 
@@ -33,14 +33,14 @@ _PERIODS = 2  # control periods after which a velocity expires if timeouts.twist
 class Command:
     """A command for the driver of one arm."""
 
-    # N joints, the arm's and then the fingers; only the fingers for a twist without kinematics and for zero
+    # N joints: the arm's, then the fingers; only the fingers for a twist without kinematics and for a hold at zero
     # velocity.
     names: tuple[str, ...]
     positions: FloatArray  # float64 [N], radians or metres
-    stamp: int  # nanoseconds; stamp of the frame behind the command; for a hold, of the joint state
+    stamp: int  # nanoseconds; stamp of the frame that led to the command; for a hold, of the joint state
     arm: str = "arm"  # name of the arm in ``Config.arms``
     hold: bool = False  # True if the arm keeps its measured position
-    duration: float = 0.0  # seconds until the positions are reached; for a hold, at least
+    duration: float = 0.0  # seconds until the positions are reached; for a hold, a minimum
     frame_id: str = ""  # frame of the twist
     twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None
     velocities: Mapping[str, float] | None = None  # rad/s or m/s by joint, for a velocity output; else None
@@ -52,20 +52,23 @@ class Command:
         return not self.hold and (self.twist is not None or self.velocities is not None)
 
     def stopped(self) -> Command:
-        """Return the same command with zero velocity."""
+        """Return this command with zero velocity."""
         twist = None if self.twist is None else (np.zeros(3), np.zeros(3))
         velocities = None if self.velocities is None else dict.fromkeys(self.velocities, 0.0)
         return replace(self, hold=True, twist=twist, velocities=velocities)
 
 
 def lifetime(config: Config) -> float:
-    """Return the seconds after which a velocity expires if no other command follows."""
+    """Return after how many seconds a velocity expires if no other command follows."""
     rate = config.control.rate_hz
     return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
-    """Return the arm's command and that of ``fingers``, whose driver has its own topic, or None without fingers."""
+    """Split a command into the arm's and the fingers', which is None without fingers.
+
+    The driver of ``fingers`` has its own topic.
+    """
     is_finger = [name in fingers for name in command.names]
     if not any(is_finger):
         return command, None
@@ -86,8 +89,8 @@ def message_type(output: str) -> str:
 def to_message(command: Command, output: str, make: Callable[[str], Any], now: int | None = None) -> Any:
     """Return the command as a ROS message; its header has the command's stamp.
 
-    A ``JointTrajectory`` starts at its header's stamp, which is the frame's, so ``time_from_start`` of its point is
-    the frame's age plus the command's duration. A hold lasts at least 0.1 s, because ros2_control's
+    A ``JointTrajectory`` starts at its header's stamp, which is the frame's stamp, so ``time_from_start`` of its
+    point is the frame's age plus the command's duration. A hold lasts at least 0.1 s, because ros2_control's
     joint_trajectory_controller rejects a trajectory that has ended.
 
     Zero velocity is stamped with ``now``, because MoveIt Servo ignores messages older than its
@@ -96,8 +99,8 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
     Args:
         command: The command.
         output: ``control.output`` or ``gripper.output``.
-        make: Returns the class of ``pkg/msg/Type``.
-        now: Nanoseconds of the ROS clock; None takes the command's stamp.
+        make: Returns the message class for a type name ``pkg/msg/Type``.
+        now: Time of the ROS clock in nanoseconds; None means the command's stamp.
 
     Raises:
         ValueError: The output is a velocity, but the command has none.

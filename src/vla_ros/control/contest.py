@@ -1,4 +1,4 @@
-"""Detects two publishers where only one is allowed, and names their nodes, from discovery data."""
+"""Finds publishers where only one is allowed, and the names of their nodes, in discovery data."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ CONTESTS = frozenset(
 """Every reason that :mod:`vla_ros.node.graph_watch` may report."""
 
 ANY = "*"
-"""In ``topics.command_shared_with``: any node."""
+"""Entry of ``topics.command_shared_with`` that allows every node."""
 
-_GID_BYTES = 16  # of a DDS GUID; rmw pads it to 24 before Iron
+_GID_BYTES = 16  # length of a DDS GUID; before Iron, rmw pads it to 24 bytes
 _UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's names for an unknown node
 
 
 def gid_of(gid: Iterable[int]) -> bytes:
-    """Return an endpoint's id without padding, from rclpy or the embedded participant."""
+    """Return the id of an endpoint, from rclpy or the embedded participant, without padding."""
     return bytes(gid)[:_GID_BYTES]
 
 
 def node_of(endpoint: Any) -> str:
-    """Return the full name of an endpoint's node, or ""."""
+    """Return the full name of an endpoint's node, or "" if it is unknown."""
     if endpoint.node_name in _UNNAMED:
         return ""
     return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 
 def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
-    """Return the other publishers of a topic, by id, with the full name of the node ("" if unknown).
+    """Map the id of each other publisher of a topic to its node's full name ("" if unknown).
 
-    ``endpoints`` are from ``get_publishers_info_by_topic``; ``allowed`` are names of nodes that may publish, or
-    :data:`ANY`.
+    ``endpoints`` come from ``get_publishers_info_by_topic``, ``own`` is the id of this node's publisher, and
+    ``allowed`` names nodes that may publish, or contains :data:`ANY`.
     """
     if ANY in allowed:
         return {}
@@ -51,15 +51,15 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
 
 
 def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
-    """Return the names of the nodes of :func:`others`, and ``more``, as text."""
+    """Return the node names in ``found`` (from :func:`others`) and in ``more`` as text."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names.union(more)))
 
 
 def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> tuple[str, bool]:
-    """Return a sentence that names two sources, and True if discovery knew both nodes.
+    """Return a sentence that names both sources, and True if both nodes are known.
 
-    ``endpoints`` are from ``get_publishers_info_by_topic``.
+    ``endpoints`` come from ``get_publishers_info_by_topic``.
     """
     known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
     two = {source.publisher for source in (contest.first, contest.second)}

@@ -23,7 +23,10 @@ _HALVINGS = 6
 
 
 def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
-    """Return a pose between ``start`` and ``wanted`` within step limits and workspace box, and the violations."""
+    """Limit a step of the tip from ``start`` to ``wanted``; return the pose and the violations.
+
+    The pose is within the step limits and the workspace box.
+    """
     violations = []
     position, rotation = wanted.position, wanted.rotation
     step, shortened = limit_length(position - start.position, limits.max_translation_step)
@@ -56,12 +59,12 @@ def shorten_for_tip(
     *,
     start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
-    """Return joint positions [N] from ``origin`` towards ``positions`` at which the tip is within its limits.
+    """Shorten the step from ``origin`` to ``positions`` until the tip is within its limits.
 
-    Also returns the violation of ``positions``, or None. Inverse kinematics and joint limits bend the path of the
-    tip, and a policy in joint space ignores the tip. ``stands`` is the number of step durations after which a
-    velocity expires; until then the tip stays in the box. The step of the tip starts at joint positions ``start``
-    [N]; None means ``origin``.
+    Returns joint positions [N] and the violation of ``positions``, or None. This is necessary because inverse
+    kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
+    ``stands`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
+    The step of the tip starts at joint positions ``start`` [N]; None means ``origin``.
     """
     begin = kinematics.forward(origin if start is None else start)
     share, first = 1.0, None
@@ -88,7 +91,7 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return the ratio of a step from ``start`` to ``end`` to its limit, and the violation if it is above 1."""
+    """Return the larger ratio of the step to its limit, and the violation if the ratio is above 1."""
     if end is start:  # kinematics caches poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)
@@ -108,7 +111,10 @@ def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violat
 
 
 def twist_between(start: Pose, end: Pose, dt: float) -> tuple[FloatArray, FloatArray]:
-    """Return the velocity from pose to pose in ``dt`` seconds: linear [3] m/s and angular [3] rad/s, base axes."""
+    """Return the tip's velocity from ``start`` to ``end`` in ``dt`` seconds, in base axes.
+
+    Linear [3] in m/s and angular [3] in rad/s.
+    """
     return (end.position - start.position) / dt, rotation_vector(end.rotation @ start.rotation.T) / dt
 
 

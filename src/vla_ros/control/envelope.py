@@ -1,4 +1,4 @@
-"""Applies all limits of an arm to a command: joints, step of the tip, workspace box."""
+"""Applies all limits of an arm to a command: joint limits, step limits of the tip, workspace box."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Envelope:
 
     joints: JointLimits
     tip: LimitsConfig  # largest step of the tip, and the workspace box
-    kinematics: Kinematics | None  # None: the tip is not limited
-    lifetime: float  # seconds after which a joint velocity expires; 0 for positions
+    kinematics: Kinematics | None  # if None, the tip is not limited
+    lifetime: float  # seconds after which a joint velocity expires; 0 for position commands
 
     def limit(
         self,
@@ -31,9 +31,9 @@ class Envelope:
         before: FloatArray,
         dt: float,
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
-        """Return positions [N] that may be sent, and the violations of ``target``: of the joints, of the tip.
+        """Return positions [N] that may be sent, the joint violations, and the tip violation.
 
-        A joint velocity stays within position limits and box until it expires.
+        A joint velocity stays within the position limits and the workspace box until it expires.
 
         Args:
             target: Wanted positions [N].
@@ -54,6 +54,6 @@ class Envelope:
         return positions, violations, wrong
 
     def around(self, measured: FloatArray, reach: FloatArray) -> Envelope:
-        """Return the same limits, with each joint also within ``reach`` [N] of its ``measured`` position [N]."""
+        """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""
         low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
         return replace(self, joints=replace(self.joints, low=low, high=high))

@@ -1,4 +1,4 @@
-"""Converts the gripper number of an action to a finger position.
+"""Converts the gripper value of an action to a finger position.
 
 Datasets have different conventions: 1 is open and 0 closed for OpenVLA's Bridge checkpoints, -1 is open and 1
 closed in LIBERO's environment, and some are continuous. Two options, the values for open and closed, describe each
@@ -14,15 +14,15 @@ from vla_ros.contract.parts import Part
 
 
 class Gripper:
-    """Interprets gripper values; remembers whether it is open (binary mode) and the last finger position sent.
+    """Interprets gripper values; stores the binary state and the last finger position sent.
 
     Args:
-        config: The options; others may be assigned to the attribute.
-        part: The action's part, whose form may override the options: ``[CLOSED..OPEN]``, or ``[m]`` for finger
-            positions.
+        config: The options; to change them, assign to the attribute.
+        part: The gripper's part of the action. Its form, ``[CLOSED..OPEN]`` or ``[m]`` for finger positions, takes
+            precedence over the options.
 
     Attributes:
-        target: Finger position that was last sent, or None.
+        target: Last finger position sent, or None.
     """
 
     def __init__(self, config: GripperConfig, part: Part | None = None) -> None:
@@ -36,10 +36,11 @@ class Gripper:
         self.target: float | None = None
 
     def opening(self, value: float) -> float:
-        """Return the opening in [0, 1] for a gripper number, which is clipped to the range from closed to open.
+        """Return the opening in [0, 1] for a gripper value, clipped to [closed, open].
 
         In binary mode the result is 1 above ``threshold + hysteresis``, 0 at or below ``threshold - hysteresis``,
-        and unchanged in between (at first, the threshold alone decides). NaN and infinity raise ValueError.
+        and unchanged in between; the hysteresis does not apply to the first value. Raises ValueError if the value
+        is NaN or infinite.
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
@@ -64,9 +65,9 @@ class Gripper:
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
         """Return the finger position to send, and True if ``max_speed`` shortened the step.
 
-        The step starts at the last *sent* position (the first step at ``measured``, if known): fingers that grip an
-        object never reach their target, and press because of the difference. Assign the position to :attr:`target`
-        once it was sent.
+        The step starts at the last *sent* position (the first step at ``measured``, if known), because fingers that
+        grip an object never reach their target; the difference makes them press. Assign the position to
+        :attr:`target` once it has been sent.
         """
         wanted = self.position(self.opening(value))
         before = self.target if self.target is not None else measured

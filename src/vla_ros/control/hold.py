@@ -1,4 +1,4 @@
-"""What keeps an arm where it is: its last measured position, and the fingers' last command."""
+"""Computes the positions of a hold: the arm's measured position, and the fingers' last command."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from vla_ros.config import ArmConfig
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.types import FloatArray
 
-# Their drivers refuse a message that lacks a joint.
+# Outputs whose drivers refuse a message that lacks a joint.
 _WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
-_SAG = 0.02  # rad or m
+_SAG = 0.02  # rad or m; an arm that is further from the held position was moved
 
 
 def held_position(before: FloatArray | None, measured: FloatArray) -> FloatArray:
-    """Return the position held ``before``, or the ``measured`` one if the arm is further away than it may sag."""
+    """Return the position held ``before``, or ``measured`` if the arm is too far from it."""
     return measured if before is None or np.any(np.abs(measured - before) > _SAG) else before
 
 
 def held_fingers(arm: ArmConfig, positions: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the finger positions of a hold, without fingers that were neither commanded nor measured (None).
+    """Return the finger positions of a hold, without unknown ones (None).
 
     Raises:
-        Refused: One of these must not be missing from the driver's message.
+        Refused: A position is unknown, but the driver's message must name every joint.
     """
     known = {name: position for name, position in positions.items() if position is not None}
     if len(known) < len(positions) and arm.gripper_topic:  # not commanded yet: there is nothing to hold

@@ -1,6 +1,6 @@
 """Stores the newest inputs other than images: joint states, further feeds and the instruction.
 
-Receiving threads write, the working thread reads one consistent snapshot. Nothing is queued.
+Receiving threads write; the working thread reads a consistent snapshot. Nothing is queued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Snapshot:
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
 
-_REMEMBERED = 1024  # joint states: a second at the fastest drivers' 1 kHz
+_REMEMBERED = 1024  # joint states; one second at 1 kHz, the rate of the fastest drivers
 
 
 class Inputs:
@@ -60,14 +60,14 @@ class Inputs:
     def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
         """Return each arm's newest joint state if it arrived within ``timeout`` seconds.
 
-        No command may be based on an older one, even if a fresh one arrives before the command is sent.
+        No command may be based on an older joint state, even if a fresh one arrives before the command is sent.
         """
         with self._changed:
             since = self._clock.steady() - timeout
             return {arm: joints for arm, joints in self._snapshot.arms.items() if self._joints_seen[arm] >= since}
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
-        """Return each arm's joint state nearest to ``stamp`` that is within ``tolerance`` seconds of it."""
+        """Return each arm's joint state nearest to ``stamp``, if within ``tolerance`` seconds."""
         with self._changed:
             histories = {arm: list(history) for arm, history in self._history.items()}
         best = {arm: min(known, key=lambda joints: abs(joints.stamp - stamp)) for arm, known in histories.items()}
@@ -96,7 +96,7 @@ class Inputs:
             self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
-        """Forget joint states and feeds (the clock jumped), but not the instruction."""
+        """Forget joint states and feeds after a clock jump, but not the instruction."""
         with self._changed:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()

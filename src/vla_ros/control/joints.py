@@ -29,9 +29,9 @@ class _Joint:
     position: float
     velocity: float
     effort: float
-    stamp: int  # ROS clock; the time of arrival where the message has no stamp
+    stamp: int  # nanoseconds of the ROS clock; the time of arrival if the message has no stamp
     stamped: bool
-    seen: int  # steady clock
+    seen: int  # nanoseconds of the steady clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Whole:
     # All joints measured within the timeout, with the stamp of the oldest needed joint. Velocities and efforts are
     # empty if no joint has one.
     joints: JointState
-    stamp: int  # the same stamp, or 0 if a needed joint has none, so that its age is unknown
+    stamp: int  # the same stamp, or 0 if a needed joint has no stamp, so that its age is unknown
 
 
 class JointStates:
@@ -50,7 +50,7 @@ class JointStates:
     Args:
         needed: Joints that every command needs (the arm's). If empty, every message is returned unchanged.
         speeds: Known velocity limits by joint.
-        own: Joints to keep if several arms share the topic; empty for all.
+        own: The arm's joints, if several arms share the topic; others are dropped. Empty keeps all joints.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class JointStates:
             self._known.clear()
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources that alternate on a needed joint at this time of the steady clock, or None."""
+        """Return two sources that alternate on a needed joint at steady time ``steady``, or None."""
         return self._sources.contest(steady)
 
     def add(
@@ -80,19 +80,19 @@ class JointStates:
     ) -> Whole | None:
         """Add a message and return the merged joint state.
 
-        If two publishers measure a needed joint, the first one is used until it goes silent. Needed joints that no
-        message has measured are missing from the result, so that its reader can name them.
+        If two publishers measure a needed joint, the first one is used until it stops publishing. Needed joints
+        that no message has measured are missing from the result, so that the caller can name them.
 
         Args:
             message: The message; its stamp is the time of arrival if the publisher sets none.
-            stamp: Stamp of its header, nanoseconds; 0 for none.
+            stamp: Stamp of the message's header, nanoseconds; 0 if the publisher sets none.
             steady: Time of arrival, nanoseconds of a steady clock.
             timeout: Seconds for which a joint's measurement is valid.
-            publisher: Id of its publisher; b"" if unknown.
+            publisher: Id of the publisher; b"" if unknown.
 
         Returns:
             None if all needed joints are known and the message measures none of them. A message that names a needed
-            joint twice, or has more or fewer positions than names, is returned unchanged, to be refused.
+            joint twice, or has more or fewer positions than names, is returned unchanged; it is refused later.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
@@ -132,7 +132,7 @@ class JointStates:
 
 
 def together(states: Iterable[JointState]) -> JointState | None:
-    """Return one joint state with the joints of all ``states`` and their oldest stamp; None without states."""
+    """Concatenate ``states`` into one joint state with the oldest stamp; None without states."""
     each = tuple(states)
     if len(each) < 2:
         return each[0] if each else None

@@ -1,4 +1,4 @@
-"""Limits on commands, as functions over numbers that also return the limits they applied.
+"""Functions that limit commands and return which limits they applied.
 
 Whatever the target, the result is finite, and clamping never makes a step larger. For a few joints, plain floats
 are ten times as fast as numpy.
@@ -37,7 +37,7 @@ class JointLimits:
     low: FloatArray  # float64 [N], lowest positions (margin included)
     high: FloatArray  # float64 [N]
     velocity: FloatArray  # float64 [N], may be infinite
-    acceleration: float  # largest change of velocity per second; infinite for none
+    acceleration: float  # largest change of velocity per second; infinite for no limit
     step: float  # largest distance from the measured position
 
     @classmethod
@@ -90,12 +90,12 @@ def limit_joints(
     dt: float,
     limits: JointLimits,
 ) -> tuple[FloatArray, list[Violation]]:
-    """Return joint positions [N] towards ``target`` that may be sent, and the violations of ``target``.
+    """Return joint positions [N] that may be sent, and the violations of ``target``.
 
     The result is within ``velocity * dt`` of ``origin``, within ``step`` of ``measured``, and within the position
-    limits; if ``measured`` is outside those (an elastic end stop, an encoder offset), the joint moves back as far
-    as velocity and step allow. The limits of velocity and step shorten the motion of all joints alike, so that the
-    arm stays on its path. Acceleration is limited joint by joint, if the other limits allow it.
+    limits. If ``measured`` is outside the position limits (an elastic end stop, an encoder offset), the joint moves
+    back as far as the other limits allow. The velocity and step limits shorten the motion of all joints by the same
+    factor, so that the arm stays on its path. Acceleration is limited per joint; the other limits take precedence.
 
     Args:
         target: Wanted positions, finite, [N].

@@ -1,7 +1,7 @@
-"""A mailbox for one item: the newest wins, and putting never waits.
+"""A mailbox for one item: a new item replaces the waiting one, and putting never waits.
 
-A camera is faster than a model. A queue between them would make every command older than the last; here the waiting
-frame is always the newest. Whoever replaces or clears an item gets it back to account for it.
+A camera is faster than a model. With a queue between them, every command would be older than the last; here the
+waiting frame is always the newest. The caller who replaces or takes an item gets it, to account for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Passes the newest item, anything but None, from receiving threads to a working thread."""
+    """Passes the newest item (not None) from receiving threads to a working thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,12 +35,12 @@ class Mailbox(Generic[T]):
         return self._item is not None
 
     def wait(self, timeout: float) -> bool:
-        """Wait for an item, at most ``timeout`` seconds; True if there is one to take."""
+        """Wait up to ``timeout`` seconds for an item; return True if one is waiting."""
         with self._changed:
             return self._clock.wait_for(self._changed, lambda: self.waiting, timeout)
 
     def take(self, timeout: float = 0.0) -> T | None:
-        """Remove and return the item, waiting for at most ``timeout`` seconds; None after that."""
+        """Remove and return the item; None if none arrives within ``timeout`` seconds."""
         with self._changed:
             self._clock.wait_for(self._changed, lambda: self.waiting, timeout)
             item, self._item = self._item, None

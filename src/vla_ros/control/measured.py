@@ -10,7 +10,7 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
-_BELIEVABLE = 0.1  # rad or m outside its limits; a measurement further outside is an error
+_BELIEVABLE = 0.1  # rad or m; a measurement further outside the joint's limits is an error
 
 
 class MeasuredArm:
@@ -22,7 +22,10 @@ class MeasuredArm:
         self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
 
     def positions(self, joints: JointState | None) -> FloatArray:
-        """Return the positions of the arm [N]; Refused if a joint is missing or named twice, or not finite."""
+        """Return the arm's positions [N].
+
+        Raises Refused if there is no joint state, or if a joint is missing, named twice or not finite.
+        """
         if joints is None:
             raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
         if len(joints.names) != len(joints.positions):
@@ -46,9 +49,9 @@ class MeasuredArm:
         return positions
 
     def check(self, positions: FloatArray) -> None:
-        """Refuse positions [N] far outside the URDF's limits (``joint_state_invalid``).
+        """Raise Refused (``joint_state_invalid``) if positions [N] are far outside the URDF's limits.
 
-        The URDF is another robot's, or an encoder is wrong.
+        In that case the URDF describes another robot, or an encoder is wrong.
         """
         if self._kinematics is None:
             return

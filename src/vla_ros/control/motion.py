@@ -27,7 +27,7 @@ class JointMotion:
 
     quantity: str  # ``joint_position``, ``joint_delta`` or ``joint_velocity``
     scale: FloatArray  # float64 [N], radians or metres (per second) per unit
-    offset: FloatArray  # float64 [N], position of the number 0
+    offset: FloatArray  # float64 [N], position that the number 0 stands for
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start`` [N]."""
@@ -41,13 +41,13 @@ class JointMotion:
 class TipMotion:
     """Converts numbers that are a pose or a step of the tip."""
 
-    quantity: str  # ``tip_position`` or ``tip_delta``; the rotation follows
+    quantity: str  # ``tip_position`` or ``tip_delta``; the numbers of the rotation follow
     form: str  # form of the rotation
 
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
         """Return the pose that ``numbers`` [3 + rotation] mean, relative to ``start`` for a delta.
 
-        Refused (``action_invalid``) if the rotation has no direction.
+        Raises Refused (``action_invalid``) if the rotation has no direction.
         """
         translation, rotation = numbers[:3], numbers[3:]
         if self.quantity == "tip_position":
@@ -78,12 +78,12 @@ def make_motion(
     [quantity] = found.keys() & MOTIONS
     part = found[quantity]
     if kinematics is None and (quantity == "tip_position" or part.range is not None):
-        raise _lacks(arm, part, "found no value")
+        raise _lacks(arm, part, "not set")
     if quantity == "tip_position":
         return TipMotion(quantity, found["tip_rotation"].form)
     if quantity == "tip_delta":
         if kinematics is None and arm.output != "twist_stamped":
-            raise _lacks(arm, part, "found no value", "; name one, or set control.output to twist_stamped")
+            raise _lacks(arm, part, "not set", "; set it, or set control.output to twist_stamped")
         return TipMotion(quantity, part.form or control.rotation)
     names = kinematics.joint_names if kinematics else arm.robot.joint_names
     scale, offset = np.ones(len(names)), np.zeros(len(names))
@@ -103,7 +103,7 @@ def make_motion(
 def _all_limited(arm: ArmConfig, part: Part, names: Sequence[str], limits: FloatArray, what: str) -> None:
     free = [name for name, limit in zip(names, limits, strict=True) if not math.isfinite(limit)]
     if free:
-        raise _lacks(arm, part, f"found no {what} limit of {free}")
+        raise _lacks(arm, part, f"found no {what} limit for {free}")
 
 
 def _lacks(arm: ArmConfig, part: Part, found: str, advice: str = "") -> ConfigError:

@@ -22,14 +22,14 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 class StepResult:
     """One step: the action and the commands made from it."""
 
-    stamp: int  # stamp of the frame behind it, nanoseconds
+    stamp: int  # stamp of the frame that led to the action, nanoseconds
     index: int  # position of the step in its chunk
     action: FloatArray  # float64 [D], un-normalised, before limits and kinematics
     commands: tuple[Command, ...] = ()  # one for each arm; empty if refused
     refused: Refused | None = None  # why there is no command, or None
     chunk: ActionChunk | None = None  # the policy's result if this step is the first of an inference, else None
     observation: Observation | None = None  # input of that inference
-    # Milliseconds by stage: ``preprocess`` (including images that the policy prepared, which ``inference``
+    # Milliseconds by stage: ``preprocess`` (including the policy's own image preprocessing, which ``inference``
     # excludes), the policy's own stages, ``inference``, ``control``.
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
 

@@ -1,7 +1,7 @@
 """Limits steps to ``control.rate_hz`` without delaying frames more than necessary.
 
 With a fixed tick, a camera that runs at the control rate stays out of phase: after one slow inference, every frame
-waits for the same fraction of a period. Here later steps follow after nine tenths of a period until the delay is
+waits for the same fraction of a period. Here, later steps follow after nine tenths of a period until the delay is
 made up. This is a token bucket of one period (the generic cell rate algorithm of ITU-T I.371), so the long-run rate
 is the configured rate, plus 1 % for a camera whose clock runs slightly fast.
 
@@ -21,15 +21,15 @@ _GUESS = 1 / 30  # s; duration of a command if every frame is answered
 class RateLimiter:
     """Decides when the next step may begin. Times are seconds of the steady clock.
 
-    Assign ``rate_hz`` to change the rate from the next step on; 0 answers every frame. ``velocities``: commands are
-    velocities, not positions.
+    Assign ``rate_hz`` to change the rate for later steps; with 0, every frame is answered. ``velocities`` is True
+    if commands are velocities, not positions.
     """
 
     def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
         self.rate_hz = rate_hz
         self._velocities = velocities
         self._begun = -math.inf  # when the last step began
-        self._earned = -math.inf  # when the long-run rate allows the next step, which may be a period early
+        self._earned = -math.inf  # when the long-run rate allows the next step; it may be a period early
         self._planned = -math.inf  # when the next step of a chunk is due
         self._lead = 0.0  # seconds from taking a frame to sending its command
 
@@ -48,9 +48,9 @@ class RateLimiter:
         return max(self._begun + _SHORTEST * self._period, self._earned - self._period)
 
     def patience(self, now: float, arrived: float, following: float) -> float:
-        """Return how many seconds a frame that ``arrived`` earlier should wait for a newer one, or 0.
+        """Return how many seconds a frame should wait for a newer one, or 0.
 
-        The newer frame is expected at ``following``.
+        The frame arrived at ``arrived``; the newer one is expected at ``following``.
         """
         due = self.frame_due
         if due == -math.inf or arrived >= due:  # no step yet, or the frame did not wait
@@ -64,7 +64,7 @@ class RateLimiter:
         return self._planned
 
     def planned_time(self, now: float) -> float:
-        """Return the duration of a chunk's step that is sent at ``now``: until the next step is due.
+        """Return the seconds from ``now``, when a chunk's step is sent, until the next step is due.
 
         Always a whole period for velocities, as in :meth:`step_time`.
         """
@@ -76,8 +76,8 @@ class RateLimiter:
         """Return the duration in seconds of the step for a frame taken at ``now``.
 
         Shorter than a period if the last step began less than a period ago, so that velocity limits bound the
-        distance of each step. Always a whole period for velocities: divided by less, the largest allowed step would
-        become a higher velocity.
+        distance of each step. Always a whole period for velocities, because the largest allowed step divided by
+        less would be a higher velocity.
         """
         if self._velocities:
             return self.period
@@ -90,10 +90,11 @@ class RateLimiter:
         self._step(begun)
 
     def executed(self, sent: float, begun: float | None = None) -> None:
-        """Record that a step of a chunk was sent, and backdate it by the chunk's frame-to-command latency.
+        """Record that a chunk's step was sent, which began earlier by the chunk's latency.
 
-        The next step is due a period after this one was due, so that delays do not add up, but no sooner than nine
-        tenths of a period from now. ``begun``: when the frame was taken, if this is the first step of a chunk.
+        The latency is the time from taking the frame to sending the chunk's first step; ``begun`` is when the frame
+        was taken, if this is the first step. The next step is due one period after this one was due, so that delays
+        do not add up, but no sooner than nine tenths of a period from now.
         """
         due = self._planned if sent - self._planned < self.period else sent
         self._planned = max(due + self.period, sent + _SHORTEST * self.period)

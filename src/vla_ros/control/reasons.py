@@ -1,6 +1,6 @@
-"""Every reason why the arm does not move: a stable name, and its effect on the arm.
+"""Every reason why the arm does not move, with a stable name and its effect on the arm.
 
-The values are what ``/diagnostics``, reports and counters show; they do not change between releases.
+``/diagnostics``, reports and counters show the names, which do not change between releases.
 ``docs/safety.md`` has the table with triggers, timeouts and tests.
 """
 
@@ -97,7 +97,7 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
     """No command may be sent.
 
     Attributes:
-        reason: Its level says whether the arm holds or stops.
+        reason: The reason, whose level says whether the arm holds or stops.
         detail: What was found and what was expected.
     """
 
@@ -108,11 +108,11 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Return ``device_error``, ``server_lost`` or ``inference_error`` for an exception of the policy.
+    """Return ``device_error``, ``server_lost`` or ``inference_error`` for a policy's exception.
 
-    After a CUDA error, every later call of the process fails as well, so the arm stops and the node must be
-    restarted. Running out of memory only holds. PyTorch's exceptions have "CUDA error" in their text; torch is not
-    imported.
+    After a CUDA error, every later CUDA call in the process fails as well, so the arm stops and the node must be
+    restarted. Running out of memory is only a reason to hold. CUDA errors are recognised by their text, so that
+    torch need not be imported.
     """
     if isinstance(error, ServerLostError):
         return Reason.SERVER_LOST

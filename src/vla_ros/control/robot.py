@@ -1,4 +1,4 @@
-"""Commands all arms together: all commands are made before any is sent, and a refusal of one arm stops all."""
+"""Commands all arms together: all commands are made before any is sent, and if one is refused, none is sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vla_ros.types import ActionChunk, FloatArray, JointState
 Made = TypeVar("Made", bound=Command | None)
 
 ArmJoints = JointState | Mapping[str, JointState] | None
-"""Joint states by arm, without arms that have none; or one joint state with the joints of all arms."""
+"""Joint states by arm, for the arms that have one, or one joint state with the joints of all arms."""
 
 
 def make_kinematics(config: Config) -> dict[str, Kinematics]:
@@ -40,10 +40,10 @@ class RobotController:
 
     Attributes:
         arms: The arms' controllers, in the order of ``config.arms``.
-        rotations: Columns of an action that are an absolute rotation, with its form.
+        rotations: Columns of an action that are an absolute rotation, with the form of that rotation.
 
     Raises:
-        ConfigError: Options, URDFs and policy do not fit together.
+        ConfigError: The options, the URDFs and the policy do not fit together.
     """
 
     def __init__(self, config: Config, spec: PolicySpec, kinematics: Mapping[str, Kinematics]) -> None:
@@ -59,7 +59,7 @@ class RobotController:
             ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
             for name in names
         )
-        self._known: dict[str, JointState | None] = {}  # joint state behind the last command, by arm
+        self._known: dict[str, JointState | None] = {}  # joint state used for the last command, by arm
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -89,7 +89,7 @@ class RobotController:
             arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
-        """Refuse a chunk with a wrong shape, NaN or infinity (``action_invalid``)."""
+        """Raise Refused (``action_invalid``) if a chunk has a wrong shape, NaN or infinity."""
         shape, spec = chunk.actions.shape, self._spec
         if len(shape) != 2 or shape[1] != spec.dimension or not 1 <= shape[0] <= spec.horizon:
             raise Refused(
@@ -105,7 +105,7 @@ class RobotController:
     ) -> tuple[Command, ...]:
         """Return the command of each arm for one action; arguments as in :meth:`ArmController.command`.
 
-        Call :meth:`executed` once they were sent.
+        Call :meth:`executed` once the commands have been sent.
 
         Raises:
             Refused: No command may be sent. With ``control.arms_hold_alone``, an arm that must hold does so
@@ -144,7 +144,7 @@ class RobotController:
         return any(arm.is_moving for arm in self.arms)
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """Return the commands of :meth:`ArmController.onward` of all arms that have one."""
+        """Return the commands of :meth:`ArmController.onward` for all arms that have one."""
         tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
         for each in tried:
             if isinstance(each, Refused):
@@ -152,12 +152,12 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def executed(self) -> None:
-        """Record that the last commands were sent; later commands start there."""
+        """Record that the last commands were sent; later commands start from them."""
         for arm in self.arms:
             arm.executed()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Return :meth:`ArmController.hold` of every arm, and the refusals of arms that cannot hold."""
+        """Return the hold command of every arm that can hold, and the refusals of the others."""
         tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in self.arms]
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))

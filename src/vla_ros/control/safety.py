@@ -2,7 +2,7 @@
 
 Nothing moves until armed. A reason of level hold keeps the arm where it is until that reason has ended; a
 reason of level stop keeps it there until a person resets. The first stop wins: later reasons are only counted.
-After a reset the arm is disarmed; arming is a separate, second act.
+After a reset the arm is disarmed; arming it again is a separate request.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Safety:
 
     @property
     def armings(self) -> int:
-        """Number of armings. Work that began under a smaller number began before a person allowed motion."""
+        """Number of armings. Work that began at a smaller number began before motion was allowed."""
         return self._armings
 
     @property
@@ -153,7 +153,10 @@ class Safety:
         self._deliver()
 
     def hold(self, reason: Reason, detail: str = "") -> None:
-        """Hold for ``reason``, of level hold, until :meth:`clear`. Calling it again only updates the detail."""
+        """Hold for ``reason`` until :meth:`clear`; calling it again only updates the detail.
+
+        Raises ValueError if the reason's level is not hold.
+        """
         _expect(reason, Level.HOLD)
         self.report(reason, detail)
 
@@ -177,7 +180,7 @@ class Safety:
     def report(self, reason: Reason, detail: str = "") -> None:
         """React according to the reason's level: count it (drop), hold or stop.
 
-        Limits that the actions of a disarmed arm would break are only counted: the dry run continues.
+        While the arm is disarmed, violated limits are only counted, so that a dry run continues.
         """
         with self._lock:
             if reason.level is Level.HOLD:
@@ -189,12 +192,12 @@ class Safety:
         self._deliver()
 
     def count(self, reason: Reason) -> None:
-        """Count a reason without reacting: it holds only one of several arms (``control.arms_hold_alone``)."""
+        """Count a reason that holds only one of several arms (``control.arms_hold_alone``)."""
         with self._lock:
             self._counters[reason.value] += 1
 
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
-        """Hold or stop for the ``active`` reasons of a watchdog, and clear those of its holds that have ended.
+        """Hold or stop for a watchdog's ``active`` reasons, and clear its holds that have ended.
 
         While disarmed, a reason to stop only prevents arming. ``watched`` are all reasons that the watchdog may
         report; other holds remain.
@@ -211,7 +214,7 @@ class Safety:
                 if self._armed:
                     self._halt(reason, detail)
                     continue
-                # Discovery may report a publisher before its node; the details of other reasons only count time.
+                # Discovery may report a publisher before its node. Other details differ only in elapsed time.
                 named = reason is Reason.COMMAND_CONTESTED and before.get(reason, detail) != detail
                 if named and self._stop is reason:
                     self._stop_detail = detail
@@ -233,7 +236,7 @@ class Safety:
             return f"holding: {reasons}" if reasons else "armed"
 
     def reset(self) -> bool:
-        """End a stop on a person's request; the arm is disarmed then. Return False if it was not stopped."""
+        """End a stop on a person's request and disarm; return False if the arm was not stopped."""
         with self._lock:
             if self._stop is None:
                 return False
@@ -262,7 +265,7 @@ class Safety:
         return True
 
     def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
-        """Update the state and queue an event. The caller has the lock."""
+        """Update the state and queue an event. The caller holds the lock."""
         before = self._state
         if self._stop is not None:
             self._state = State.STOPPED

@@ -4,7 +4,7 @@ Steps are consumed when they are executed, not by wall clock: an arm that holds 
 action belongs to the time of its observation; steps that were executed during the inference are skipped
 (:attr:`ChunkSchedule.position`).
 
-The schedules (``control.schedule``) differ in when the policy infers, and in the seam between two chunks:
+The schedules (``control.schedule``) differ in when the policy infers and in how two chunks are joined:
 
 - ``sync`` infers when no step is left, and the arm waits. All others infer while the plan is executed.
 - ``append`` uses the newest chunk unchanged.
@@ -15,8 +15,8 @@ The schedules (``control.schedule``) differ in when the policy infers, and in th
   Hardware", 2023).
 - ``rtc`` uses the newest chunk unchanged, because the policy was given the rest of the old chunk and continues it
   (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025). If the old chunk has
-  ended by then, positions are interpolated over ``blend_steps``: from where the last motion leads in one more step
-  or, if the arm has come to rest, from its last action.
+  ended by then, positions are interpolated over ``blend_steps``, starting where the last motion would lead in one
+  more step or, if the arm has come to rest, at its last action.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ChunkSchedule:
     """Yields the steps of chunks one by one.
 
     Args:
-        control: The options. Assigning others to the attribute changes ``execute_steps``; the plan is kept.
+        control: The options. Assigning new options to the attribute changes ``execute_steps`` and keeps the plan.
         spec: The policy's actions.
         unblended: Columns of the action that are never blended (binary grippers).
-        rotations: Columns that are a rotation, with its form.
+        rotations: Columns that are a rotation, with the form of that rotation.
 
     Attributes:
         kind: ``sync``, ``append``, ``blend``, ``ensemble`` or ``rtc``.
@@ -116,17 +116,17 @@ class ChunkSchedule:
         return self.remaining == 0
 
     def rest(self, position: int) -> FloatArray:
-        """Return the newest chunk's actions from ``position`` on, float64 [left, D], before limits."""
+        """Return the newest chunk's actions starting at ``position``, float64 [left, D], before limits."""
         if not self._placed:
             return np.zeros((0, 0))
         newest = self._placed[-1]
         return newest.chunk.actions[position - newest.start :].copy()
 
     def load(self, chunk: ActionChunk, start: int | None = None, *, rested: bool = False) -> None:
-        """Switch to ``chunk``; older chunks are only used for blending. Its actions must be [K, D] with 1 <= K.
+        """Switch to ``chunk``; older chunks are only used for blending.
 
-        ``start`` is the :attr:`position` to which its first action belongs. ``rested``: the old chunk ended so long
-        ago that the arm has come to rest.
+        The chunk's actions must be [K, D] with K >= 1; the first one belongs to the :attr:`position` ``start``, or
+        to the current one if None. ``rested`` is True if the old chunk ended so long ago that the arm is at rest.
         """
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
@@ -139,9 +139,9 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
-        """Return the step to execute next, the same until :meth:`executed` is called, or None.
+        """Return the next step, or None; the same step until :meth:`executed` is called.
 
-        ``overrun`` continues to the chunk's end after ``control.execute_steps``, until the next chunk arrives.
+        With ``overrun``, the chunk continues after ``control.execute_steps`` until it ends or the next one arrives.
         """
         if not self._placed or (self.remaining == 0 and not overrun):
             return None
@@ -160,7 +160,7 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """Record that the step that :meth:`next` returned was sent."""
+        """Record that the step returned by :meth:`next` was sent."""
         step = self.next(overrun=True)
         if step is None:
             raise RuntimeError("executed() without a step: load a chunk first")
@@ -174,7 +174,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def _onward(self, start: int, rested: bool) -> FloatArray | None:
-        """Return the position at which a plan that has ended leaves the arm, or None if it has not ended."""
+        """Return where a plan that has ended leaves the arm, or None if it has not ended."""
         before, last = self._before_last, self._last
         ended = self.kind == "rtc" and start < self._executed and not self.left
         if not ended or not self._positions or last is None or before is None:
@@ -182,7 +182,7 @@ class ChunkSchedule:
         return last if rested else 2 * last - self._like(before, last)
 
     def _linear(self, own: FloatArray) -> FloatArray:
-        """Return the blend of the old chunk and ``own``, whose share is 1/(n+1), 2/(n+1), ..."""
+        """Blend the old chunk with ``own``, whose weight is 1/(n+1), 2/(n+1), ... for n blend_steps."""
         share = (self._since_load + 1) / (self.control.blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own
@@ -207,9 +207,10 @@ class ChunkSchedule:
 
 
 def choose(schedule: str, spec: PolicySpec) -> str:
-    """Return the kind of schedule that ``control.schedule`` means for a policy.
+    """Return the kind of schedule that ``control.schedule`` resolves to for a policy.
 
-    Single steps use ``sync``; ``auto`` and ``rtc`` mean ``rtc`` if the policy supports it, otherwise ``blend``.
+    Policies that return single steps use ``sync``. For others, ``auto`` and ``rtc`` resolve to ``rtc`` if the
+    policy supports it, otherwise to ``blend``.
     """
     if spec.horizon == 1:
         return "sync"

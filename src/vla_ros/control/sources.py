@@ -1,7 +1,7 @@
 """Follows one of several sources of the same data, and detects two sources that alternate. Pure logic.
 
-A restarted driver publishes after its predecessor has ended; two running drivers alternate. Sources differ in their
-publisher's id or in the kind of their data, because a relay forwards everything under one id.
+A restarted driver publishes after its predecessor has ended; two running drivers alternate. Sources are
+distinguished by publisher id and by kind of data, because a relay forwards everything under one id.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 _SECOND = 1_000_000_000
 _MEMORY = 2 * _SECOND  # ns; sources and alternations are forgotten after that
-_ENOUGH = 5  # alternations of two kinds of one publisher that damaged messages do not explain
-_NOISE = 0.02  # rad or m, of a measurement
-_FASTER = 1.25  # than its velocity limit a joint may be
-_JITTER = 0.02  # s, between stamp and measurement
-_DELAY = 0.1  # s, by which messages may be delayed differently
+_ENOUGH = 5  # alternations between two kinds from one publisher; damaged messages cause fewer
+_NOISE = 0.02  # rad or m; noise of a measurement
+_FASTER = 1.25  # factor by which a joint may exceed its velocity limit
+_JITTER = 0.02  # s between stamp and measurement
+_DELAY = 0.1  # s by which the delays of two messages may differ
 
 
 @dataclass(frozen=True)
 class Source:
     """A source of data."""
 
-    publisher: bytes  # its id; b"" if the middleware does not provide one
-    kind: Hashable = None  # of its data, to distinguish two sources behind one publisher
+    publisher: bytes  # the publisher's id; b"" if the middleware does not provide one
+    kind: Hashable = None  # kind of data, to distinguish two sources with the same publisher
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Subject:
     heard: dict[Source, int] = field(default_factory=dict)
     last: Source | None = None
     since: int = 0  # when the last source became the only one heard
-    # Two sources to the number of their alternations and the time of the last one.
+    # Pair of sources to the number of their alternations and the time of the last alternation.
     turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)
     returned: int = -_MEMORY
     contest: Contest | None = None
@@ -65,10 +65,10 @@ class Sources:
         self._subjects: dict[str, _Subject] = {}
 
     def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
-        """Record a message; return True if its source is the one to follow for ``subject`` (a joint, a camera).
+        """Record a message; return True if its source is the one to follow.
 
-        Another publisher is followed once the first has been silent for ``patience`` seconds. ``steady`` is the
-        time of arrival, nanoseconds of a steady clock.
+        ``subject`` is what the message measures (a joint, a camera). Another publisher is followed once the first
+        has been silent for ``patience`` seconds. ``steady`` is the time of arrival, nanoseconds of a steady clock.
         """
         with self._lock:
             known = self._subjects.setdefault(subject, _Subject())
@@ -85,7 +85,7 @@ class Sources:
             return True
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources of one subject that alternate at this time of the steady clock, or None."""
+        """Return two sources of one subject that alternate at steady time ``steady``, or None."""
         with self._lock:
             for known in self._subjects.values():
                 if known.contest is not None and steady - known.returned <= _MEMORY:
@@ -112,8 +112,8 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
 class Continuity:
     """Separates two trajectories of one joint in the joint states of one publisher.
 
-    A joint cannot jump from one to the other within its velocity limit. ``speeds`` are these limits, rad/s or m/s;
-    a joint without a limit has one trajectory.
+    A joint within its velocity limit cannot jump from one trajectory to the other. ``speeds`` are the velocity
+    limits, rad/s or m/s; a joint without a limit has one trajectory.
     """
 
     def __init__(self, speeds: Mapping[str, float]) -> None:
@@ -121,13 +121,13 @@ class Continuity:
         self._tracks: dict[str, list[_Measured]] = {}
 
     def track(self, joint: str, position: float, at: int, stamp: int = 0) -> int:
-        """Return which trajectory of a joint this position continues, 0 or 1.
+        """Return the index (0 or 1) of the trajectory that a joint's position continues.
 
         NaN and infinity continue the trajectory that was updated last.
 
         Args:
             joint: The joint's name.
-            position: Its measured position.
+            position: The joint's measured position.
             at: Time of arrival, nanoseconds of a steady clock.
             stamp: Time of the measurement in nanoseconds; 0 if the driver sets none.
         """
@@ -141,7 +141,7 @@ class Continuity:
             index = min(near, key=distance.__getitem__)
         elif len(tracks) < 2:
             index = len(tracks)
-        else:  # the trajectory that was updated longer ago
+        else:  # replace the trajectory that was updated longer ago
             index = min((0, 1), key=lambda each: tracks[each].at)
         tracks[index : index + 1] = [new]
         return index

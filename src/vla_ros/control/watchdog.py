@@ -36,7 +36,7 @@ WATCHED = frozenset(
 """Every reason that a :class:`Watchdog` may report."""
 
 _SECOND = 1_000_000_000
-_OTHER_CLOCK = 3600.0  # s; a frame that is older was stamped with another clock
+_OTHER_CLOCK = 3600.0  # s; an older frame was stamped with another clock
 _FASTEST_SIMULATION = 50  # times real time; a simulated clock that runs faster has jumped
 
 
@@ -64,11 +64,12 @@ class _Joints(_Input):
 
 
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
-    """Return a checksum of bytes spread evenly over an image or its message; 30 us for 4096 samples.
+    """Return a checksum of bytes spread evenly over an image or its message.
 
-    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new. The stride is
-    a multiple of neither 2 nor 3, so that all colour channels are sampled. ``skip`` leaves out the first bytes: 12
-    for a serialised message with a header, whose stamp changes even if the image does not.
+    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new; 4096 samples
+    take 30 us. The stride is a multiple of neither 2 nor 3, so that all colour channels are sampled. The first
+    ``skip`` bytes are left out: 12 for a serialised message with a header, whose stamp changes even if the image
+    does not.
     """
     flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
     flat = flat[skip:]
@@ -81,8 +82,8 @@ class Watchdog:
     """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock. Thread-safe.
 
     Pass the result of :meth:`active` to :meth:`vla_ros.control.safety.Safety.follow`, at least ten times a second.
-    ``arms`` are those that need joint states (a twist without kinematics does not). A ``simulated`` ROS clock may
-    stand still or run fast.
+    ``arms`` are the arms that need joint states (for a twist without kinematics, none are needed). A ``simulated``
+    ROS clock may stand still or run fast.
     """
 
     def __init__(
@@ -119,10 +120,10 @@ class Watchdog:
         whose stamps restart is accepted after ``timeouts.camera``.
 
         Args:
-            camera: Its topic.
-            stamp: Stamp of its header; 0 if the driver sets none.
+            camera: The camera's topic.
+            stamp: Stamp of the frame's header; 0 if the driver sets none.
             now: Time of arrival.
-            digest: :func:`digest` of its pixels if frozen images are to be detected, else None.
+            digest: :func:`digest` of the frame's pixels if frozen images are to be detected, else None.
         """
         with self._lock:
             self._check_clock(now)
@@ -158,8 +159,8 @@ class Watchdog:
     def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
         """Record a joint state that arrived at ``now``; return True if it may be used.
 
-        It must be newer than the previous one, no older than ``timeouts.joint_state_age`` (a ``stamp`` of 0 has no
-        known age), and free of errors: ``wrong`` describes them (missing joints, NaN).
+        The joint state must be newer than the previous one, no older than ``timeouts.joint_state_age`` (if
+        ``stamp`` is 0, its age is unknown), and free of errors (missing joints, NaN), which ``wrong`` describes.
         """
         with self._lock:
             self._check_clock(now)
@@ -184,14 +185,14 @@ class Watchdog:
             self._inferring_since = now.steady
 
     def inference_ended(self, now: Now) -> bool:
-        """Record the end of an inference; False if it took too long and its result must be dropped."""
+        """Record the end of an inference; return False if it was late and must be dropped."""
         with self._lock:
             self._late = self._overdue(now)
             self._inferring_since = None
             return not self._late
 
     def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
-        """Record the number of drivers on the command topic; with several topics, the smallest number."""
+        """Record the number of drivers on the command topic; of several topics, the lowest number."""
         with self._lock:
             self._driver_topic = topic
             if subscribers > 0:
@@ -260,7 +261,7 @@ class Watchdog:
         return found
 
     def _overdue(self, now: Now) -> str:
-        """Return how late the pending inference is, or ""."""
+        """Describe how late the pending inference is; "" if it is not late."""
         if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
         waited = (now.steady - self._inferring_since) / _SECOND
@@ -269,7 +270,7 @@ class Watchdog:
     def _check_clock(self, now: Now) -> None:
         """Detect a jump of the ROS clock, which holds until every input has arrived again."""
         last = self._last
-        if last is not None and now.steady < last.steady:  # read by another thread before the last call
+        if last is not None and now.steady < last.steady:  # another thread read ``now`` before the last call
             return
         self._last = now
         if last is not None and last.ros and now.ros:
