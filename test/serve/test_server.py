@@ -264,7 +264,7 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
         (["--host", "0.0.0.0"], "give --api-key-file, or --no-api-key"),
         (["--tls-key", "x"], "expected both"),
         (["--tls-key", "x", "--tls-certificate", "y"], "--tls-certificate: y"),
-        (["--api-key-file", os.devnull], "holds no key"),
+        (["--api-key-file", os.devnull], "does not contain a key"),
         (["--image", "front"], "expected KEY=NAME"),
         (["--image", "front=x"], "the policy has no feature ['front']"),
         (["--metadata", os.devnull], "expected a map"),

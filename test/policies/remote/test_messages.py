@@ -100,7 +100,7 @@ def test_a_forged_array_is_refused(message: Any, reason: str) -> None:
         (msgpack.packb([[0] * 40_000, [0] * 40_000]), "entries"),
         (b"\x93" * 30_000 + b"\x80" * 60_001, "not valid|entries"),
         (b"\x81\xa1a" + b"\xdf\x00\x00\xff\xff" + b"\x01\xc0" * 0xFFFF, "twice|not valid"),
-        (b"\x82\xa1a\xc0\xa1a\xc0", "a map with a key twice"),
+        (b"\x82\xa1a\xc0\xa1a\xc0", "a map with a duplicate key"),
         (b"\xdd\xff\xff\xff\xff", "not valid msgpack"),
         (b"\x82\xa1a\x01", "not valid msgpack"),
         (b"\x81\xa1a\x01\x01", "not valid msgpack"),

@@ -108,7 +108,7 @@ def test_oft_over_http() -> None:
     try:
         with linked(server.server_port, OFT, "http") as link:
             assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-            for reason in ("answered with an error: error", "status 500", "an answer of over"):
+            for reason in ("answered with an error: error", "status 500", "an answer of more than"):
                 until(lambda: connected(link))
                 with pytest.raises(WireError, match=reason):
                     link.ask(QUERY, PATIENCE)

@@ -1,4 +1,4 @@
-"""Runs our policy server as a child process with another Python."""
+"""Runs this package's policy server in a child process with another Python."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TERMINATE = 10.0  # s between SIGTERM and SIGKILL
 class ServerProcess:
     """Runs ``vla-ros serve`` with another Python and restarts it when it dies.
 
-    The server listens on loopback and requires a key, which is in ``key_file``. It ends with this process, even
-    after SIGKILL, because the kernel then closes the pipe on its standard input.
+    The server listens on loopback and requires the API key in ``key_file``. The server exits when this process
+    does, even after SIGKILL, because the kernel then closes the pipe to the server's standard input.
     """
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
@@ -50,20 +50,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running or last process; 0 before the first."""
+        """Process id of the present or last server process; 0 before :meth:`start`."""
         return self._process.pid if self._process else 0
 
     def start(self) -> None:
         """Start the process and wait until its policy is loaded, which may take minutes.
 
-        Raises ServerLostError with the last lines of output if the process ended.
+        Raises ServerLostError if the process cannot be started or exits; the error quotes its last lines of output.
         """
         process = self._start()
         self._supervisor = threading.Thread(target=self._supervise, args=(process,), name="vla_child", daemon=True)
         self._supervisor.start()
 
     def close(self) -> None:
-        """End the process."""
+        """Terminate the process and delete the key."""
         self._closing.set()
         if self._process is not None:
             self._process.terminate()
@@ -76,7 +76,7 @@ class ServerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> subprocess.Popen[str]:
-        """Start a process and wait until it serves; the first process chooses the port."""
+        """Start a process and wait until it serves; it reuses the first process's port."""
         command = [str(self._python), "-m", "vla_ros.cli", "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()
@@ -104,7 +104,7 @@ class ServerProcess:
         return process
 
     def _log(self, process: subprocess.Popen[str]) -> re.Match[str] | None:
-        """Log the output until the process serves; None if it ends instead."""
+        """Log the output until the process serves; return None if it exits instead."""
         assert process.stdout is not None
         for line in process.stdout:
             if serving := _SERVING.match(line):
@@ -115,11 +115,11 @@ class ServerProcess:
             return None
 
     def _supervise(self, process: subprocess.Popen[str]) -> None:
-        """Log the output; restart the process on the same port when it ends, with growing pauses."""
+        """Log the output; whenever the process exits, restart it, after growing pauses."""
         self._log(process)
         failures = 0
         while not self._closing.wait(pause(failures)):
-            logger.error("the policy's process ended with status %d; starting it again", process.returncode)
+            logger.error("the policy process exited with status %d; restarting it", process.returncode)
             try:
                 process = self._start()
                 self._log(process)

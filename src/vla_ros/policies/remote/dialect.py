@@ -1,6 +1,6 @@
-"""What differs between policy servers: how to write a request and read its answer.
+"""The protocol of a policy server: how to write a request and read the answer.
 
-Each request is one message with one answer. :mod:`~vla_ros.policies.remote.dialects` chooses the dialect.
+Each request is one message and gets one answer. :mod:`~vla_ros.policies.remote.dialects` chooses the dialect.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
 
 OWN = "vla_ros"
-"""``server`` in the metadata of this package's server, and the key of its extensions to openpi's protocol."""
+"""Value of ``server`` in the metadata of this package's server, and key of its extensions to openpi's protocol."""
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
     """One observation, independent of the dialect."""
 
-    # Key to uint8 [H, W, 3] (one image), uint8 [T, H, W, 3] (several moments, oldest first) or state numbers [D].
+    # Feature key to an image, uint8 [H, W, 3], or a state vector [D]; with T moments [T, ...], oldest first.
     features: Mapping[str, Array]
     instruction: str  # the command in natural language
     session: str = ""  # name of the episode, for servers that tell episodes apart by name
-    # Further entries, for this package's server.
+    # Additional entries of the request, only for this package's server.
     extras: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One checked answer, with finite numbers of the expected dimensions."""
+    """One checked answer; all actions are finite."""
 
-    # Name to float64 [K, D]; actions without a name are called ``actions``.
+    # Name to actions, float64 [K, D]; unnamed actions are called ``actions``.
     actions: Mapping[str, FloatArray]
-    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # the server's stages
+    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # by stage of the server
     extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)  # only from this package's server
 
 
 class ServerSaidError(WireError):
     """The server reported an error; the connection can still be used.
 
-    Shows the last line of ``text``, which may be a traceback: at most 300 printable characters.
+    The message quotes up to 300 characters of the last line of ``text``, which may be a traceback; ``more``
+    follows.
     """
 
     def __init__(self, text: str, more: str = "") -> None:
@@ -66,23 +67,26 @@ class Dialect:
     """The protocol of one family of servers."""
 
     name: str
-    query: Callable[[Query, Metadata], bytes]  # writes a request; takes the server's metadata
+    query: Callable[[Query, Metadata], bytes]  # writes a request, given the server's metadata
     answer: Callable[[Message], Answer]  # reads an answer; raises WireError unless it contains actions
     schemes: tuple[str, ...] = ("ws", "wss")  # of the server's address
     port: int = 8000  # default port
     path: str = "/"  # default path
-    hello: bytes | None = None  # request for the metadata; None if the server sends them first, or has none
+    hello: bytes | None = None  # request for the metadata; None if the server sends them unasked or has none
     metadata: Callable[[Message], Metadata] = lambda message: read_map(message, "the server's description")
-    reset: Callable[[str], bytes] | None = None  # writes the request that begins the episode of this name
+    reset: Callable[[str], bytes] | None = None  # writes the request that begins an episode, given its name
 
 
 def read_map(message: Message, what: str) -> Mapping[str, Any]:
-    """Read a binary message that contains a map with text keys; raises as :func:`read`."""
+    """Read a map with string keys from a message; raises WireError if it has none."""
     return text_map(read(message), what)
 
 
 def read(message: Message) -> Any:
-    """Read a binary message; raises ServerSaidError for a text, and for a map with an error."""
+    """Read a binary message.
+
+    Raises ServerSaidError if the message is text or a map that reports an error.
+    """
     if isinstance(message, str):
         raise ServerSaidError(message)
     found = unpack(message)
@@ -95,7 +99,7 @@ def read(message: Message) -> Any:
 
 
 def chunk(value: Any, name: str) -> FloatArray:
-    """Return actions [K, D] with K >= 1; accepts a single row [D] and a batch of one [1, K, D]."""
+    """Return actions as [K, D], K >= 1; accepts one action [D] or a batch [1, K, D]."""
     actions = finite(value, name)
     if actions.ndim == 3 and len(actions) == 1:
         actions = actions[0]
@@ -106,5 +110,5 @@ def chunk(value: Any, name: str) -> FloatArray:
 
 
 def is_image(value: Array) -> bool:
-    """Return True for uint8 [H, W, 3] and [T, H, W, 3]."""
+    """Return True if a feature is an image: uint8 [H, W, 3] or [T, H, W, 3]."""
     return bool(value.dtype == np.uint8 and value.ndim >= 3)

@@ -1,4 +1,4 @@
-"""The dialects by name, and how to choose the one that a server speaks."""
+"""The supported dialects, and how to recognise the dialect of a server."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.sche
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """Return the dialect that the user or the address names; :func:`by_metadata` may correct it."""
+    """Return the dialect called ``name``, or for ``auto`` the dialect of the address.
+
+    :func:`by_metadata` may correct it. Raises ConfigError if the address is unsupported or contradicts ``name``.
+    """
     parts = urlsplit(server)
     if parts.scheme == "grpc":
         raise ConfigError(
-            f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which can run any code; "
-            "serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
+            f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which can run arbitrary "
+            "code; serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
         )
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise ConfigError(
@@ -52,7 +55,7 @@ def by_address(server: str, name: str = "auto") -> Dialect:
 
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
-    """Return the dialect of a server with ``metadata``; ``assumed`` unless the metadata indicate another."""
+    """Return the dialect that a server's metadata indicate, or else ``assumed``."""
     if assumed is OPENPI and metadata.keys() >= openpi.ROBOARENA_KEYS:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":

@@ -1,7 +1,7 @@
 """The ZeroMQ messages of GR00T's policy server: N1.5, N1.6, N1.7 and the main branch.
 
-Written after Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. The versions write arrays differently, and each reads only
-its own layout. The answer to ``get_modality_config`` reveals the version. Features are ``video.NAME`` and
+Based on Isaac-GR00T n1.5, n1.6, n1.7 and commit 626af89. Each version encodes arrays differently and reads only its
+own layout. The answer to ``get_modality_config`` reveals the version. Feature keys are ``video.NAME`` and
 ``state.NAME``.
 """
 
@@ -32,7 +32,10 @@ _OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
 
 
 def metadata(message: Message) -> Metadata:
-    """Return the modality configurations by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``."""
+    """Map each modality to its configuration, and ``version`` to the server's version.
+
+    The versions are ``n1.5``, ``npy`` (N1.6 and the N1.7 tag) and ``nd`` (the main branch).
+    """
     version, modalities = "nd", {}
     for name, entry in read_map(_checked(message), "the modality configuration").items():
         if not isinstance(entry, Mapping) or not (entry.get(_OLD) or entry.get(_NEW)):
@@ -50,9 +53,10 @@ def metadata(message: Message) -> Metadata:
 
 
 def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
-    """Write ``get_action`` in the server's layout; ``flat`` is for a server with the simulation wrapper.
+    """Write a ``get_action`` request in the layout of the server's version.
 
-    Images are [1, T, H, W, 3], states float32 [1, T, D]. N1.5 takes flat keys, and no batch axis.
+    Images are uint8 [1, T, H, W, 3], states float32 [1, T, D]. N1.5 expects flat keys and no batch axis; ``flat``
+    uses flat keys for other versions too, for a server with ``--use-sim-policy-wrapper``.
     """
     version = metadata.get("version", "nd")
     old = version == "n1.5"
@@ -77,7 +81,10 @@ FLAT: Callable[[Query, Metadata], bytes] = partial(query, flat=True)
 
 
 def answer(message: Message) -> Answer:
-    """Return the actions by name, from a map or a list of two maps: actions and further output of the policy."""
+    """Return the actions by name.
+
+    The answer is a map of actions, or a list of such a map and a map of other outputs of the policy.
+    """
     found = read(_checked(message))
     if isinstance(found, list) and len(found) == 2:
         found = found[0]
@@ -106,4 +113,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise WireError("a modality configuration that is not JSON") from None
+        raise WireError("the modality configuration is not JSON") from None

@@ -1,4 +1,4 @@
-"""A connection to a policy server that a background thread restores, with growing pauses, after a loss."""
+"""A connection to a policy server, restored by a background thread after a loss."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # s
 _KEEP_ALIVE = 1.0  # s between checks of an idle connection
-_CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept no connection during an inference
+_CONNECT = 5.0  # s to connect and get the metadata; openpi's servers accept no connection during an inference
 
 
 def pause(failures: int, chance: float = 0.5) -> float:
-    """Return the seconds to wait after consecutive failures: doubled each time, spread by ``chance`` in [0, 1)."""
+    """Return the pause in seconds after a number of consecutive failures.
+
+    The pause doubles with each failure, up to ``LONGEST_PAUSE``; ``chance``, in [0, 1), scales it by 0.5 to 1.
+    """
     return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance))
 
 
@@ -45,10 +48,10 @@ class Peer:
 
 
 class Link:
-    """A connection to one server; its thread reconnects after a loss and keeps an idle connection alive.
+    """A connection to one server, which a thread keeps alive and restores after a loss.
 
-    ``accept`` checks a server's metadata and raises VlaRosError to refuse the server. ``chance``, in [0, 1),
-    randomises the pauses; ``wait`` waits for an event with a timeout in seconds.
+    ``accept`` checks a connected server and raises VlaRosError to refuse it. ``chance`` returns numbers in [0, 1)
+    that randomise the pauses; ``wait`` waits for an event with a timeout in seconds.
     """
 
     def __init__(
@@ -68,9 +71,9 @@ class Link:
         self._thread = threading.Thread(target=self._keep, name="vla_remote", daemon=True)
 
     def start(self, timeout: float) -> Peer:
-        """Connect within ``timeout`` seconds, and stay connected from then on.
+        """Connect within ``timeout`` seconds; the thread then keeps the connection.
 
-        Raises ServerLostError if no server was found, another VlaRosError if the server was refused.
+        Raises ServerLostError if no server could be reached, another VlaRosError if the server was refused.
         """
         deadline = time.monotonic() + timeout
         while (peer := self._peer) is None:
@@ -96,7 +99,7 @@ class Link:
     def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
         """Send one request and return the answer within ``seconds``.
 
-        ``begins`` is True at the start of an episode; servers that support resets receive one.
+        ``begins`` is True at the start of an episode; servers that support resets receive a reset first.
 
         Raises:
             ServerLostError: There is no connection, or no answer came in time; the link then reconnects.
@@ -111,7 +114,7 @@ class Link:
                 transport.poll()
                 if begins and dialect.reset is not None:
                     reply = _exchange(transport, dialect.reset(query.session), deadline)
-                    if reply != "reset successful":  # else a map, which may be an error
+                    if reply != "reset successful":  # otherwise a map, which may report an error
                         read(reply)
                 answer = dialect.answer(_exchange(transport, message, deadline))
             except ServerSaidError:
@@ -126,7 +129,7 @@ class Link:
             return answer
 
     def close(self) -> None:
-        """Disconnect for good."""
+        """Disconnect and stop the thread."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
@@ -134,7 +137,7 @@ class Link:
         self.drop("closed")
 
     def drop(self, why: str) -> None:
-        """Close the connection and reconnect."""
+        """Close the connection because of ``why``, and reconnect."""
         with self._using:
             self._drop(why)
 
@@ -146,7 +149,7 @@ class Link:
             self._wake.set()
 
     def _attempt(self, seconds: float) -> VlaRosError | None:
-        """Connect and read the metadata; return the error, if any, and store it for later callers."""
+        """Connect and read the metadata; return the error if that fails."""
         target, deadline = self._target, time.monotonic() + seconds
         transport = None
         try:

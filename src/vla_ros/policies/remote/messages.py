@@ -1,8 +1,9 @@
-"""Encodes and strictly decodes msgpack messages with arrays, in the three layouts that policy servers use.
+"""Encodes and strictly decodes msgpack messages that contain arrays.
 
-``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys, ``npy`` (GR00T up to the N1.7 tag) a .npy
-file, ``nd`` (GR00T's main branch, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three can be
-read, with bin or str keys. Nothing received is executed: no pickle, no object arrays, no extension types.
+Policy servers use three layouts for arrays: ``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys;
+``npy`` (GR00T up to the N1.7 tag) writes a .npy file; ``nd`` (the package msgpack-numpy, used by GR00T's main
+branch) writes ``{nd, type, kind, shape, data}``. All three can be read, with bin or str keys. Nothing received is
+executed: pickles, object arrays and extension types are rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
 
-_MAX_ITEMS = 1 << 16  # entries of all lists and maps of a message; arrays count as one
+_MAX_ITEMS = 1 << 16  # entries of all lists and maps of a message; the numbers of arrays do not count
 _MAX_DEPTH = 12
 _MAX_AXES = 8
 _MAX_TEXT = 1 << 20
@@ -36,11 +37,11 @@ class WireError(VlaRosError):
 
 Array = NDArray[Any]
 Layout = Callable[["Array | np.generic"], Any]
-"""Returns a map that represents an array or a NumPy scalar; raises TypeError if the layout has none."""
+"""Converts an array or a NumPy scalar to a map; raises TypeError if the layout cannot represent it."""
 
 
 def openpi(value: Array | np.generic) -> Any:
-    """The layout of openpi's client and server."""
+    """Convert an array to the layout of openpi's client and server."""
     dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
         return {b"__ndarray__": True, b"data": _bytes(value), b"dtype": dtype, b"shape": value.shape}
@@ -48,9 +49,9 @@ def openpi(value: Array | np.generic) -> Any:
 
 
 def npy(value: Array | np.generic) -> Any:
-    """The layout of GR00T N1.5, N1.6 and the N1.7 tag: a .npy file."""
+    """Convert an array to a .npy file, the layout of GR00T up to the N1.7 tag."""
     if isinstance(value, np.generic):
-        raise TypeError("a NumPy scalar has no .npy file")
+        raise TypeError("a NumPy scalar cannot be written as a .npy file")
     _known(value.dtype.str)
     file = io.BytesIO()
     np.save(file, value, allow_pickle=False)
@@ -58,7 +59,7 @@ def npy(value: Array | np.generic) -> Any:
 
 
 def nd(value: Array | np.generic) -> Any:
-    """The layout of the package msgpack-numpy, which GR00T's main branch uses since 2026-05-07."""
+    """Convert an array to msgpack-numpy's layout, which GR00T's main branch uses."""
     dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
         return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
@@ -66,12 +67,15 @@ def nd(value: Array | np.generic) -> Any:
 
 
 def _bytes(value: Array) -> bytes | memoryview:
-    """Return an array's numbers in C order, without a copy if possible."""
+    """Return an array's bytes in C order, without a copy if possible."""
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
-    """Encode a message; raises WireError for anything but plain data and numeric or boolean arrays."""
+    """Encode a message of plain data and of numeric or boolean arrays.
+
+    Raises WireError if the message contains anything else.
+    """
 
     def encoded(value: Any) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
@@ -88,8 +92,8 @@ def pack(message: Any, layout: Layout = openpi) -> bytes:
 def unpack(data: bytes) -> Any:
     """Decode one message; arrays are read-only views of ``data``.
 
-    Raises WireError if the message is damaged, nested too deeply, has too many entries, or contains an array that
-    is not numeric or boolean of the stated size.
+    Raises WireError if the message is damaged, is nested too deeply, has too many entries, or contains an array
+    that is not numeric or boolean or does not have the stated size.
     """
     items = 0
 
@@ -97,13 +101,13 @@ def unpack(data: bytes) -> Any:
         nonlocal items
         items += len(entries)
         if items > _MAX_ITEMS:
-            raise WireError(f"a message with over {_MAX_ITEMS} entries")
+            raise WireError(f"a message with more than {_MAX_ITEMS} entries")
         return entries
 
     def revive(pairs: list[tuple[Any, Any]]) -> Any:
         found = dict(count(pairs))
         if len(found) < len(pairs):
-            raise WireError("a map with a key twice")
+            raise WireError("a map with a duplicate key")
         return _revived(found)
 
     try:
@@ -127,7 +131,10 @@ def unpack(data: bytes) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> Array:
-    """Build an array from a dtype (as text), a shape and bytes in C order; raises WireError if they do not fit."""
+    """Build an array from a dtype's name, a shape and bytes in C order.
+
+    Raises WireError if they do not match.
+    """
     dtype = _known(kind)
     lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_AXES else [-1]
     if not all(type(length) is int and length >= 0 for length in lengths):
@@ -141,7 +148,7 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
 
 
 def _known(kind: Any) -> np.dtype[Any]:
-    """Return the dtype named ``kind``: booleans, integers or floats of up to eight bytes."""
+    """Return the dtype named ``kind``, a boolean, integer or float of up to 8 bytes."""
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if isinstance(name, str) and name in _DTYPES:
         return _DTYPES[name]
@@ -175,7 +182,7 @@ def _revived(found: dict[Any, Any]) -> Any:
 def _scalar(kind: Any, value: Any) -> np.generic:
     dtype = _known(kind)
     if not isinstance(value, (bool, int, float)):
-        raise WireError(f"a number of dtype {dtype.str} that is {type(value).__name__}")
+        raise WireError(f"a number of dtype {dtype.str} with a value of type {type(value).__name__}")
     try:
         scalar: np.generic = dtype.type(value)
     except (OverflowError, ValueError) as error:
@@ -184,7 +191,7 @@ def _scalar(kind: Any, value: Any) -> np.generic:
 
 
 def _from_npy(data: Any) -> Array:
-    """Return an array from a .npy file of format 1.0, as ``np.save`` writes it."""
+    """Read an array from a .npy file of format 1.0, as written by ``np.save``."""
     if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
         raise WireError("an array that is not a .npy file of format 1.0")
     begin = 10 + int.from_bytes(data[8:10], "little")
@@ -198,7 +205,7 @@ def _from_npy(data: Any) -> Array:
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    raise WireError(f"a msgpack extension of type {code}; messages hold plain data only")
+    raise WireError(f"a msgpack extension of type {code}; messages contain only plain data")
 
 
 def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
@@ -210,7 +217,7 @@ def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
 
 
 def finite(value: Any, name: str) -> NDArray[np.float64]:
-    """Return the numbers as a float64 array; raises WireError if they are not numbers, or not finite."""
+    """Convert ``value`` to finite float64 numbers; raises WireError if that fails."""
     if isinstance(value, list):
         try:
             value = np.array(value, dtype=np.float64)
@@ -220,7 +227,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
         value = np.float64(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
         raise WireError(f"{name}: {described(value)}, expected numbers")
-    # Before the conversion, which may raise a floating-point flag on a NaN.
+    # Checked before the conversion, which may set a floating-point flag on a NaN.
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         bad = np.count_nonzero(~np.isfinite(value))
         raise WireError(f"{name}: {bad} of {value.size} numbers are not finite")
@@ -228,14 +235,14 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
 
 
 def text_map(value: Any, name: str) -> Mapping[str, Any]:
-    """Return a map whose keys are texts; raises WireError for anything else."""
+    """Return ``value``; raises WireError unless it is a map with string keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise WireError(f"{name} is {described(value)}, expected a map with text keys")
+        raise WireError(f"{name} is {described(value)}, expected a map with string keys")
     return value
 
 
 def described(value: Any) -> str:
-    """Describe a value of a message for an error: dtype and shape, or type and its first keys."""
+    """Describe a value for an error: its dtype and shape, first keys, text or type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.str} {list(value.shape)}"
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
 """The HTTP messages of OpenVLA-OFT's ``POST /act``: JSON with arrays in base64.
 
-Written after openvla-oft 213c5ff and json-numpy. Errors have status 200 and the text ``error``.
+Based on openvla-oft commit 213c5ff and json-numpy. The server reports an error with status 200 and the text
+``error``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from vla_ros.policies.remote.messages import WireError, array, described
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation: ``full_image``, ``wrist_image`` (or left and right), ``state``, ``instruction``."""
+    """Write an observation: ``instruction``, and features such as ``full_image``."""
     return json.dumps({**query.features, "instruction": query.instruction}, default=_encoded).encode()
 
 
 def answer(message: Message) -> Answer:
-    """Read actions: a list of K arrays [D], or an array [K, D]. The JSON may be encoded twice."""
+    """Read actions, a list of K arrays [D] or one array [K, D].
+
+    The server may encode the JSON twice.
+    """
     found = _read(message)
     if isinstance(found, str) and found[:1] in ("[", "{"):
         found = _read(found)
@@ -62,4 +66,4 @@ def _revived(found: dict[str, Any]) -> Any:
 
 
 def _refused(text: str) -> Any:
-    raise WireError(f"the number {text}, expected a finite one")
+    raise WireError(f"the number {text}, expected a finite number")

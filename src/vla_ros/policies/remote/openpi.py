@@ -48,7 +48,7 @@ def _timing(answer: Mapping[Any, Any]) -> Mapping[str, float]:
 
 
 def _message(query: Query) -> dict[str, Any]:
-    """Return features and prompt; the features ``images.NAME`` form a map ``images``."""
+    """Return features and prompt, with features ``images.NAME`` in a map ``images``."""
     message: dict[str, Any] = {}
     for key, value in query.features.items():
         group, _, name = key.partition(".")
@@ -64,7 +64,10 @@ def _named(session: str) -> dict[str, str]:
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation as openpi's clients do. Images in a map ``images`` are [3, H, W], as for ALOHA."""
+    """Write an observation as openpi's clients do.
+
+    Images in the map ``images`` are [3, H, W], as openpi expects for ALOHA.
+    """
     message = _message(query)
     if "images" in message:
         message["images"] = {name: np.moveaxis(image, -1, -3) for name, image in message["images"].items()}
@@ -72,19 +75,19 @@ def query(query: Query, metadata: Metadata) -> bytes:
 
 
 def roboarena_query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation with float32 states, and the session's name if the server asks for it."""
+    """Write an observation with float32 states, and the session's name if required."""
     features = {key: v if is_image(v) else np.asarray(v, np.float32) for key, v in query.features.items()}
     session = _named(query.session) if metadata.get("needs_session_id") else {}
     return pack({**features, **session, "prompt": query.instruction, "endpoint": "infer"})
 
 
 def vllm_omni_query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation with the session's name; images in a map ``images`` are [H, W, 3]."""
+    """Write an observation with the session's name; images in the map ``images`` are [H, W, 3]."""
     return pack({**_message(query), **_named(query.session)})
 
 
 def sglang_query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation; images in a map ``images`` are [H, W, 3]."""
+    """Write an observation; images in the map ``images`` are [H, W, 3]."""
     return pack(_message(query))
 
 

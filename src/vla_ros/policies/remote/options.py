@@ -40,11 +40,14 @@ class RemoteOptions(PolicyConfig):
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:
-    """Return the API key, ``least`` or more characters without a space, from the file of the option ``name``."""
+    """Read an API key of at least ``least`` characters without spaces from a file.
+
+    Raises ConfigError, which names the option ``name``, if the file does not contain such a key.
+    """
     try:
         key = path.expanduser().read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from None
     if len(key) < least or len(key.split()) != 1:
-        raise ConfigError(f"{name}: {path} holds no key of {least} or more characters without a space")
+        raise ConfigError(f"{name}: {path} does not contain a key of at least {least} characters without spaces")
     return key

@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteSession(Session):
-    """One robot's connection and episode."""
+    """The connection and the present episode of one robot."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.reset()
 
     def reset(self) -> None:
-        """Begin an episode with the next observation, under a new name."""
+        """Begin an episode, with a new name, at the next observation."""
         self.begins, self.name, self.asked = True, uuid.uuid4().hex, 0
 
     def close(self) -> None:
@@ -61,14 +61,14 @@ class RemotePolicy(Policy):
         dialect = by_address(options.server, options.dialect)
         self._target = Target(options.server, dialect, key, options.max_answer << 20)
         self._config, self._options = config, options
-        self._first: Link | None = None  # for the first session
+        self._first: Link | None = None  # connection for the first session
         self._told_order = False
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Connect, and query the features of the served policy.
+        """Connect to the server and read the features of its policy.
 
         Raises:
-            ServerLostError: There is no server within ``policy.connect_timeout``.
+            ServerLostError: No server was reached within ``policy.connect_timeout``.
             WireError: The server speaks another protocol, or refuses this client.
             ConfigError: The server's description of its policy contradicts ``features``.
         """
@@ -79,11 +79,11 @@ class RemotePolicy(Policy):
         progress(1.0, f"{self._options.server} speaks {self._first.peer.dialect.name}")
 
     def describe(self) -> PolicySpec:
-        """Return an open spec; the server describes its policy once connected."""
+        """Return an open spec, because only the connected server describes its policy."""
         return spec.learned(NO_METADATA, self._options.horizon)
 
     def start_session(self) -> RemoteSession:
-        """Connect another robot; the first one uses the connection of :meth:`load`."""
+        """Connect a robot; the first robot uses the connection that :meth:`load` made."""
         link, self._first = self._first, None
         return RemoteSession(link or self._connected())
 
@@ -93,10 +93,10 @@ class RemotePolicy(Policy):
         return link
 
     def infer(self, session: RemoteSession, observation: Observation) -> ActionChunk:
-        """Run the inference on the server.
+        """Infer a chunk on the server.
 
         Raises:
-            ServerLostError: There is no connection, or no answer within ``timeouts.inference``.
+            ServerLostError: There is no connection, or no answer arrived within ``timeouts.inference``.
             WireError: The server returned an error, or something other than finite actions.
         """
         began = time.perf_counter()
@@ -132,7 +132,7 @@ class RemotePolicy(Policy):
             link.close()
 
     def _accept(self, peer: Peer) -> None:
-        """Check the server's metadata against ``features``; after a loss, refuse a server with another policy."""
+        """Check the metadata against ``features``; later, refuse another policy."""
         found = spec.learned(peer.metadata, self._options.horizon)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
@@ -165,7 +165,7 @@ class RemotePolicy(Policy):
         )
 
     def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
-        """Concatenate the named actions."""
+        """Concatenate named actions in the order of ``policy.action_keys``, if set."""
         keys = self._options.action_keys or tuple(actions)
         missing = [key for key in keys if key not in actions]
         if missing:

@@ -1,4 +1,4 @@
-"""Determines what a served policy needs and returns, from the server's metadata or from ``features``."""
+"""Determines a served policy's inputs and outputs from the server's metadata."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SPACES = {
     "cartesian_position": "tip_position",
     "cartesian_velocity": "tip_delta",
 }
-_MOST = 64  # features, moments of a feature, and axes of the noise
-_LONGEST = 4096  # numbers of an action, and actions of a chunk
-_OLDEST = 10_000.0  # steps or seconds of a moment
+_MOST = 64  # maximum number of features, of moments of a feature, and of axes of the noise
+_LONGEST = 4096  # maximum number of values in an action, and of actions in a chunk
+_OLDEST = 10_000.0  # maximum age of a moment, in steps or seconds
 
 
 def learned(metadata: Metadata, horizon: int) -> PolicySpec:
-    """Return a policy's features as far as its server describes them; ``features`` completes them.
+    """Return the features in the metadata; the option ``features`` adds the others.
 
     ``horizon`` is the maximum chunk length if the server does not state one.
     """
@@ -40,9 +40,10 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
 
 
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
-    """Compare features (``bound``) with the metadata of a GR00T, SGLang or RoboArena server.
+    """Compare the features ``bound`` with the metadata of a server.
 
-    Raises ConfigError, which shows both, if the server does not accept the features.
+    Only GR00T, SGLang and RoboArena servers have such metadata. Raises ConfigError, which shows both, if they
+    differ.
     """
     if metadata.get("version") in ("n1.5", "npy", "nd"):
         _check_modality("video", "features.images", metadata, bound.images)
@@ -96,9 +97,9 @@ def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
-    """Return the policy's features according to the metadata of this package's server.
+    """Return the policy's features, read from the metadata of this package's server.
 
-    Raises WireError if the metadata are damaged.
+    Raises WireError if the metadata are invalid.
     """
     try:
         rate = metadata.get("rate_hz")
@@ -147,7 +148,7 @@ def _parts(texts: Any, *, action: bool = False) -> tuple[Any, ...]:
 
 
 def _number(value: Any, low: Any, high: float = _LONGEST) -> Any:
-    """Return a number within bounds: an integer if ``low`` is one, else a float."""
+    """Return a number of the type of ``low``; raises ValueError if out of bounds."""
     good = type(value) is int or (isinstance(low, float) and type(value) is float)
     if not good or not low <= value <= high:
         raise ValueError(f"found {str(value)[:40]}, expected a number from {low} to {high:g}")

@@ -48,7 +48,7 @@ class Target:
     """The address of a server and how to talk to it."""
 
     url: str  # as the user wrote it
-    dialect: Dialect  # has the default port and path
+    dialect: Dialect  # includes the default port and path
     api_key: str = field(default="", repr=False)  # "" for none
     max_answer: int = 64 << 20  # bytes
 
@@ -57,7 +57,7 @@ class Transport(ABC):
     """A connection to one server."""
 
     greets = False
-    """True if the server sends its metadata first."""
+    """True if the server sends its metadata without a request."""
 
     def __init__(self, target: Target) -> None:
         parts = urlsplit(target.url)
@@ -67,7 +67,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, message: bytes, deadline: float) -> None:
-        """Send one message before ``deadline`` (of ``time.monotonic``)."""
+        """Send one message before ``deadline``, a time of ``time.monotonic``."""
 
     @abstractmethod
     def receive(self, deadline: float) -> Message:
@@ -96,7 +96,7 @@ class Transport(ABC):
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn errors of the socket into :class:`ServerLostError` with the server's address."""
+        """Convert socket errors to :class:`ServerLostError` with the server's address."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
@@ -117,7 +117,7 @@ def connect(target: Target, deadline: float) -> Transport:
 class WebSocket(Transport):
     """A websocket on a blocking socket.
 
-    The blocking client of ``websockets`` reads on another thread, which costs 0.15 ms a request.
+    The blocking client of the package ``websockets`` reads on another thread, which costs 0.15 ms per request.
     """
 
     greets = True
@@ -167,7 +167,7 @@ class WebSocket(Transport):
         self._flush(deadline)
 
     def receive(self, deadline: float) -> Message:
-        """Return the next text or binary message; pings are answered on the way."""
+        """Return the next text or binary message, answering pings in the meantime."""
         while not self._messages:
             self._require_open()
             self._read(deadline)
@@ -243,7 +243,7 @@ class WebSocket(Transport):
 
 
 class ZeroMq(Transport):
-    """A REQ socket to a GR00T server, which takes its API token in each request."""
+    """A REQ socket to a GR00T server, which expects the API token in each request."""
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
@@ -274,7 +274,10 @@ class ZeroMq(Transport):
 
 
 def with_token(request: bytes, key: str) -> bytes:
-    """Return a request, a map of fewer than 15 entries, with the API token where GR00T's client puts it."""
+    """Append the API token to a request, where GR00T's client puts it.
+
+    The request must be a map of fewer than 15 entries.
+    """
     return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
 
 
@@ -311,7 +314,7 @@ class Http(Transport):
                     self._connection.sock.settimeout(self._left(deadline, "no answer"))
         answer.close()  # read1() leaves the connection busy after the last byte
         if len(body) > self._limit:
-            raise WireError(f"{self._authority}: an answer of over {self._limit} bytes")
+            raise WireError(f"{self._authority}: an answer of more than {self._limit} bytes")
         if answer.status != http.HTTPStatus.OK:
             text = body[:200].decode("utf-8", "replace")
             raise WireError(f"{self._authority}: status {answer.status} {answer.reason}: {text}")
