@@ -79,7 +79,7 @@ def test_jpegs_are_decoded() -> None:
         ({"observation/image": IMAGE.astype(np.float32)}, r"<f4 \[4, 6, 3\], expected uint8"),
         ({"observation/image": IMAGE[..., :2]}, r"\[4, 6, 2\], expected uint8"),
         ({"observation/image": IMAGE[:0]}, r"\[0, 6, 3\], expected uint8"),
-        ({"observation/image": np.zeros((1, 5000, 3), np.uint8)}, "1 to 4096 a side"),
+        ({"observation/image": np.zeros((1, 5000, 3), np.uint8)}, "sides of 1 to 4096"),
         ({"observation/image": "image"}, "the text 'image'"),
         ({"observation/image": b"bytes"}, "bytes, expected uint8"),
         ({"observation/state": None}, "no state 'state'"),

@@ -112,7 +112,7 @@ def test_a_request_that_cannot_be_answered_in_time_is_refused(bench: Bench) -> N
     bench.busy()
     for _ in range(4):
         bench.ask(seconds=2.5)  # the rest of this batch, then theirs
-    with pytest.raises(BusyError, match=r"over capacity: 4 requests wait .* about 3.00 s, allowed 2.50 s"):
+    with pytest.raises(BusyError, match=r"over capacity: 4 requests are waiting .* about 3.00 s, allowed 2.50 s"):
         bench.ask(seconds=2.5)
     bench.ask(seconds=3.5)
     assert len(bench.done(6)) == 6

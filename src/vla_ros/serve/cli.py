@@ -37,13 +37,13 @@ from vla_ros.policies.remote.options import read_key
 from vla_ros.policies.shipped import SHIPPED
 
 KEY_LENGTH = 8
-"""Fewest characters of a key."""
+"""Minimum number of characters of an API key."""
 SWITCH_INTERVAL = 0.0005
-"""Longest time in seconds for which a thread that runs Python code keeps the event loop waiting."""
+"""Maximum time in seconds for which a thread that runs Python code keeps the event loop waiting."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros serve``."""
+    """Add the arguments of ``vla-ros serve``."""
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
     add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
@@ -131,7 +131,7 @@ def _end_with_parent(drain: float) -> None:
 
 
 def _progress() -> Progress:
-    """Return a function that logs every tenth of loading."""
+    """Return a function that logs the progress of loading in steps of 10 %."""
     shown = -1
 
     def progress(fraction: float, message: str) -> None:
@@ -144,7 +144,10 @@ def _progress() -> Progress:
 
 
 def chosen(policy: str | None, checkpoint: str | None, files: Sequence[Path]) -> list[str]:
-    """Return ``--policy`` and ``--checkpoint`` as options; the checkpoint names the policy unless ``files`` may."""
+    """Return the options that ``--policy`` and ``--checkpoint`` set.
+
+    Without ``policy`` and without ``files``, which may name a policy, the checkpoint determines it.
+    """
     options = []
     if policy or (checkpoint and not files):
         options.append(f"policy.name:={policy or policy_of(checkpoint or '')}")
@@ -155,7 +158,10 @@ def chosen(policy: str | None, checkpoint: str | None, files: Sequence[Path]) ->
 
 
 def api_key(arguments: argparse.Namespace) -> str:
-    """Return the key that robots must send; "" admits every client (on loopback, or with ``--no-api-key``)."""
+    """Return the key that robots must send; "" admits every client.
+
+    Raises ConfigError if there is no key, but the host is not loopback and ``--no-api-key`` is not set.
+    """
     if arguments.api_key_file is not None:
         return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
     try:
@@ -171,7 +177,7 @@ def api_key(arguments: argparse.Namespace) -> str:
 
 
 def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the certificate and key, or None; raises ConfigError if they do not belong together."""
+    """Load the TLS certificate and key, if set; raises ConfigError if they do not match."""
     certificate, key = arguments.tls_certificate, arguments.tls_key
     if (certificate is None) != (key is None):
         raise ConfigError("found only one of --tls-certificate and --tls-key, expected both")
@@ -186,7 +192,7 @@ def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 def aliases(given: list[str]) -> dict[str, str]:
-    """Parse ``KEY=NAME`` texts."""
+    """Parse the arguments of ``--image``, each ``KEY=NAME``."""
     pairs = [text.partition("=") for text in given]
     if not all(key and name for key, _, name in pairs):
         raise ConfigError(f"--image: found {given}, expected KEY=NAME")
@@ -194,7 +200,7 @@ def aliases(given: list[str]) -> dict[str, str]:
 
 
 def own_metadata(path: Path | None) -> dict[str, object] | None:
-    """Return the map with text keys in a YAML file, or None."""
+    """Read the metadata from a YAML file, a map with string keys; None without a file."""
     if path is None:
         return None
     try:
@@ -202,5 +208,5 @@ def own_metadata(path: Path | None) -> dict[str, object] | None:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--metadata: {path}: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ConfigError(f"--metadata: {path}: found {type(found).__name__}, expected a map with text keys")
+        raise ConfigError(f"--metadata: {path}: found {type(found).__name__}, expected a map with string keys")
     return found

@@ -1,9 +1,9 @@
-"""The policy server as a Ray Serve application: replicas over GPUs and hosts (docs/remote.md).
+"""The policy server as a Ray Serve application, replicated over GPUs and hosts.
 
   serve run vla_ros.serve.ray_app:application config=demo replicas=2
 
-Ray starts and restarts replicas, routes each connection to a replica, and scales with the number of connections. If
-a replica ends, its robots reconnect to another.
+Ray starts and restarts replicas, routes each connection to a replica, and scales with the number of connections.
+When a replica exits, its robots reconnect to another. docs/remote.md has an example.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _NUMBERS = {"replicas": "1", "most_replicas": "0", "gpus": "0", "cpus": "1", "ma
 def application(arguments: Mapping[str, str]) -> Any:
     """Build the application from ``name=value`` arguments.
 
-    They are ``config``, ``checkpoint``, ``policy``, ``api_key_file`` and any option by its flat name
-    (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (upper bound for scaling); ``gpus`` and
-    ``cpus`` per replica, also fractions; ``max_batch``; ``robots`` per replica before another one is started.
+    The arguments are ``config``, ``checkpoint``, ``policy``, ``api_key_file``, ``max_batch`` and any option by its
+    flat name (``policy.unnorm_key``). ``replicas`` (default 1) and ``most_replicas`` are the bounds for scaling;
+    Ray starts another replica above ``robots`` robots per replica. ``gpus`` and ``cpus`` of a replica may be
+    fractions.
     """
     unknown = [name for name in arguments if name not in (*_OWN, *_NUMBERS) and "." not in name]
     if unknown:
@@ -48,7 +49,7 @@ def application(arguments: Mapping[str, str]) -> Any:
     files = [config_file(arguments["config"])] if "config" in arguments else []
     options = chosen(arguments.get("policy"), arguments.get("checkpoint"), files)
     options += [f"{name}:={value}" for name, value in arguments.items() if "." in name]
-    load(files, options)  # reports wrong options here, not in every replica
+    load(files, options)  # reports wrong options here rather than in every replica
     robots, least = int(numbers["robots"]), int(numbers["replicas"])
     deployed = serve.deployment(
         Replica,
@@ -100,11 +101,11 @@ class Replica:
         _loaded.append(Application(self.service, key))
 
     def check_health(self) -> None:
-        """Called by Ray; a replica that raises is replaced."""
+        """Called by Ray, which replaces the replica if this raises."""
         if not self.service.healthy():
             raise RuntimeError(f"the worker is {self.service.worker.state.value}: {self.service.worker.error}")
 
     def __del__(self) -> None:
-        """Called by Ray when a replica ends."""
+        """Called by Ray when the replica shuts down."""
         if hasattr(self, "service"):
             self.service.close(5.0)

@@ -1,4 +1,4 @@
-"""The policy server's transport: websockets, ``GET /healthz`` and ``/metrics``, API key, TLS, clean shutdown."""
+"""The policy server's transport: websockets, health, metrics, API key, TLS, shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vla_ros.serve.worker import State
 
 logger = logging.getLogger(__name__)
 
-_PING = 20.0  # s between pings, and for a robot to answer one
+_PING = 20.0  # s between pings, and for a robot to answer a ping
 _CLOSE = 2.0  # s for a closing handshake
 _SEND = 10.0  # s for an opening handshake, and for a robot to read an answer
 
@@ -40,9 +40,10 @@ class Address:
 async def run(
     service: Service, address: Address, drain: float, ready: Callable[[int], None] = lambda port: None
 ) -> None:
-    """Serve a loaded policy until SIGTERM or SIGINT, then answer waiting requests for up to ``drain`` seconds.
+    """Serve a loaded policy until SIGTERM or SIGINT.
 
-    ``ready`` is called with the port once the server listens. Raises OSError if the address is not available.
+    Waiting requests are then answered for up to ``drain`` seconds. ``ready`` is called with the port once the
+    server listens. Raises OSError if the address is not available.
     """
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread
@@ -51,7 +52,7 @@ async def run(
     async with listening(service, address) as server:
         ready(next(iter(server.sockets)).getsockname()[1])
         gc.collect()
-        gc.freeze()  # a collection of the policy's objects would delay answers
+        gc.freeze()  # garbage collection of the policy's objects would delay answers
         try:
             await _until(ending, service)
             logger.info("shutting down: %d robots are connected", service.robots)
@@ -84,7 +85,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         return answer and connection.respond(http.HTTPStatus(answer[0]), answer[1].decode())
 
     quiet = logging.getLogger("vla_ros.serve.websockets")
-    quiet.setLevel(logging.CRITICAL)  # no log of failed handshakes
+    quiet.setLevel(logging.CRITICAL)  # failed handshakes are not logged
     return serve(
         converse,
         address.host,

@@ -1,4 +1,4 @@
-"""The policy server without its transport: one worker, any number of robots, metrics for Prometheus."""
+"""The policy server without its transport: one worker for any number of robots."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Limits:
 
 
 class Metrics:
-    """Prometheus metrics in a registry of their own."""
+    """The server's Prometheus metrics, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -67,9 +67,9 @@ class _Conversation:
 
     connected: Callable[[], bool]  # False once the robot has disconnected
     robot: Robot = field(default_factory=Robot)
-    session: str = ""  # the client's name of the present episode
+    session: str = ""  # the client's name for the present episode
     restart: bool = False  # True if the next answered request begins an episode
-    seconds: float = 0.0  # from the previous request to its answer; 0 before the first
+    seconds: float = 0.0  # duration of the previous request; 0 before the first request
 
 
 class Service:
@@ -99,7 +99,8 @@ class Service:
     def load(self, progress: Progress = no_progress) -> None:
         """Load the policy, which may take minutes.
 
-        Raises ConfigError if an alias names no feature: before loading, if the policy can describe its features.
+        Raises ConfigError if an alias is not for a feature of the policy. If the policy can describe its features
+        before it is loaded, the aliases are checked first.
         """
         described = None
         with contextlib.suppress(VlaRosError):  # load() reports the same error
@@ -118,7 +119,7 @@ class Service:
         self.metadata = self.metadata or pack(wire.metadata(self._config.policy.name, spec))
 
     def close(self, timeout: float) -> bool:
-        """Answer waiting requests and stop; False if that takes longer than ``timeout`` seconds."""
+        """Answer waiting requests and stop; return False if this exceeds ``timeout`` seconds."""
         self._pool.shutdown(wait=False)
         return self.worker.stop(timeout)
 
@@ -127,7 +128,7 @@ class Service:
         return self.worker.state is State.READY
 
     def http(self, path: str, key: str, given: Sequence[bytes]) -> tuple[int, bytes] | None:
-        """Return status and body for a plain HTTP request, or None to accept a websocket.
+        """Return the status and body for an HTTP request, or None to accept a websocket.
 
         ``key`` is the API key ("" for none), ``given`` the request's ``Authorization`` headers.
         """

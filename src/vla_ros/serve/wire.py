@@ -1,4 +1,7 @@
-"""Converts requests of openpi's, RoboArena's and our own clients to observations, and chunks to answers."""
+"""Converts clients' requests to observations, and chunks to answers.
+
+Reads the requests of openpi's and RoboArena's clients and of this package's client.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Vocabulary:
     """The names and shapes that a request may contain."""
 
     spec: PolicySpec  # the policy's inputs and outputs
-    # Feature key to the name that robots use in its place.
+    # Feature key to the name that robots use instead.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_instruction_length: int = 500  # in characters
 
@@ -47,7 +50,7 @@ class Request:
     """A checked request."""
 
     reset: bool = False  # True if it only begins an episode, without an observation
-    # Key to uint8 [H, W, 3], to [T, H, W, 3] with T moments, or to an encoded JPEG.
+    # Key to an image, uint8 [H, W, 3] ([T, H, W, 3] with T moments), or to an encoded JPEG.
     images: Mapping[str, UInt8Array | bytes] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)  # key to float64 [N], or [T, N] with T moments
     instruction: str = ""
@@ -94,7 +97,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
 
 
 def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
-    """Read and check one request of at most ``limit`` bytes; raises WireError."""
+    """Read one request of at most ``limit`` bytes; raises WireError if it is invalid."""
     if isinstance(data, str):
         raise WireError("a text message, expected a msgpack map in a binary message")
     if len(data) > limit:
@@ -102,7 +105,7 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
     message = text_map(unpack(data), "the request")
     session = message.get("session_id", "")
     if not isinstance(session, str) or len(session) > 200:
-        raise WireError(f"session_id is {described(session)}, expected a short text")
+        raise WireError(f"session_id is {described(session)}, expected a short string")
     if message.get("endpoint") == "reset":
         return Request(reset=True, session=session)
     own = message.get(OWN)
@@ -128,7 +131,7 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
 
 
 def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
-    """Return the policy's observation of a request; images are processed on first access."""
+    """Convert a request to an observation; images are processed on first access."""
     processors = known.spec.processors
     images: dict[str, Callable[[], UInt8Array]] = {}
     single: dict[str, RawImage] = {}
@@ -159,7 +162,7 @@ def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(image)
         if max(height, width) > MAX_SIDE:
-            raise WireError(f"image '{key}': a JPEG of {width}x{height}, allowed {MAX_SIDE} a side")
+            raise WireError(f"image '{key}': a JPEG of {width}x{height}, allowed {MAX_SIDE} per side")
         pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
     except ValueError as error:
         raise WireError(f"image '{key}': a damaged JPEG ({str(error)[:80]})") from None
@@ -167,7 +170,7 @@ def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
 
 
 def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) -> bytes:
-    """Return a chunk as openpi's clients expect it: ``actions`` [K, D] and ``server_timing``."""
+    """Encode a chunk for openpi's clients: ``actions`` [K, D] and ``server_timing``."""
     message: dict[str, Any] = {"actions": chunk.actions, "server_timing": dict(timing)}
     if request.extended:
         info = {key: value for key, value in chunk.info.items() if isinstance(value, (int, float, str, tuple))}
@@ -203,13 +206,13 @@ def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) ->
     if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
         shape = [*leading, "H", "W", 3]
         raise WireError(
-            f"image '{key}' is {described(value)}, expected uint8 {shape} of 1 to {MAX_SIDE} a side, or a JPEG"
+            f"image '{key}' is {described(value)}, expected uint8 {shape} with sides of 1 to {MAX_SIDE}, or a JPEG"
         )
     return np.ascontiguousarray(value)
 
 
 def _leading(feature: ImageFeature | StateFeature) -> tuple[int, ...]:
-    """Return the axis of a feature's moments: () for one moment, (T,) for several."""
+    """Return the leading axes of a feature: () with one moment, (T,) with T moments."""
     return () if len(feature.moments) == 1 else (len(feature.moments),)
 
 
@@ -242,13 +245,13 @@ def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not known.spec.continues_chunks:
-        takes = "a map" if known.spec.continues_chunks else "none, which this policy cannot continue"
+        takes = "a map" if known.spec.continues_chunks else "none, because this policy cannot continue chunks"
         raise WireError(f"the previous chunk is {described(value)}, expected {takes}")
     actions, delay = finite(value.get("actions"), "the previous actions"), value.get("delay")
     longest, dimension = known.spec.horizon, known.spec.dimension
     good = actions.ndim == 2 and len(actions) <= longest and actions.shape[1] == (dimension or actions.shape[1])
     if not good or type(delay) is not int or not 0 <= delay <= len(actions):
-        expected = f"[0 to {longest}, {dimension or 'D'}] and a delay of at most as many steps"
+        expected = f"[0 to {longest}, {dimension or 'D'}] and a delay within the chunk"
         raise WireError(
             f"the previous chunk is {list(actions.shape)} with the delay {str(delay)[:20]}, expected {expected}"
         )

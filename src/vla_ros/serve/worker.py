@@ -1,9 +1,9 @@
-"""The thread that infers for all robots: answers waiting requests as one batch, first come, first served.
+"""The thread that infers for all robots, in batches, first come, first served.
 
-Batch sizes are 1, 2, 4, 8, ...; the policy is prepared for them before the first request, so that no robot waits
-while an engine captures graphs for another size. Each robot may have one request at a time, so that none can crowd
-out others. Expired requests are rejected without being computed; a request that cannot be answered in time is
-refused at once.
+Batch sizes are powers of two. The policy is prepared for all of them before the first request, so that no robot
+waits while an engine captures graphs for another size. Each robot may have one request at a time, so that no robot
+can crowd out others. Expired requests are rejected without being computed; a request that cannot be answered in
+time is refused at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class State(Enum):
 
 
 class BusyError(VlaRosError):
-    """A request is refused: over capacity, draining, failed."""
+    """The server refuses a request: it is over capacity, shutting down, or has failed."""
 
 
 class ExpiredError(VlaRosError):
@@ -45,7 +45,7 @@ class ExpiredError(VlaRosError):
 
 
 class Robot:
-    """The worker's state for one connection; its session belongs to the worker's thread."""
+    """The worker's state for one connection; only the worker's thread uses it."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -76,11 +76,11 @@ class Done:
 
 
 class InferenceWorker:
-    """Loads a policy and answers jobs on a thread of its own, the only one that calls the policy.
+    """Loads a policy and answers jobs on one thread, the only thread that calls the policy.
 
     The thread passes the finished jobs of a batch to ``deliver``, which must not block. ``state`` may be read from
-    any thread; ``error`` is why the thread or the device failed; ``running`` counts the requests in the present
-    batch.
+    any thread; ``error`` is the exception if the thread or the device failed; ``running`` is the number of requests
+    in the present batch.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class InferenceWorker:
         self.error: BaseException | None = None
         self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
         self._sizes = [1]
-        # A queue in C wakes the thread without the handshake of a Condition, which costs 0.1 ms a request.
+        # SimpleQueue, written in C, wakes the thread without a Condition, which would cost 0.1 ms per request.
         self._inbox: SimpleQueue[Job | Robot | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._ending = False
@@ -104,11 +104,11 @@ class InferenceWorker:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their batch."""
+        """Number of requests that wait for a batch."""
         return self._inbox.qsize() + len(self._jobs)
 
     def start(self, progress: Progress = no_progress) -> None:
-        """Load the policy and start to answer; return when it is loaded."""
+        """Load the policy and start answering; return once it is loaded."""
         self._thread = threading.Thread(target=self._run, args=(progress,), name="vla_inference", daemon=True)
         self._thread.start()
         self._loaded.wait()
@@ -116,10 +116,10 @@ class InferenceWorker:
             raise self.error
 
     def submit(self, job: Job, left: Callable[[], int] = lambda: 0) -> None:
-        """Queue a job; raise BusyError if the worker cannot answer it, or not in time.
+        """Queue a job; raises BusyError if the worker cannot answer it in time.
 
-        ``left`` counts waiting jobs whose robots have disconnected, which cost no time. An idle worker accepts any
-        job, because only a batch corrects the expected duration.
+        ``left`` returns the number of waiting jobs whose robots have disconnected; these jobs take no time. An idle
+        worker accepts any job, because only running a batch corrects the expected duration.
         """
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
@@ -129,7 +129,7 @@ class InferenceWorker:
             waiting = max(0, waiting - left())
             if (expected := self._expected(waiting)) > allowed:
                 raise BusyError(
-                    f"over capacity: {waiting} requests wait and an answer would take about {expected:.2f} s, "
+                    f"over capacity: {waiting} requests are waiting and an answer would take about {expected:.2f} s, "
                     f"allowed {allowed:.2f} s"
                 )
         self._inbox.put(job)
@@ -139,12 +139,15 @@ class InferenceWorker:
         self._inbox.put(robot)
 
     def drain(self) -> None:
-        """Refuse new jobs and answer those that wait."""
+        """Refuse new jobs; waiting jobs are still answered."""
         if self.state is State.READY:
             self.state = State.DRAINING
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Answer waiting jobs, free the policy and end; False if that takes longer than ``timeout`` seconds."""
+        """Answer waiting jobs, close the policy and end the thread.
+
+        Returns False if this takes longer than ``timeout`` seconds.
+        """
         self.drain()
         self._inbox.put(None)
         if self._thread is None:
@@ -153,7 +156,7 @@ class InferenceWorker:
         return not self._thread.is_alive()
 
     def _expected(self, waiting: int) -> float:
-        """Return the seconds until a request that arrives now, behind ``waiting`` others, would be answered."""
+        """Return the expected seconds until a new request is answered, after ``waiting`` others."""
         rest = max(0.0, self._batch_seconds - (self._clock() - self._began)) if self.running else 0.0
         return rest + self._batch_seconds * (1 + waiting // self._max_batch)
 
@@ -177,7 +180,7 @@ class InferenceWorker:
             self.policy.close()
 
     def _prepare(self) -> None:
-        """Let the policy prepare for batches, as large as its memory and ``max_batch`` allow."""
+        """Prepare the policy for batches as large as memory and ``max_batch`` allow."""
         size = 2
         while size <= self._max_batch:
             try:
@@ -192,7 +195,7 @@ class InferenceWorker:
         self._max_batch = self._sizes[-1]
 
     def _take(self) -> bool:
-        """Wait for jobs and take all of them; return False when the worker is to end."""
+        """Wait for jobs and take all of them; return False once the worker should end."""
         while not (self._jobs or self._ending) or not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, Job):
@@ -247,7 +250,7 @@ class InferenceWorker:
 
 
 def _useless(job: Job, now: float) -> VlaRosError | None:
-    """Return why a job need not be computed; None if it must."""
+    """Return the error for a job that need not be computed, or None."""
     if not job.wanted():
         return VlaRosError("the robot has disconnected; the request was not computed")
     if now > job.deadline:

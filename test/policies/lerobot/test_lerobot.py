@@ -173,7 +173,7 @@ def test_a_wrong_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
         loaded(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config.json"):
         loaded(tmp_path)
-    with pytest.raises(CheckpointError, match="the installed LeRobot cannot load this 'acting': ValueError"):
+    with pytest.raises(CheckpointError, match="cannot load this 'acting' checkpoint: ValueError"):
         loaded(damaged(folder, tmp_path, type="acting"))
     (tmp_path / "policy_preprocessor.json").unlink()
     with pytest.raises(CheckpointError, match="migrate it with"):
@@ -208,7 +208,7 @@ def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tm
 def test_an_image_of_another_size_is_refused(policy: LeRobotPolicy) -> None:
     asked = observation(policy)
     small = dataclasses.replace(asked, images={"front": asked.images["front"][..., :48, :64, :]})
-    with pytest.raises(VlaRosError, match="is 64x48, the checkpoint was trained on 96x64"):
+    with pytest.raises(VlaRosError, match="is 64x48, but the checkpoint was trained on 96x64"):
         policy.infer(policy.start_session(), small)
 
 

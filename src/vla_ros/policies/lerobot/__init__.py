@@ -1,4 +1,4 @@
-"""Checkpoints of LeRobot (ACT, diffusion, SmolVLA, pi0.5, GR00T and more), loaded and run by LeRobot itself."""
+"""Runs LeRobot's checkpoints (ACT, SmolVLA, GR00T and more) with LeRobot's own code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from vla_ros.policies.base import LazyPolicy, Policy, options_of
 from vla_ros.policies.lerobot.options import LeRobotOptions
 
 LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make", lambda config: "input_features" in config)
-"""The entry point's target."""
+"""Target of the entry point ``lerobot``."""
 
 
 def make(config: Config) -> Policy:
-    """Create the policy: in this process, or with ``policy.python`` in a child process.
+    """Create the policy, in this process or, with ``policy.python``, in a child process.
 
-    A child process needs only the remote client in this environment, so LeRobot is not imported.
+    With a child process, this environment needs only the remote client, and LeRobot is not imported.
     """
     if options_of(config, LeRobotOptions).python:
         from vla_ros.policies.lerobot.child import LeRobotChild

@@ -19,7 +19,7 @@ from vla_ros.types import PreviousChunk
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
-_BACKBONE = "vlm_model_name"  # SmolVLA reads its backbone's configuration and processor, but no weights
+_BACKBONE = "vlm_model_name"  # SmolVLA reads the configuration and processor of its backbone, but not the weights
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Checkpoint:
     continues: bool = False  # True if the policy can continue the chunk that is being executed (real-time chunking)
 
     def guidance(self, previous: PreviousChunk | None, left: Any) -> dict[str, Any]:
-        """Return arguments of ``predict_action_chunk`` to continue ``left`` [1, T, D], the normalised ``previous``.
+        """Return the arguments with which ``predict_action_chunk`` continues a chunk.
 
-        The steps that will have been executed are kept. The others guide the chunk up to the execution horizon in
-        the checkpoint's ``rtc_config``, or LeRobot's default.
+        ``left`` [1, T, D] contains the normalised actions of ``previous``. The new chunk repeats the steps that
+        will have been executed by then. The steps after these, up to the execution horizon, guide it; the horizon
+        is set in the checkpoint's ``rtc_config``, or is LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}
@@ -46,16 +47,16 @@ class Checkpoint:
 def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     """Load a checkpoint that LeRobot's ``save_pretrained`` wrote.
 
-    ``tokenizer`` is the tokenizer's folder; "" takes the folder that the processors name.
+    ``tokenizer`` is the tokenizer's folder; "" uses the folder that the processors name.
 
     Raises:
         CheckpointError: The checkpoint does not exist, has an older format, or is incomplete.
-        MissingDependencyError: LeRobot, or a library of the policy's family, is not installed.
+        MissingDependencyError: LeRobot, or a library that the policy's family requires, is not installed.
     """
     written = _config(folder)
     kind, overrides = str(written["type"]), _tokenizer(folder, written, tokenizer)
     overrides["device_processor"] = {"device": device}
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     try:
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
@@ -74,21 +75,22 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{folder}: the policy '{kind}' lacks a library ({error}); install it with: pip "
+            f"{folder}: the policy '{kind}' needs a library that is not installed ({error}); install it with: pip "
             f"install 'lerobot[{kind}]'"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder}: the installed LeRobot cannot load this '{kind}': {type(error).__name__}: {error}"
+            f"{folder}: the installed LeRobot cannot load this '{kind}' checkpoint: {type(error).__name__}: {error}"
         ) from error
     policy.reset()
     return Checkpoint(policy.eval().to(device), before, after, _continues_chunks(policy))
 
 
 def _continues_chunks(policy: Any) -> bool:
-    """Return whether the policy supports real-time chunking; enable it if the checkpoint does not configure it.
+    """Return whether the policy can continue chunks (real-time chunking).
 
-    GR00T has its own implementation, with other arguments.
+    If the checkpoint does not configure real-time chunking, it is enabled with LeRobot's defaults. GR00T is
+    excluded, because its own implementation has other arguments.
     """
     if not (policy.supports_rtc() and hasattr(policy, "init_rtc_processor")):
         return False
@@ -101,9 +103,12 @@ def _continues_chunks(policy: Any) -> bool:
 
 
 def read_spec(folder: Path) -> PolicySpec:
-    """Return inputs and outputs from ``config.json``, which does not name the parts of state and action."""
+    """Read the policy's inputs and outputs from ``config.json``.
+
+    The file does not name the parts of state and action.
+    """
     config = _config(folder)
-    # The families of LeRobot 0.6.1 that use past observations declare their number as ``n_obs_steps``.
+    # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
     moments = tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
     images, state = [], []
     for name, feature in config["input_features"].items():
@@ -128,14 +133,17 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape [H, W, 3] of an image whose ``config.json`` has [3, H, W]; raises CheckpointError."""
+    """Convert the shape [3, H, W] of an image in ``config.json`` to [H, W, 3].
+
+    Raises CheckpointError if ``shape`` is anything else.
+    """
     if len(shape) != 3 or shape[0] != 3:
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
     return (*shape[1:], 3)
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Return the content of ``config.json``, after a check that the required files exist."""
+    """Read ``config.json``, and check that the processors' files exist."""
     if not folder.is_dir():
         raise ConfigError(f"policy.checkpoint: found '{folder}', expected a folder that LeRobot wrote")
     try:
@@ -143,21 +151,24 @@ def _config(folder: Path) -> dict[str, Any]:
         config["type"], config["input_features"], config["output_features"]["action"]
     except FileNotFoundError:
         nested = folder / "pretrained_model"
-        hint = f"; take {nested}" if nested.is_dir() else ""
+        hint = f"; use {nested}" if nested.is_dir() else ""
         raise CheckpointError(f"{folder}: has no config.json, expected a folder that LeRobot wrote{hint}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/config.json: expected LeRobot's, found {error!r}") from None
+        raise CheckpointError(f"{folder}/config.json: not a policy configuration of LeRobot: {error!r}") from None
     missing = [name for name in _PROCESSORS if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
-            f"{folder}: has no {missing[0]}, as before LeRobot 0.4; migrate it with: python -m "
+            f"{folder}: has no {missing[0]}, like checkpoints from before LeRobot 0.4; migrate it with: python -m "
             f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}"
         )
     return config
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Return processor overrides for the tokenizer's folder; raises CheckpointError if it would be downloaded."""
+    """Return the preprocessor overrides that set the tokenizer's folder.
+
+    Raises CheckpointError if a tokenizer or backbone would have to be downloaded.
+    """
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
@@ -165,7 +176,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
     for name in (*names, config.get(_BACKBONE)):
         if name and not tokenizer and not Path(name).is_dir():
             raise CheckpointError(
-                f"{folder}: names '{name}' on the hub, but nothing is downloaded; download it once, without "
-                "weights, and set policy.tokenizer to its folder"
+                f"{folder}: refers to '{name}' on the hub, but nothing is downloaded automatically; download it "
+                "once, without weights, and set policy.tokenizer to its folder"
             )
     return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}

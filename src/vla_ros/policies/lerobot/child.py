@@ -16,7 +16,7 @@ from vla_ros.policies.remote.policy import RemotePolicy
 
 
 class LeRobotChild(RemotePolicy):
-    """Starts ``policy.python`` with the checkpoint, connects to it over loopback, and stops it."""
+    """Serves the checkpoint with ``policy.python`` in a child process, and connects to it."""
 
     Options = LeRobotOptions
 
@@ -27,11 +27,11 @@ class LeRobotChild(RemotePolicy):
         self._use(config, RemoteOptions(name="remote", server="ws://127.0.0.1"))
 
     def describe(self) -> PolicySpec:
-        """Return inputs and outputs from the checkpoint's ``config.json``."""
+        """Return the inputs and outputs in the checkpoint's ``config.json``."""
         return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Start the process, and connect when its policy is loaded."""
+        """Start the process, and connect to it once its policy is loaded."""
         self.describe()  # reports a wrong checkpoint at once
         python = Path(self._own.python).expanduser()
         if not python.exists():
@@ -56,11 +56,11 @@ class LeRobotChild(RemotePolicy):
 
     @property
     def pid(self) -> int:
-        """Process id of the server; 0 unless loaded."""
+        """Process id of the server; 0 if it is not running."""
         return self._server.pid if self._server else 0
 
     def close(self) -> None:
-        """Disconnect, and end the process."""
+        """Disconnect and terminate the process."""
         super().close()
         server, self._server = self._server, None
         if server is not None:

@@ -21,10 +21,11 @@ from vla_ros.types import ActionChunk, Observation, PreviousChunk
 
 
 class LeRobotPolicy(Policy):
-    """Runs LeRobot's ``predict_action_chunk`` between LeRobot's processors, with bit-identical results.
+    """Runs a checkpoint with LeRobot's own processors and ``predict_action_chunk``.
 
-    Image keys are the names in the checkpoint's ``config.json`` without ``observation.images.``. ``features.state``
-    and ``features.action`` must name the parts of state and action, because no file of a checkpoint does.
+    Chunks are bit-identical to LeRobot's. Image keys are the names in the checkpoint's ``config.json`` without
+    ``observation.images.``. ``features.state`` and ``features.action`` must name the parts of state and action,
+    because no file of a checkpoint names them.
     """
 
     Options = LeRobotOptions
@@ -35,11 +36,11 @@ class LeRobotPolicy(Policy):
         self._checkpoint: Checkpoint | None = None
 
     def describe(self) -> PolicySpec:
-        """Return inputs and outputs from the checkpoint's ``config.json``."""
+        """Return the inputs and outputs in the checkpoint's ``config.json``."""
         return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the checkpoint and infer once, because only a result shows the size of the chunks."""
+        """Load the checkpoint, and infer once to get the shape of the chunks."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device
@@ -71,7 +72,7 @@ class LeRobotPolicy(Policy):
             if is_image(name) and values[name].shape[-3:] != shape:
                 found, trained = (f"{width}x{height}" for height, width, _ in (values[name].shape[-3:], shape))
                 raise VlaRosError(
-                    f"image '{key_of(name)}' is {found}, the checkpoint was trained on {trained}; resize it, for "
+                    f"image '{key_of(name)}' is {found}, but the checkpoint was trained on {trained}; resize it, for "
                     f'example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
                 )
         actions, normalized = self._predict(values, observation.instruction, observation.previous)
@@ -81,14 +82,14 @@ class LeRobotPolicy(Policy):
     def _predict(
         self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
     ) -> tuple[Any, Any]:
-        """Return actions and normalised actions, float64 [K, D] each."""
+        """Return actions and normalised actions, each float64 [K, D]."""
         checkpoint = self._checkpoint
         assert checkpoint is not None
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
         if previous is not None:  # the preprocessor normalises it as in training
             batch["action"] = torch.from_numpy(previous.actions).float()[None]
-        with torch.no_grad():  # not inference_mode, in which real-time chunking cannot take its gradients
+        with torch.no_grad():  # not inference_mode, in which real-time chunking cannot compute gradients
             batch = checkpoint.before(batch)
             left = batch.pop("action", None)
             chunk = checkpoint.policy.predict_action_chunk(batch, **checkpoint.guidance(previous, left))
@@ -106,7 +107,7 @@ def _shape(name: str, feature: Any) -> tuple[int, ...]:
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
-    """Convert uint8 [..., H, W, 3] to [..., 3, H, W] in [0, 1], and numbers to float32."""
+    """Convert an image to float32 [..., 3, H, W] in [0, 1], or a state to float32."""
     if not is_image(name):
         return torch.from_numpy(np.asarray(value, np.float32))
     image = torch.from_numpy(np.array(value))  # a copy: messages are read-only
