@@ -72,8 +72,8 @@ class LeRobotPolicy(Policy):
             if is_image(name) and values[name].shape[-3:] != shape:
                 found, trained = (f"{width}x{height}" for height, width, _ in (values[name].shape[-3:], shape))
                 raise VlaRosError(
-                    f"image '{key_of(name)}' is {found}, but the checkpoint was trained on {trained}; resize it, for "
-                    f'example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
+                    f"image '{key_of(name)}' is {found}, but the checkpoint was trained on {trained}; resize it, "
+                    f'for example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
                 )
         actions, normalized = self._predict(values, observation.instruction, observation.previous)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
