@@ -276,7 +276,7 @@ def test_another_policy_or_checkpoint_overrides_the_demos_file(words, name, chec
 def test_amounts_are_finite_and_not_negative(option, value, capsys):
     with pytest.raises(SystemExit):
         parse(f"--{option}={value}")
-    assert f"--{option}: found {value}, expected" in capsys.readouterr().err
+    assert f"--{option}: found '{value}', expected" in capsys.readouterr().err
 
 
 def test_the_expert_takes_no_checkpoint():
