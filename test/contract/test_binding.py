@@ -86,7 +86,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (OPEN, {"features__state": ["a[6] = arm.joint_position"]}, "7 numbers; the policy expects 6"),
         (OPEN, {"features__state": ["a = left.gripper"]}, "left.gripper.*the robot has the arms arm"),
         (OPEN, {"features__state": ["a = feed.force"]}, "robot.state_topics: .*'force'.*found none"),
-        (OPEN, {"features__state": ["a = arm.joint_position(joint_9)"]}, "no joint_9 among joint_1"),
+        (OPEN, {"features__state": ["a = arm.joint_position(joint_9)"]}, "joint_9 is not among joint_1"),
         (OPEN, {"features__state": ["a = arm.gripper"], "robot__gripper_joint_names": []}, "no finger joints"),
         (OPEN, {"features__moments": ["imag = -1, 0"]}, "did you mean 'image'"),
         (OPEN, {"features__moments": ["image = soon"]}, "expected steps or seconds"),

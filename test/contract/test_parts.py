@@ -38,10 +38,10 @@ def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
         ("arm.gripper[1..1]", True, "both ends"),
         ("arm.joint_position(a)", True, "only a state's"),
         ("arm.tip_position(a)", False, "only a state's"),
-        ("feed.force", True, "a feed is no action"),
+        ("feed.force", True, "a feed cannot be an action"),
         ("feed.force[N]", False, "expected its size"),
-        ("unused", True, "how many"),
-        ("unused[0]", True, "how many"),
+        ("unused", True, "the number of unused"),
+        ("unused[0]", True, "the number of unused"),
     ],
 )
 def test_errors_explain_a_wrong_part(text: str, action: bool, message: str) -> None:

@@ -250,8 +250,8 @@ def test_wrong_names_are_reported_with_the_nearest_ones(options: dict[str, objec
     [
         ("", "is not XML"),
         ("<robot", "is not XML"),
-        ("<sdf/>", "holds <sdf>"),
-        ('<robot name="x"><link name="a"/><joint name="j" type="fixed"/></robot>', "joint 'j'.*lacks"),
+        ("<sdf/>", "contains <sdf>"),
+        ('<robot name="x"><link name="a"/><joint name="j" type="fixed"/></robot>', "joint 'j'.*has no parent"),
         ('<robot xmlns:xacro="http://www.ros.org/wiki/xacro"><xacro:macro name="m"/></robot>', "xacro file.*run"),
         (
             '<robot name="x"><link name="a"/><link name="b"/><joint name="j" type="revolute"><parent link="a"/>'

@@ -20,9 +20,9 @@ from tools.faults.rows import ROWS
 
 
 def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
-    """Run rows in DDS domains of their own, ``jobs`` at a time, and print each outcome as soon as it is known.
+    """Run each row in its own DDS domain, ``jobs`` at a time, and print its outcome when it ends.
 
-    ``repeat`` is the number of injections per row, ``records`` a folder for the records of rows with violations.
+    ``repeat`` is the number of injections per row; ``records`` is a folder for the records of rows with violations.
     """
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):

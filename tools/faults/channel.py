@@ -30,21 +30,21 @@ class Fault:
 
 @dataclass
 class Channel:
-    """Forwards messages, changed by the current fault; ``rng`` makes all random choices."""
+    """Forwards messages as the current fault changes them; ``rng`` makes all random choices."""
 
     rng: random.Random
     fault: Fault | None = None
     _kept: list[bytes] = field(default_factory=list)
 
     def set(self, fault: Fault | None) -> Sent:
-        """Set the fault or None; return messages that the previous fault held back."""
+        """Set the fault (None ends it); return the messages that the previous fault held back."""
         kept = [(0.0, message) for message in self._kept] if self.fault and self.fault.kind in _GIVES_BACK else []
         self._kept.clear()
         self.fault = fault
         return kept
 
     def push(self, message: bytes) -> Sent:
-        """Return the messages to send for this one."""
+        """Return the messages to send instead of ``message``."""
         if self.fault is None:
             return [(0.0, message)]
         return KINDS[self.fault.kind](self, message, self.fault.amount)
@@ -108,7 +108,7 @@ def _shift(channel: Channel, message: bytes, seconds: float) -> Sent:
 
 
 def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
-    """Flip random bits, half of them in the first 64 bytes, which hold lengths, stamps and names."""
+    """Flip random bits, half of them in the first 64 bytes, which contain lengths, stamps and names."""
     spoiled = bytearray(message)
     for _ in range(int(count)):
         end = min(64, len(spoiled)) if channel.rng.random() < 0.5 else len(spoiled)
@@ -117,7 +117,7 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
 
 
 def _rebuilt(message: bytes, **changes: Any) -> bytes:
-    """Return a ``sensor_msgs/Image`` with changed fields, in valid CDR, because Cyclone rejects other messages."""
+    """Return a ``sensor_msgs/Image`` with changed fields in valid CDR; Cyclone rejects invalid CDR."""
     header, pixels = read_image(message)
     found: dict[str, Any] = {
         "height": header.height,
@@ -182,13 +182,13 @@ KINDS: Mapping[str, Callable[[Channel, bytes, float], Sent]] = {
 """The kinds of faults."""
 
 _GIVES_BACK = frozenset({"reorder", "burst"})
-"""Kinds that hold messages back, which are sent when the fault ends."""
+"""Kinds that hold messages back; the messages are sent when the fault ends."""
 
 
 def spoil_joints(
     kind: str, names: list[str], positions: list[float], rng: random.Random
 ) -> tuple[list[str], list[float]]:
-    """Return the names and positions of a joint state with wrong content.
+    """Return the names and positions of a joint state, with an error.
 
     ``kind`` is ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
     (beyond the URDF's limits), ``renamed`` or ``none`` (no joints). ``rng`` chooses one of the first seven joints.

@@ -23,12 +23,12 @@ from vla_ros.errors import VlaRosError
 
 _GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
-_ENDED = 5.0  # s; within which the node must end after its launcher
+_ENDED = 5.0  # s; the node must end within this time after its launcher
 
 
 @dataclass
 class Injection:
-    """When a fault began and ended, seconds of the steady clock."""
+    """When a fault began and ended, in seconds of the steady clock."""
 
     begin: float
     end: float = 0.0
@@ -41,13 +41,13 @@ class Outcome:
     row: Row
     seed: int  # seed of all randomness
     injections: list[Injection] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)  # with the time since the beginning of the row
+    violations: list[str] = field(default_factory=list)  # each with the time since the row began
     motions: int = 0  # motions that the robot received
     seconds: float = 0.0  # duration of the row
 
 
 class Director:
-    """Runs one row in a DDS domain. ``sabotage`` are options of the node that the judge does not know."""
+    """Runs one row in a DDS domain. ``sabotage`` contains node options that the judge does not know."""
 
     def __init__(
         self, row: Row, seed: int, domain: int, sabotage: Mapping[str, str] = MappingProxyType({})
@@ -75,14 +75,14 @@ class Director:
         )
 
     def run(self, repeat: int) -> Outcome:
-        """Inject the fault ``repeat`` times and return the outcome, also if the row fails."""
+        """Inject the fault ``repeat`` times and return the outcome, even if the row fails."""
         status = 0
         with self._rig as rig:
             try:
                 self._arm()
                 for _ in range(repeat):
                     self._once()
-                time.sleep(1.1 * _STATUS_PERIOD)  # for the last status
+                time.sleep(1.1 * _STATUS_PERIOD)  # wait for the last status
                 status = rig.node.end()
             except VlaRosError as error:
                 self._complain(str(error))
@@ -101,7 +101,7 @@ class Director:
         path.with_suffix(".log").write_text(self._log, encoding="utf-8")
         return path
 
-    # A person
+    # What a person does
 
     def _arm(self) -> None:
         self._rig.ready()
@@ -131,7 +131,7 @@ class Director:
         self._signal(0)
         size = 0
         if row.traced:
-            time.sleep(0.05)  # a write that was under way
+            time.sleep(0.05)  # wait for a write in progress
             size = rig.trace.stat().st_size
         marks = rig.marks
         for order in row.begin:
@@ -147,7 +147,7 @@ class Director:
         self._linger(*row.lasts)
         if row.reaction is Reaction.GOES_ON:
             rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")
-        if row.traced and rig.trace.stat().st_size > max(size, 1):  # the limit leaves an empty file one byte
+        if row.traced and rig.trace.stat().st_size > max(size, 1):  # with the limit, an empty file can get one byte
             self._complain("disk: the recording grew on a disk that was full")
         injection.end = time.monotonic()
         self._recover()
@@ -170,7 +170,7 @@ class Director:
         rig.wait_for_motion("motion with all drivers")
 
     def _signal(self, index: int) -> None:
-        """Send the row's signals that begin the fault (index 0) or end it (1)."""
+        """Send the row's signals that begin (index 0) or end (index 1) the fault."""
         if self._row.server:
             self._rig.server.do(self._row.server[index])
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
@@ -196,7 +196,7 @@ class Director:
         if row.reaction is Reaction.STOPS:
             rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
             self._linger(0.05, 0.2)
-            rig.node.signal("SIGUSR1")  # to arm without a reset is refused
+            rig.node.signal("SIGUSR1")  # arming without a reset is refused
             self._linger(0.1, 0.2)
             rig.reset()
             self._linger(0.05, 0.1)

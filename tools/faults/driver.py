@@ -1,7 +1,7 @@
-"""A robot in a process of its own: cameras, joint states, an arm that follows commands, a stop button.
+"""A robot in a separate process: cameras, joint states, an arm that follows commands, a stop button.
 
-Reads orders as JSON lines from standard input and writes records to standard output, each before the next event, so
-that the records of a killed robot are complete. Messages pass a :class:`~tools.faults.channel.Channel`.
+Reads orders as JSON lines from standard input, and writes each record to standard output before the next event, so
+that the records of a killed robot are complete. Messages pass through a :class:`~tools.faults.channel.Channel`.
 
 Stamps of frames are odd and stamps of joint states even, so the stamp of a command tells a motion from a hold.
 """
@@ -50,7 +50,7 @@ _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
 _IMAGES = 16
-_DRIVER_TIMEOUT = 1.0  # s; the driver ends a velocity after that, whatever the node does
+_DRIVER_TIMEOUT = 1.0  # s; after this time the driver ends a velocity, whatever the node does
 
 
 @dataclass
@@ -63,7 +63,7 @@ class _Beat:
 
 
 class Robot:
-    """The robot; :meth:`run` returns after the order to end.
+    """The robot; :meth:`run` returns after the order ``end``.
 
     Args:
         graph: The graph that the robot joins and spins.
@@ -72,9 +72,8 @@ class Robot:
         rate: Frames per second of each camera.
         simulated: Publish ``/clock``.
         seed: Seed of all randomness.
-        listens: ``joints``: one driver for arm and fingers; ``apart``: two drivers; ``twist`` and ``velocity``:
-        drivers
-            of velocities; ``action``: a gripper action; ``goals``: as ``joints``, with a client of
+        listens: ``joints``: one driver for arm and fingers; ``apart``: two drivers; ``twist`` and ``velocity``: a
+            driver that takes velocities; ``action``: a gripper action; ``goals``: as ``joints``, with a client of
             ``~/run_policy``.
         arm: Prefix of the arm's topics; "" for a robot with one arm.
     """
@@ -103,7 +102,7 @@ class Robot:
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
-        self._offset = 0  # ns, ROS clock ahead of the system's
+        self._offset = 0  # ns by which the ROS clock is ahead of the system clock
         self._slow, self._deaf, self._delay = 0.0, False, 0.0
         self._beating = True
         self._intruder: Intruder | None = None
@@ -126,7 +125,7 @@ class Robot:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
     def run(self) -> None:
-        """Send and receive until the order to end or the end of standard input."""
+        """Send and receive until the order ``end`` or the end of standard input."""
         receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
         receiving.start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -325,7 +324,7 @@ class Robot:
     # In
 
     def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, sent: bytes) -> None:
-        """Pass a command on, and store how long ago the node sent it."""
+        """Forward a command, and store how long ago the node sent it."""
         self._delay = max(0.0, (time.time_ns() - int.from_bytes(sent, "little")) / SECOND)
         take(self._graph.deserialize(cdr, self._graph.message(kind)))
 
@@ -375,7 +374,7 @@ def _fault(order: dict[str, Any]) -> Fault | None:
 
 
 def main() -> int:
-    """Run the robot until it is ordered to end."""
+    """Run the robot until the order ``end``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("WIDTH", "HEIGHT"))

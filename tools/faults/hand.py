@@ -19,11 +19,11 @@ class Hand:
     """An action server for each action of a gripper.
 
     Args:
-        output: As ``gripper.output``.
+        output: A value of ``gripper.output``.
         answer: Result of every goal: ``done``, ``stalled``, ``aborted``, ``rejected`` or ``late`` (no result).
 
     Attributes:
-        goals: Goals received, each with the suffix of the action's name.
+        goals: Goals received, each after the suffix of its action's name.
     """
 
     def __init__(self, graph: Graph, output: str = "gripper_command", answer: str = "done") -> None:

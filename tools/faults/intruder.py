@@ -19,7 +19,7 @@ class Intruder:
         graph: The graph.
         what: ``claim``, ``name``, ``command``, ``gripper``, ``joints`` or ``camera``.
         topic: Topic of the command or of the data.
-        data: Makes false data, which are not recorded, because no command may be based on them.
+        data: Makes false data. These are not recorded, because no command may be based on them.
     """
 
     def __init__(self, graph: Graph, what: str, topic: str, data: Callable[[], bytes] | None) -> None:
@@ -34,6 +34,6 @@ class Intruder:
             self._publisher = node.create_publisher(kind, topic, graph.qos(_QOS.get(what, "command")))
 
     def send(self) -> None:
-        """Send false data if this intruder has any."""
+        """Send false data, if this intruder publishes any."""
         if self._publisher is not None and self._data is not None:
             self._publisher.publish(self._data())

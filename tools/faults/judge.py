@@ -1,6 +1,6 @@
 """Checks the invariants on the robot's records. Pure logic.
 
-A motion has the stamp of its frame, a hold that of its joint state; any other stamp is a violation.
+A motion has the stamp of a frame, and a hold has the stamp of a joint state; any other stamp is a violation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import FloatArray
 
 GRACE = 0.15
-"""Seconds that a message may take, with the processes on a busy machine."""
-_SAG = 0.02  # rad; a hold keeps its position while the arm is measured within this distance
+"""Seconds that a message may take between processes on a busy machine."""
+_SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
 
@@ -37,14 +37,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether motion is allowed from ``time`` on, because of a person or a fault."""
+    """Says that a person or a fault allows or forbids motion, starting at ``time``."""
 
     time: float  # seconds of the steady clock
     allowed: bool  # True if motion is allowed
     grace: float = GRACE  # seconds for which motions may still arrive after motion was forbidden
     why: str = ""  # why motion is forbidden
-    armed: bool = False  # True if a person armed: no earlier frame may move the arm
-    renewed: bool = False  # True if the task changed: after ``grace``, no earlier frame may move the arm
+    armed: bool = False  # True if a person armed, so that no earlier frame may move the arm
+    renewed: bool = False  # True if the task changed, so that after ``grace`` no earlier frame may move the arm
 
 
 class Judge:
@@ -52,14 +52,13 @@ class Judge:
 
     Args:
         config: The node's options.
-        kinematics: The arm.
-        period: Duration of a step in seconds: ``1 / control.rate_hz``, or 1/30 s.
+        kinematics: The arm's kinematics.
+        period: Duration of a step in seconds: ``1 / control.rate_hz``, or 1/30 s if that is 0.
         lag: Seconds by which the fault delays the robot's process.
         memory: Seconds for which the fault keeps the node from measuring, so that it holds an old measurement.
-        steps: Steps of a chunk; the frame of a later step is so many periods older.
+        steps: Steps of a chunk; the frame of step k is k periods older.
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
-        pieces: The fault damages single joints of joint states. A command may be based on the positions of
-        different
+        pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
     """
 
@@ -94,7 +93,7 @@ class Judge:
 
         Args:
             records: All messages that the robot sent and received.
-            permissions: When motion was allowed, in order of time; before the first, it is not.
+            permissions: When motion was allowed, in order of time; before the first one, motion is forbidden.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
         if self._config.control.output in VELOCITY_OUTPUTS:
@@ -119,7 +118,7 @@ class Judge:
         interval = self._period / max(1, round(self._period * control.command_rate_hz))
         fastest = self._arm.velocity_limits * self._limits.velocity_scale
         for earlier, before, command in zip(commands, commands[1:], commands[2:], strict=False):
-            since = command.time - earlier.time  # a robot that paused reads an old command and then the newest
+            since = command.time - earlier.time  # after a pause, a robot reads an old command and then the newest
             if before.stamp in frames and command.stamp in frames and FINGERS not in (before.names, command.names):
                 moved = np.abs(_arm(command) - _arm(before))
                 if np.any(moved > fastest * (interval + since) + _ROUNDING):
@@ -153,7 +152,7 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Return True if a command may be based on this joint state (with ``pieces``: on one of its joints)."""
+        """Return True if a command may be based on this joint state (``pieces``: on one joint of it)."""
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 
@@ -173,7 +172,7 @@ class Judge:
     def _velocities(
         self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
     ) -> Iterator[Violation]:
-        """Check that velocities are within limits, based on a frame, permitted, and not in force for too long."""
+        """Check that velocities are permitted, within limits, based on a frame, and end in time."""
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
         stands = (self._config.timeouts.twist or 2 * self._period) + self._slack
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
@@ -186,7 +185,7 @@ class Judge:
                 yield from _armed_once(command, permissions)
                 continue
             if command.stamp not in frames:
-                yield Violation("stamp", command.time, f"a motion whose stamp {command.stamp} is no frame's")
+                yield Violation("stamp", command.time, f"a motion with stamp {command.stamp}, which no frame has")
                 continue
             until = following.time if following else max(record.time for record in records)
             if until - command.time > stands:
@@ -217,7 +216,7 @@ class Judge:
         return ""
 
     def _passed(self, records: Sequence[Record]) -> Iterator[Violation]:
-        """Check that velocities carry no joint beyond its limit, apart from the delay of a message."""
+        """Check that velocities move no joint beyond its limit by more than message delays explain."""
         slack = self._arm.velocity_limits * self._limits.velocity_scale * self._slack
         for record in records:
             if record.kind != "joints" or record.positions is None:
@@ -253,7 +252,7 @@ class Judge:
         yield Violation(name, command.time, detail)
 
     def _step(self, measured: FloatArray, wanted: FloatArray) -> str:
-        """Check a motion from ``measured`` to ``wanted``; return what is wrong, or ""."""
+        """Return what is wrong with a motion from ``measured`` to ``wanted``, or ""."""
         limits, step = self._limits, np.abs(wanted - measured)
         outside = np.maximum(self._low - measured, measured - self._high)
         beyond = np.maximum(self._low - wanted, wanted - self._high)
@@ -289,7 +288,7 @@ class Judge:
     def _hold(self, command: Record, known: Sequence[Record]) -> Iterator[Violation]:
         measured = next((record for record in reversed(known) if record.stamp == command.stamp), None)
         if measured is None:
-            yield Violation("stamp", command.time, f"{command.stamp} is the stamp of no frame and no joint state")
+            yield Violation("stamp", command.time, f"{command.stamp} is not the stamp of a frame or joint state")
             return
         held, there = _arm(command), _arm(measured)
         if self._pieces:
@@ -332,6 +331,6 @@ def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[
 
 
 def _arm(record: Record) -> FloatArray:
-    """Return the positions of the arm's joints [7], NaN for missing joints."""
+    """Return the positions [7] of the arm's joints, NaN for missing joints."""
     by_name = dict(zip(record.names, record.positions or (), strict=False))
     return np.array([by_name.get(name, np.nan) for name in ARM])

@@ -1,4 +1,4 @@
-"""Starts the node like a launch file and waits: ``python -m tools.faults.launcher PID_FILE WORD...``."""
+"""Starts the node as a launch file does, and waits: ``python -m tools.faults.launcher PID_FILE WORD...``."""
 
 from __future__ import annotations
 

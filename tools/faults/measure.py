@@ -37,13 +37,13 @@ _CHUNKS = ("--horizon", "16", "--seconds", str(_SECONDS))
 
 
 def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) -> Mapping[str, Any]:
-    """Return the times from an operator's stop message to the last motion and to the hold that the robot receives.
+    """Measure the time from an operator's stop to the last motion and to the hold, as received.
 
     Args:
         domain: DDS domain.
         count: Number of stops.
         rate: Motions per second.
-        command_rate: If not 0, chunks are executed at 20 Hz with commands in between at this rate.
+        command_rate: If not 0, chunks are executed at 20 Hz, with commands between steps at this rate.
     """
     last, hold = [], []
     options = {"control.rate_hz": "20.0", "control.command_rate_hz": str(command_rate)} if command_rate else {}
@@ -72,9 +72,9 @@ def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) ->
 
 
 def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, Any]:
-    """Return the age of commands with four cameras, at half the policy's rate and at ten times its rate.
+    """Measure the age of commands with four cameras, at half and at ten times the policy's rate.
 
-    ``seconds`` is the duration of each run, ``size`` width and height of the images in pixels.
+    ``seconds`` is the duration of each run; ``size`` is the width and height of the images in pixels.
     """
     ages: dict[str, Any] = {}
     for name, factor in (("unloaded", 0.5), ("overloaded", 10.0)):
@@ -96,7 +96,7 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
 
 
 def soak(domain: int, minutes: float, every: float = 5.0) -> Mapping[str, Any]:
-    """Run at 30 Hz with a stop, a reset and a new instruction every half minute, and return the resource usage.
+    """Run at 30 Hz with a stop, a reset and a new instruction twice a minute; return resource usage.
 
     ``every`` is the time between two measurements in seconds.
     """

@@ -23,7 +23,7 @@ def joint_state(names: Sequence[str], positions: Sequence[float], stamp: int) ->
 def read_joints(cdr: bytes) -> dict[str, Any]:
     """Return the stamp, names and positions of a joint state, as far as they can be read.
 
-    Without as many positions as names, both are left out.
+    Names and positions are left out if their numbers differ.
     """
     types = message_types()
     try:

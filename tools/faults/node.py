@@ -2,8 +2,8 @@
 
 Takes the arguments of ``vla-ros run``. The instruction selects what the policy does: ``wave`` moves in random
 steps; ``late 0.5`` takes half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty``
-return the error that they name. ``turn`` moves the first and the last joint on a slow circle, whose angle is the
-time for which an action is meant.
+cause the error that they name. ``turn`` moves the first and the last joint on a slow circle, whose angle encodes
+the time that an action is meant for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPREAD: dict[str, FloatArray] = {
     "joint_velocity": np.array(0.5),
 }
 TURN_SECONDS = 10.0
-"""Duration of a circle of ``turn``, seconds."""
+"""Seconds that ``turn`` takes for a circle."""
 _TURN = 0.2  # rad
 _WILD = 0.15  # share of steps far beyond every limit
 
@@ -39,7 +39,7 @@ class WildPolicy(Policy):
     """A policy whose actions depend only on the stamp of the frame and on the instruction.
 
     Args:
-        config: Provides the image keys.
+        config: The options.
         horizon: Steps per chunk.
         seconds: Duration of each inference.
     """
@@ -94,7 +94,7 @@ class WildPolicy(Policy):
 
 
 def main() -> int:
-    """Run the node until it is ended."""
+    """Run the node until it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")

@@ -1,4 +1,4 @@
-"""The node and the robot as processes, and the confinement of their DDS traffic."""
+"""Runs the node and the robot as processes, and isolates their DDS traffic."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
 
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
-    """Return an environment in which processes discover only each other, whatever the shell's settings.
+    """Return an environment in which processes discover only each other, whatever the shell sets.
 
-    No robot may receive these commands: participants with another domain tag are not discovered. ``lease`` is the
-    time in seconds after which DDS considers a silent process dead; 0 is Cyclone's default of 10.
+    No real robot may receive the commands, so the domain tag excludes all other participants. ``lease`` is the time
+    in seconds after which DDS considers a silent process dead; 0 means Cyclone's default of 10.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
     kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
@@ -39,7 +39,7 @@ def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
 
 
 class Process:
-    """A Python module that runs as a process of its own."""
+    """A Python module that runs as a separate process."""
 
     def __init__(self, words: Sequence[str], domain: int, lease: float, **pipes: Any) -> None:
         command = [sys.executable, "-m", *words]
@@ -51,7 +51,7 @@ class Process:
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Send a signal, or keep the process's files from growing (``DISK_FULL``)."""
+        """Send a signal, or prevent the process's files from growing (``DISK_FULL``)."""
         if name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
@@ -71,7 +71,7 @@ class Process:
 
 
 class NodeProcess(Process):
-    """The node under test; its output is appended to ``log``, ``options`` are passed with ``-p``."""
+    """The node under test; appends its output to ``log``, and passes ``options`` with ``-p``."""
 
     module = "tools.faults.node"
 
@@ -88,7 +88,10 @@ class NodeProcess(Process):
 
 
 class LaunchedNode(NodeProcess):
-    """The node under test, started by a launcher that gets SIGTERM and SIGKILL; the node gets other signals."""
+    """The node under test, started by a launcher.
+
+    The launcher gets SIGTERM and SIGKILL; the node gets the other signals.
+    """
 
     module = "tools.faults.launcher"
 
@@ -147,7 +150,7 @@ class ServerProcess(Process):
 
 
 class RobotProcess(Process):
-    """The robot; ``take`` is called with each of its records, on a thread of this object."""
+    """The robot; ``take`` is called with each of its records, on a thread that this class starts."""
 
     def __init__(
         self, domain: int, words: Sequence[str], take: Callable[[Record], None], lease: float = 0.0
@@ -166,7 +169,7 @@ class RobotProcess(Process):
         self._reader.start()
 
     def order(self, **words: Any) -> None:
-        """Send an order; the robot records when it is followed."""
+        """Send an order; the robot records when it follows the order."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(words) + "\n")
@@ -174,10 +177,10 @@ class RobotProcess(Process):
             raise VlaRosError(f"the robot's process has ended ({error})") from None
 
     def close(self) -> None:
-        """End the robot and wait until its last record was read."""
+        """End the robot and wait until its last record has been read."""
         if self.alive:
             self.signal("SIGCONT")
-            with contextlib.suppress(VlaRosError):  # the process has ended meanwhile
+            with contextlib.suppress(VlaRosError):  # the process has ended in the meantime
                 self.order(do="end")
             try:
                 self.process.wait(10)

@@ -19,10 +19,10 @@ class Record:
     stamp: int = 0  # stamp of the message in nanoseconds; 0 for none
     ros: int = 0  # nanoseconds of the ROS clock at ``time``
     positions: tuple[float, ...] | None = None  # joint positions; None if there are none or they are unreadable
-    names: tuple[str, ...] = ()  # names of these joints
+    names: tuple[str, ...] = ()  # names of the joints, in the order of ``positions``
     name: str = ""  # the order of a mark
     text: str = ""  # JSON of a status
-    arm: str = ""  # name of the arm; "" for the first one and for messages of no arm
+    arm: str = ""  # name of the arm; "" for the first arm and for messages that belong to no arm
     delay: float = 0.0  # seconds from sending to receiving a command
 
     def line(self) -> str:
@@ -31,10 +31,10 @@ class Record:
 
     @classmethod
     def parse(cls, line: str) -> Record:
-        """Parse a line; raises ValueError if it is no record, such as the last line of a killed process."""
+        """Parse a line; raises ValueError if it is not a record, such as a killed process's last line."""
         words: dict[str, Any] = json.loads(line)
         if not isinstance(words, dict) or "kind" not in words:
-            raise ValueError(f"no record: {line[:60]!r}")
+            raise ValueError(f"not a record: {line[:60]!r}")
         for key in ("positions", "names"):
             if key in words:
                 words[key] = tuple(words[key])

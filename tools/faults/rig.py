@@ -24,22 +24,22 @@ PATIENCE = 30.0
 
 
 class Rig(AbstractContextManager["Rig"]):
-    """A node and a robot in processes of their own. A context manager that ends both on exit.
+    """A node and a robot in separate processes. A context manager that ends both on exit.
 
     Args:
         domain: DDS domain.
         options: Options of the node besides :data:`~tools.faults.setups.OPTIONS`.
         node_words: Further arguments of the node.
         robot_words: Arguments of the robot.
-        arms: Names of several arms, each a process of its own; the first has the cameras.
+        arms: Names of the arms if there are several, each in its own process; the first has the cameras.
         lease: As in :func:`~tools.faults.processes.environment`.
         traced: Let the node write ``node.trace``.
-        launched: Start the node by a launcher.
+        launched: Let a launcher start the node.
         served: Arguments of a policy server; empty for none.
 
     Attributes:
         records: All messages that the robot sent and received.
-        motions: The motion commands among them.
+        motions: The motion commands among the records.
         status: The last message on ``~/status``.
         marks: Number of orders that the robot has followed.
         log: File of the node's log.
@@ -118,7 +118,7 @@ class Rig(AbstractContextManager["Rig"]):
         )
 
     def ready(self) -> None:
-        """Wait until the node has all its inputs; it is disarmed then."""
+        """Wait until the node is disarmed and has all its inputs."""
 
         def is_ready() -> bool:
             well = self.status.get("state") == "disarmed"
@@ -135,7 +135,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait_for_motion("motion after arming")
 
     def reset(self) -> None:
-        """Reset a stop; the node is disarmed then."""
+        """Reset a stop, and wait until the node is disarmed."""
         self.node.signal("SIGHUP")
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
 
@@ -145,7 +145,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``ready()`` is True; VlaRosError with the node's status after :data:`PATIENCE`."""
+        """Wait until ``ready()`` is True; raises VlaRosError with the node's status after :data:`PATIENCE`."""
 
         def asked() -> bool:
             with self._lock:

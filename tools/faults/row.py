@@ -31,20 +31,20 @@ class Row:
 
     name: str  # unique
     reaction: Reaction  # what the node must do
-    reasons: tuple[str, ...] = ()  # reasons of which ``~/status`` must have one; empty for any
+    reasons: tuple[str, ...] = ()  # ``~/status`` must show one of these reasons; empty for any
     begin: tuple[Order, ...] = ()  # orders to the robot that begin the fault
     end: tuple[Order, ...] = ()  # orders to the robot that end the fault
     within: float = 0.0  # seconds after which no motion may arrive, timeouts included
     lasts: tuple[float, float] = (0.3, 0.6)  # minimum and maximum duration of the fault in seconds
-    # Signals that begin and end the fault; the node's also ``DISK_FULL``. A killed robot is started again.
+    # Signals that begin and end the fault; for the node, also ``DISK_FULL``. A killed robot is started again.
     node: tuple[str, ...] = ()
     robot: tuple[str, ...] = ()
-    # Begin and end of a fault of the policy server: a signal, ``start`` with arguments, or one of
-    # :mod:`tools.faults.server`. Empty: the policy runs in the node.
+    # What begins and ends a fault of the policy server: a signal, ``start`` with arguments, or a fault of
+    # :mod:`tools.faults.server`. If empty, the policy runs in the node.
     server: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)  # options of the node, besides :data:`OPTIONS`
     robot_words: tuple[str, ...] = ()  # further arguments of the robot
-    arms: tuple[str, ...] = ()  # names of several arms; orders may name all but the first
+    arms: tuple[str, ...] = ()  # names of the arms if there are several; orders may name all but the first
     horizon: int = 1  # steps per chunk of the policy
     seconds: float = 0.0  # duration of each inference
     simulated: bool = False  # use simulated time
@@ -54,6 +54,6 @@ class Row:
     fresh: bool = False  # start a new node for each injection
     launched: bool = False  # a launcher starts the node, and gets the signals SIGTERM and SIGKILL
     traced: bool = False  # the node writes ``node.trace``
-    lease: float = 0.0  # seconds after which DDS considers a silent process dead; 0: 10
+    lease: float = 0.0  # seconds after which DDS considers a silent process dead; 0 means 10
     renews: bool = False  # the fault changes the task: after ``within``, no earlier frame may move the arm
-    absent: str = ""  # driver that is missing when the node starts; this is the whole fault
+    absent: str = ""  # driver that is missing when the node starts; such a row has no other fault

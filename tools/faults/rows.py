@@ -7,10 +7,10 @@ from typing import Any
 from tools.faults.row import Order, Reaction, Row
 from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, SERVO, SINGLE, VELOCITY
 
-_SUPERVISION = 0.1  # s; for a watchdog that runs every 20 ms on a busy machine
+_SUPERVISION = 0.1  # s that a watchdog that runs every 20 ms may take on a busy machine
 _SILENT = 0.3 + _SUPERVISION
-_EASED = 0.3 + _SUPERVISION  # s; for a pending inference and the deceleration
-_NOTICED = 0.35  # s; half a second with the grace of every row
+_EASED = 0.3 + _SUPERVISION  # s for a pending inference and the deceleration
+_NOTICED = 0.35  # s; with the grace of every row, half a second
 _FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}
 
@@ -32,7 +32,7 @@ def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reaso
 
 
 def _content(kind: str) -> Row:
-    # A missing joint keeps its last position until timeouts.joint_state.
+    # A missing joint keeps its last position until timeouts.joint_state has passed.
     unnamed = kind in ("missing", "renamed", "none")
     return Row(
         f"joint states {kind}",
@@ -97,7 +97,7 @@ def _clock(name: str, by: float, **more: Any) -> Row:
 def _hand(name: str, answer: str) -> Row:
     """Return a row in which a gripper's action does not execute a goal; the arm continues."""
     begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
-    lasts = (2.4, 2.7)  # a second after the previous goal, timeouts.gripper, and a second until the next status
+    lasts = (2.4, 2.7)  # one second after the previous goal, timeouts.gripper, and one second to the next status
     return Row(
         f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **ACTION
     )
@@ -128,7 +128,7 @@ def _server(
 
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
-    """Return a row in which a second node does what only one node may do."""
+    """Return a row in which a second node or publisher does what only one may do."""
     return Row(
         f"{what} contested",
         reaction,
@@ -287,7 +287,7 @@ ROWS: tuple[Row, ...] = (
     _leaves(
         "gripper action server dies within a goal",
         "hand",
-        {"do": "hand", "answer": "late"},  # from the second injection on
+        {"do": "hand", "answer": "late"},  # takes effect in the second injection
         **{**ACTION, "options": {**ACTION["options"], "timeouts.gripper": "30.0"}},
     ),
     Row(

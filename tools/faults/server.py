@@ -1,7 +1,8 @@
-"""Serves the wild policy with the real policy server, whose responses it breaks as standard input says.
+"""Serves the wild policy with the real policy server, and breaks its responses.
 
-``delay`` sends responses too late, ``lose`` none, ``mix`` those of other requests, ``truncate`` the first half,
-``oversize`` two megabytes, ``error`` a text; ``cut`` closes the connection. An empty line ends the fault.
+A line on standard input sets the fault: ``delay`` sends responses too late, ``lose`` sends none, ``mix`` sends the
+response to another request, ``truncate`` the first half, ``oversize`` two megabytes, and ``error`` a text; ``cut``
+closes the connection. An empty line ends the fault.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BreakingService(Service):
 
 
 def main() -> int:
-    """Serve until it is ended."""
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--horizon", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Options of the node for the rows of the fault table, and what else a row needs for them."""
+"""Node options for the rows of the fault table, with the row's other settings that they need."""
 
 from __future__ import annotations
 

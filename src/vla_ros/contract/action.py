@@ -41,8 +41,8 @@ class ActionWriter:
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
         """Return the action, float64 [D].
 
-        NaN for parts whose joints are missing in ``goal`` or, for relative parts, in ``start``, and for a gripper
-        without finger joints (``robot.gripper_joint_names``).
+        Values are NaN for parts whose joints are missing in ``goal`` or, for relative parts, in ``start``, and for
+        a gripper without finger joints (``robot.gripper_joint_names``).
         """
 
         def numbers(size: int, write: Write) -> FloatArray:
@@ -72,7 +72,7 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
 
 
 def _difference(part: Part, arm: Arm) -> Write:
-    """Write the change of joint positions, per step or per second, in the part's unit."""
+    """Return a writer of the change of joint positions, per step or per second, in the part's unit."""
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():

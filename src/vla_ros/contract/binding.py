@@ -54,8 +54,8 @@ def _kinematics(arm: ArmConfig, named: bool) -> Kinematics | None:
 def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     """Bind a policy's features to the robot.
 
-    Raises ConfigError, naming both sides, for a feature without a source, two features that use the same joint or
-    topic, different lengths or an incompatible unit.
+    Raises ConfigError, naming both sides, if a feature has no source, two features use the same joint or topic,
+    lengths differ or a unit is incompatible.
     """
     try:
         return _bind(spec, config, arms)
@@ -120,8 +120,8 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
     if not spec.action:
         raise ConfigError(
-            f"features.action: not set, and the checkpoint does not describe its {spec.dimension} numbers; name "
-            'their parts, for example ["arm.joint_position", "arm.gripper"]'
+            f"features.action: not set, and the checkpoint does not describe the {spec.dimension} numbers of an "
+            'action; name their parts, for example ["arm.joint_position", "arm.gripper"]'
         )
     for part in spec.action:
         if part.quantity != UNUSED:
@@ -145,7 +145,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 
 
 def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """Check that a part's form agrees with the options for the gripper's range and the rotation."""
+    """Check that a part's form agrees with the options for the gripper range and the rotation."""
     if part.quantity == "gripper" and part.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:

@@ -1,4 +1,4 @@
-"""Completes a policy's spec from the section ``features``."""
+"""Completes a policy's spec with the options of the section ``features``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
-    """Return ``spec`` with what the checkpoint leaves open filled in from the options.
+    """Return ``spec`` with everything that the checkpoint leaves open set from the options.
 
     Features that the policy does not take are ignored, so that one preset fits several policies. Raises ConfigError
     if an option contradicts the spec.
@@ -125,7 +125,10 @@ def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...
 
 
 def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
-    """Return the policy's action parts with forms from ``features.action``, whose parts are the default."""
+    """Return the policy's action parts, with open forms set from ``features.action``.
+
+    If the policy has no action parts, return those of ``features.action``.
+    """
     try:
         said = parse_parts(" + ".join(section), action=True) if section else ()
     except ConfigError as error:

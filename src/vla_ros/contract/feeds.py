@@ -21,8 +21,8 @@ def message_type(name: str) -> str:
 def feed_of(message: Any, now: int = 0) -> JointState:
     """Convert a message of one of :data:`~vla_ros.config.sections.FEED_TYPES` to named numbers.
 
-    A ``JointState`` yields its positions, a ``PoseStamped`` position and quaternion x, y, z, w, a ``WrenchStamped``
-    force and torque. A message without a stamp gets the stamp ``now``, in nanoseconds.
+    A ``JointState`` yields its positions, a ``PoseStamped`` its position and quaternion x, y, z, w, and a
+    ``WrenchStamped`` its force and torque. A message without a stamp gets the stamp ``now``, in nanoseconds.
     """
     if not hasattr(message, "header"):
         values = np.asarray(message.data, dtype=np.float64)

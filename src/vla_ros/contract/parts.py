@@ -1,10 +1,10 @@
 """The notation for the parts of a state vector or an action.
 
-``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. The only arm
-of a robot is called ``arm``. JOINTS selects joints of the arm (states only; default: all). FORM is a unit, a range
-or a rotation's form. The default is the quantity's first form, except for an action's ``gripper`` and
+``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. The arm of a
+one-armed robot is called ``arm``. JOINTS selects joints of the arm (states only; default: all). FORM is a unit, a
+range or a rotation's form. The default is the quantity's first form, except for an action's ``gripper`` and
 ``tip_delta``, which follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two parts
-have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``, ``unused[SIZE]`` is zeros in a state and
+have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``; ``unused[SIZE]`` is zeros in a state and
 ignored in an action.
 """
 
@@ -49,7 +49,7 @@ QUANTITIES = {
     "tip_delta": Quantity(("euler_xyz", "rotation_vector"), 6, False, True),
 }
 MOTIONS = ("joint_position", "joint_velocity", "joint_delta", "tip_delta", "tip_position")
-"""Quantities that move an arm; an action has one for each arm. ``tip_position`` comes with ``tip_rotation``."""
+"""Quantities that move an arm; an action has one per arm. ``tip_position`` requires ``tip_rotation`` as well."""
 BY_OPTIONS = ("gripper", "tip_delta")
 """Quantities of an action whose form follows the options if the part has none."""
 
@@ -64,10 +64,10 @@ class Part:
 
     arm: str  # the arm; "" for a feed and for unused numbers
     quantity: str  # a name of :data:`QUANTITIES`, ``feed`` or ``unused``
-    # Unit, range or form of a rotation; the name of a feed; "" if it follows the options (:data:`BY_OPTIONS`).
+    # Unit, range or form of a rotation; the name of a feed; "" if the options decide (:data:`BY_OPTIONS`).
     form: str = ""
-    joints: tuple[str, ...] = ()  # joints in this order; empty for all of the arm
-    count: int = 0  # numbers of a feed (0: as many as its message has) or of an unused part; 0 for other parts
+    joints: tuple[str, ...] = ()  # joints in this order; empty for all joints of the arm
+    count: int = 0  # size of a feed (0: as many numbers as its message has) or of an unused part; otherwise 0
 
     def __str__(self) -> str:
         if self.quantity == UNUSED:
@@ -79,12 +79,12 @@ class Part:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Both ends of a form ``[LOW..HIGH]`` (closed and open of a gripper); None for other forms."""
+        """Ends of a form ``[LOW..HIGH]`` (of a gripper: closed and open); None for other forms."""
         found = _RANGE.fullmatch(self.form)
         return (float(found[1]), float(found[2])) if found else None
 
     def size(self, joints: int, fingers: int = 0) -> int:
-        """Return the number of values for an arm with these numbers of joints; 0 for a feed of any length."""
+        """Return the part's size for an arm with so many joints and fingers; 0 for a feed of any length."""
         if self.quantity in (FEED, UNUSED):
             return self.count
         size = QUANTITIES[self.quantity].size
@@ -94,7 +94,7 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parse ``PART + PART + ...`` of an action or a state vector; the caller names the option in a ConfigError."""
+    """Parse ``PART + PART + ...``; raises ConfigError without the option's name, which the caller adds."""
     return tuple(_parse(term.strip(), action) for term in text.split("+"))
 
 
@@ -106,13 +106,13 @@ def _parse(term: str, action: bool) -> Part:
     joints = tuple(name.strip() for name in match["joints"].split(",")) if match["joints"] else ()
     if head == UNUSED and tail is None:
         if not form.isdigit() or int(form) == 0:
-            raise ConfigError(f"found {term!r}, expected how many numbers are unused, such as unused[2]")
+            raise ConfigError(f"found {term!r}, expected the number of unused values, such as unused[2]")
         return Part("", UNUSED, count=int(form))
     if tail is None:
         raise ConfigError(f"found {term!r}, expected ARM.QUANTITY, such as arm.{head}")
     if head == FEED:
         if action or (form and not form.isdigit()):
-            where = "a feed is no action" if action else "expected its size, such as feed.force[6]"
+            where = "a feed cannot be an action" if action else "expected its size, such as feed.force[6]"
             raise ConfigError(f"found {term!r}: {where}")
         return Part("", FEED, tail, count=int(form or 0))
     quantity = QUANTITIES.get(tail)

@@ -26,7 +26,7 @@ NOW = (Moment(),)
 class ImageFeature:
     """An image that the policy takes."""
 
-    key: str  # the policy's name for it
+    key: str  # the policy's name for the image
     # The image processor; None keeps the camera's size, or resizes with padding to ``size``.
     processor: ImageProcessor | None = None
     moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [H, W, 3], T moments: [T, H, W, 3]
@@ -36,7 +36,7 @@ class ImageFeature:
 
     @property
     def source(self) -> str:
-        """Name of the camera (``camera.keys``); there may be none of that name for an optional image."""
+        """Name of the camera in ``camera.keys``; for an optional image, the camera may be missing."""
         return self.camera or self.key
 
 
@@ -44,7 +44,7 @@ class ImageFeature:
 class StateFeature:
     """A state vector that the policy takes: the concatenation of its parts."""
 
-    key: str  # the policy's name for it
+    key: str  # the policy's name for the vector
     parts: tuple[Part, ...] = ()  # empty if ``features.state`` must name them
     size: int = 0  # N, numbers that the checkpoint expects; 0 for any
     moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [N], T moments: [T, N]
@@ -54,17 +54,17 @@ class StateFeature:
 class PolicySpec:
     """Inputs and outputs of a policy."""
 
-    # Images in the policy's order; empty: those of ``features.images``, else one for each of ``camera.keys``.
+    # Images in the policy's order; if empty, those of ``features.images``, or else one for each of ``camera.keys``.
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
     state: tuple[StateFeature, ...] = ()  # state vectors, in the policy's order
     # Parts of the D numbers of an action; empty if ``features.action`` must name them.
     action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
     dimension: int = 7  # D; 0 if it follows from the action's parts
     horizon: int = 1  # K, actions in one chunk
-    rate_hz: float | None = None  # control rate of its training data in hertz; None if unknown
-    open: bool = False  # True if it takes all state vectors of ``features.state`` in addition to its own
-    noise: tuple[int, ...] = ()  # shape of the noise from which it samples; empty if it does not sample
-    continues_chunks: bool = False  # True if it takes ``Observation.previous`` (real-time chunking)
+    rate_hz: float | None = None  # control rate of the training data in hertz; None if unknown
+    open: bool = False  # True if the policy takes all state vectors of ``features.state`` in addition to ``state``
+    noise: tuple[int, ...] = ()  # shape of the noise that the policy starts from; empty if it does not sample
+    continues_chunks: bool = False  # True if the policy takes ``Observation.previous`` (real-time chunking)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class PolicySpec:
 
     @property
     def feeds(self) -> tuple[str, ...]:
-        """Feeds of ``robot.state_topics`` used by the state vectors, each once."""
+        """Feeds of ``robot.state_topics`` that the state vectors use, without duplicates."""
         return tuple(dict.fromkeys(part.form for one in self.state for part in one.parts if part.quantity == FEED))
 
     @property
@@ -96,13 +96,13 @@ class PolicySpec:
 
     @property
     def gripper(self) -> int | None:
-        """Column of the action that opens and closes the only gripper; None unless there is exactly one."""
+        """Column of the action for the only gripper; None unless there is exactly one gripper."""
         return self.grippers[0] if len(self.grippers) == 1 else None
 
     def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
         """Return every part of the action with its columns; raises ConfigError if they do not add up to D.
 
-        ``joints`` is arm to number of joints. Other arms share the remaining numbers of D evenly.
+        ``joints`` maps arms to their numbers of joints. Arms without an entry share the remaining columns evenly.
         """
         known = [part.size(joints.get(part.arm, 0)) for part in self.action]
         left, open_parts = self.dimension - sum(known), known.count(0)

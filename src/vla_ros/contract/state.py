@@ -23,14 +23,14 @@ class StateError(VlaRosError):
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the robot, to which features refer."""
+    """An arm of the robot that features refer to."""
 
     config: ArmConfig
     kinematics: Kinematics | None  # None without a URDF
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """The arm's joints in command order; empty if neither URDF nor ``robot.joint_names`` names them."""
+        """The arm's joints in command order; empty without a URDF and ``robot.joint_names``."""
         return self.kinematics.joint_names if self.kinematics else self.config.robot.joint_names
 
     @property
@@ -75,7 +75,7 @@ class StateReader:
     parts: tuple[PartReader, ...]
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
-        """Return the vector, float64 [N]; StateError names feature and part.
+        """Return the vector, float64 [N]; raises StateError, which names the feature and the part.
 
         ``stamp`` is the frame's stamp in nanoseconds. A part may be up to ``max_age`` seconds older (0: any age).
         """
@@ -107,7 +107,7 @@ class StateReader:
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
     """Bind a state vector to the robot's topics and joints; ``feeds`` maps names to topics.
 
-    Raises ConfigError if a part has no source, or the parts have another size than the policy expects.
+    Raises ConfigError if a part has no source, or if the parts do not have the size that the policy expects.
     """
     where = f"state '{feature.key}'"
     if not feature.parts:
@@ -127,7 +127,7 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
 
 
 def arm_of(part: Part, arms: Mapping[str, Arm], what: str) -> Arm:
-    """Return the arm of a part that ``what`` needs; ConfigError if the robot does not have it."""
+    """Return the arm of a part that ``what`` needs; raises ConfigError if the robot lacks the arm."""
     if part.arm not in arms:
         raise ConfigError(f"robot.arms: {what} needs {part}, but the robot has the arms {', '.join(arms)}")
     return arms[part.arm]
@@ -172,14 +172,14 @@ Bound = tuple[Read, tuple[str, ...]]
 
 
 def _joints(part: Part, arm: Arm, need: str) -> Bound:
-    """Read positions, velocities or efforts: ``(measured - origin) * factor + offset``."""
+    """Bind positions, velocities or efforts, read as ``(measured - origin) * factor + offset``."""
     names = part.joints or arm.joints
     known = (*arm.joints, *arm.fingers)
     if not known:
         raise ConfigError(f"robot.joint_names: {need}, but neither robot.urdf nor robot.joint_names is set")
     absent = [name for name in names if name not in known]
     if absent:
-        raise ConfigError(f"robot.joint_names: {need}, found no {', '.join(absent)} among {', '.join(known)}")
+        raise ConfigError(f"robot.joint_names: {need}, but {', '.join(absent)} is not among {', '.join(known)}")
     what = {"joint_position": "positions", "joint_velocity": "velocities", "joint_effort": "efforts"}[part.quantity]
     origin, factor, offset = _scale(part, arm, names, need)
 

@@ -2,7 +2,7 @@
 
 Quaternions are written with w >= 0, and read with either sign and any length but zero. Euler angles are roll, pitch
 and yaw about fixed axes (REP 103). The 6-D rotation (Zhou et al., "On the Continuity of Rotation Representations in
-Neural Networks", 2019) is made orthonormal by Gram and Schmidt.
+Neural Networks", 2019) is orthonormalised by the Gram-Schmidt process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector, rotation_vector_matrix
 from vla_ros.types import FloatArray
 
-_SMALLEST = 1e-6  # length below which a vector has no direction
+_SMALLEST = 1e-6  # a shorter vector has no direction
 
 
 def write_rotation(matrix: FloatArray, form: str) -> FloatArray:
@@ -31,7 +31,7 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
 
 
 def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
-    """Return equivalent ``numbers`` that are nearest to ``to``, so that both can be averaged.
+    """Return the equivalent of ``numbers`` that is nearest to ``to``, so that they can be averaged.
 
     A quaternion and its negative are the same rotation, as are angles that differ by whole turns.
     """
@@ -48,7 +48,7 @@ def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
 
 
 def _quaternion_xyzw(matrix: FloatArray) -> FloatArray:
-    """Compute the largest component first, which avoids divisions by small numbers (Shepperd 1978)."""
+    """Compute the largest component first, to avoid dividing by small numbers (Shepperd 1978)."""
     m = matrix
     trace = m[0, 0] + m[1, 1] + m[2, 2]
     squares = np.array([m[0, 0], m[1, 1], m[2, 2], trace])

@@ -1,8 +1,8 @@
-"""Forward and inverse kinematics of a serial arm, by Pinocchio.
+"""Forward and inverse kinematics of a serial arm, with Pinocchio.
 
-The inverse is a damped least squares (Nakamura and Hanafusa 1986; Wampler 1986) whose damping grows as the
-Jacobian's smallest singular value falls under a threshold (Maciejewski and Klein 1988): exact where the arm can
-follow, bounded where it cannot. Joints at a limit are left out and the others take over.
+The inverse uses damped least squares (Nakamura and Hanafusa 1986; Wampler 1986). The damping grows as the
+Jacobian's smallest singular value falls below a threshold (Maciejewski and Klein 1988), so the solution is exact
+where the arm can follow and bounded where it cannot. Joints at a limit are left out, and the others take over.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vla_ros.kinematics import urdf as description_of
 from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray
 
-_SINGULAR = 0.05  # smallest singular value (m per rad, or 1) below which damping sets in
+_SINGULAR = 0.05  # damping sets in below this singular value (m/rad, or dimensionless)
 _MAX_DAMPING = 0.05
 _TOLERANCE = 1e-5  # m and rad
-_MAX_ITERATION_STEP = 0.3  # rad or m of any joint in one iteration: the linearisation holds about so far
+_MAX_ITERATION_STEP = 0.3  # rad or m per joint and iteration; the linearisation is valid about that far
 _POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
 _REMEMBERED_POSES = 8
 
@@ -72,10 +72,10 @@ class Kinematics:
     def from_urdf(
         cls, urdf: str, joint_names: Sequence[str] = (), base_frame: str = "", tip_frame: str = ""
     ) -> Kinematics:
-        """Read the URDF at a path, or ``demo`` for the simulation's arm; raises ConfigError.
+        """Read a URDF; raises ConfigError if it cannot be read or does not fit the other arguments.
 
         Args:
-            urdf: The path.
+            urdf: The path, or ``demo`` for the simulation's arm.
             joint_names: Joints in command order; empty for all movable joints from base to tip.
             base_frame: Empty for the root link.
             tip_frame: Empty for the end of the chain, before fingers branch off.
@@ -108,7 +108,7 @@ class Kinematics:
             return self._pose(np.asarray(q, dtype=np.float64))
 
     def jacobian(self, q: FloatArray) -> FloatArray:
-        """Return the Jacobian of the tip [6, N] at ``q`` [N]: linear over angular, in axes of the base frame."""
+        """Return the tip's Jacobian [6, N] at ``q`` [N]: linear over angular, in base axes."""
         with self._lock:
             return self._jacobian(q)
 
@@ -123,11 +123,11 @@ class Kinematics:
         posture_gain: float = 0.1,
         iterations: int = 10,
     ) -> FloatArray:
-        """Return joint positions [N] near ``q`` at which the tip is at ``target``, or as near as possible.
+        """Return joint positions [N] near ``q`` at which the tip is as near to ``target`` as possible.
 
         The result is finite, within ``low`` and ``high`` (None: the URDF's limits), and no joint moves by more than
-        0.3 per iteration. If the target is already reached, ``q`` is returned. Redundant joints drift towards
-        ``posture`` [N], if any, by the share ``posture_gain`` and at most 0.02 rad per call.
+        0.3 rad or m per iteration. If the target is already reached, ``q`` is returned. Redundant joints drift
+        towards ``posture`` [N], if given, by ``posture_gain`` times the distance, at most 0.02 rad or m per call.
         """
         low = self.position_low if low is None else low
         high = self.position_high if high is None else high
@@ -181,7 +181,7 @@ class Kinematics:
         return error
 
     def _pose(self, q: FloatArray) -> Pose:
-        """Return the pose of the tip; recent poses are cached, because a command uses the same few."""
+        """Return the tip's pose; recent poses are cached, because a command uses the same few."""
         key = q.tobytes()
         pose = self._poses.get(key)
         if pose is None:
@@ -201,7 +201,7 @@ class Kinematics:
         return result
 
     def _full(self, q: FloatArray) -> FloatArray:
-        """Convert from the order of ``joint_names`` to Pinocchio's."""
+        """Convert positions from the order of ``joint_names`` to Pinocchio's order."""
         full: FloatArray = np.empty(len(self._order))
         full[self._order] = q
         return full
@@ -212,7 +212,7 @@ def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatAr
 
     Damping near singularities bounds the amplification of the error by 1 / 0.05.
     """
-    # By the eigenvalues of J J^T [6, 6], the squares of the singular values: half the time of an SVD of J.
+    # The eigenvalues of J J^T [6, 6] are the squared singular values of J; an SVD of J would take twice as long.
     squares, directions = np.linalg.eigh(jacobian @ jacobian.T)
     damping = _MAX_DAMPING**2 * np.maximum(0.0, 1.0 - squares / _SINGULAR**2)
     if drift is not None:
@@ -228,14 +228,14 @@ def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float)
 
 
 def _distance(pose: Pose, target: Pose) -> float:
-    """Return the length of the error between two poses (rad and m), with the chord instead of the angle."""
+    """Return the distance between two poses (rad and m), with the chord instead of the angle."""
     shift = target.position - pose.position
     turn = (target.rotation - pose.rotation).ravel()  # its length is sqrt(8) sin(angle / 2)
     return math.sqrt(shift @ shift + 0.5 * (turn @ turn))
 
 
 def _bounded(step: FloatArray) -> FloatArray:
-    """Return ``step``, scaled down to the largest step of an iteration if necessary."""
+    """Return ``step``, scaled down if necessary so that no joint exceeds an iteration's limit."""
     largest = float(np.abs(step).max())
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 

@@ -1,4 +1,4 @@
-"""Poses, and functions of rotations. For three numbers, plain floats are five times as fast as numpy."""
+"""Poses and rotations. For three numbers, plain floats are five times as fast as numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pose:
 
 
 def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
-    """Return the rotation [3, 3] by roll, pitch and yaw [3] in radians about fixed axes x, y, z (REP 103)."""
+    """Return the rotation [3, 3] of roll, pitch and yaw [3] in radians about fixed axes (REP 103)."""
     roll, pitch, yaw = angles.tolist()
     sr, sp, sy = math.sin(roll), math.sin(pitch), math.sin(yaw)
     cr, cp, cy = math.cos(roll), math.cos(pitch), math.cos(yaw)
@@ -33,7 +33,7 @@ def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
 
 
 def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
-    """Return the rotation [3, 3] about ``vector`` [3] by its length in radians (Rodrigues' formula)."""
+    """Return the rotation [3, 3] about ``vector`` [3], whose length is the angle in radians (Rodrigues)."""
     x, y, z = vector.tolist()
     angle = math.hypot(x, y, z)
     skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
@@ -46,7 +46,7 @@ def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
 
 
 def rotation_vector(rotation: FloatArray) -> FloatArray:
-    """Return the vector [3] along the axis of ``rotation`` whose length in [0, pi] is the angle."""
+    """Return the vector [3] along the axis of ``rotation``; its length is the angle in [0, pi]."""
     axis, sine, cosine = _axis(rotation)
     angle = math.atan2(sine, cosine)
     if sine > 1e-6:
@@ -67,7 +67,7 @@ def rotation_angle(rotation: FloatArray) -> float:
 
 
 def _axis(rotation: FloatArray) -> tuple[tuple[float, float, float], float, float]:
-    """Return the axis [3] times the sine of the angle, that sine (at least 0), and the cosine."""
+    """Return the axis [3] times the sine of the angle, the sine (not negative), and the cosine."""
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = rotation.tolist()
     x, y, z = 0.5 * (zy - yz), 0.5 * (xz - zx), 0.5 * (yx - xy)
     return (x, y, z), math.hypot(x, y, z), 0.5 * (xx + yy + zz - 1.0)

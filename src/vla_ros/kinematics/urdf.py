@@ -1,4 +1,4 @@
-"""Reads links and joints of a URDF, and finds the chain from base to tip."""
+"""Reads the links and joints of a URDF, and finds the chain from base to tip."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Description:
         return next(link for link in self.links if link not in children)
 
     def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
-        """Return the joints from ``base`` to ``tip``; raises ConfigError if these are not connected."""
+        """Return the joints from ``base`` to ``tip``; raises ConfigError if they are not connected."""
         above = {joint.child: joint for joint in self.joints}
         found: list[Joint] = []
         link = tip
@@ -65,12 +65,12 @@ class Description:
         return tuple(reversed(found))
 
     def tip_of(self, link: str) -> str:
-        """Return the last link that is fixed to ``link``, or ``link``; ConfigError if there are several."""
+        """Return the last link fixed to ``link``, or ``link``; raises ConfigError if there are several."""
         rigid = self._fixed_to(link)
         ends = [each for each in rigid if not self._fixed_to(each)[1:]]
         if len(ends) > 1:
             raise ConfigError(
-                f"robot.tip_frame: found no value, and {self.path} has several links at the end of the arm: "
+                f"robot.tip_frame: not set, and {self.path} has several links at the end of the arm: "
                 f"{sorted(ends)}; name the link that the policy moves"
             )
         return ends[0]
@@ -84,21 +84,21 @@ class Description:
     def _fixed_to(self, link: str) -> list[str]:
         """Return ``link`` and all links below it that do not move relative to it."""
         found = [link]
-        for current in found:  # grows meanwhile
+        for current in found:  # ``found`` grows during the loop
             below = [joint.child for joint in self.joints if joint.parent == current and not joint.is_movable]
             found += [child for child in below if child not in found]
         return found
 
 
 def resolve(urdf: str) -> Path:
-    """Return the file that ``robot.urdf`` names; ``demo`` and ``demo_two_arms`` are the simulation's arm."""
+    """Return the file that ``robot.urdf`` names; the two demo names stand for the simulation's arm."""
     if urdf in (DEMO, DEMO_TWO_ARMS):
         return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
     return Path(urdf).expanduser()
 
 
 def read(urdf: str) -> Description:
-    """Read the URDF that ``robot.urdf`` names; raises ConfigError if it is no URDF."""
+    """Read the URDF that ``robot.urdf`` names; raises ConfigError if the file is not a URDF."""
     path = resolve(urdf)
     try:
         root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
@@ -116,14 +116,14 @@ def read(urdf: str) -> Description:
     for element in root.findall("joint"):
         parent, child = element.find("parent"), element.find("child")
         if parent is None or child is None:
-            raise ConfigError(f"robot.urdf: joint '{element.get('name')}' in {path} lacks a parent or a child")
+            raise ConfigError(f"robot.urdf: joint '{element.get('name')}' in {path} has no parent or no child")
         kind = element.get("type", "")
         joints.append(Joint(element.get("name", ""), kind, parent.get("link", ""), child.get("link", "")))
         if kind == "continuous":
             _bound(element)
     links = tuple(element.get("name", "") for element in root.findall("link"))
     if root.tag != "robot" or not joints:
-        raise ConfigError(f"robot.urdf: {path} holds <{root.tag}> with {len(joints)} joints, expected a robot")
+        raise ConfigError(f"robot.urdf: {path} contains <{root.tag}> with {len(joints)} joints, expected a robot")
     return Description(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
 
 
@@ -151,7 +151,7 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
 
 
 def _bound(joint: ElementTree.Element) -> None:
-    """Make a continuous joint revolute, because Pinocchio represents a continuous one by two numbers."""
+    """Make a continuous joint revolute: Pinocchio uses two numbers for a continuous joint."""
     joint.set("type", "revolute")
     limit = joint.find("limit")
     if limit is None:
@@ -161,7 +161,7 @@ def _bound(joint: ElementTree.Element) -> None:
 
 
 def unknown(option: str, name: str, known: Iterable[str], where: Path) -> ConfigError:
-    """Return an error about a name that the URDF does not have, with the nearest names."""
+    """Return an error about a name that is not in the URDF, with the nearest names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else f"it has {names}"
