@@ -1,4 +1,4 @@
-"""Tunes the C allocator for images: megabytes are allocated and freed for each one, thirty times a second."""
+"""Tunes the C allocator for camera images, which allocate and free megabytes thirty times a second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _KEPT = 256 << 20  # bytes
-_LARGEST = 32 << 20  # bytes; some versions of glibc accept no more as the size of a buffer
+_LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
 
 
 def keep_freed_memory() -> None:

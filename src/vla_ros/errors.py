@@ -12,7 +12,7 @@ class VlaRosError(Exception):
     """Base of all errors that this package raises on purpose; the text is meant for users."""
 
     def __str__(self) -> str:
-        """Return the text, with the middle of a very long one left out."""
+        """Return the text; if it is very long, the middle is left out."""
         text = super().__str__()
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
@@ -34,7 +34,7 @@ class MissingDependencyError(VlaRosError):
 
 
 class DeviceLostError(VlaRosError):
-    """The GPU stopped answering. Everything on it is lost to this process."""
+    """The GPU stopped responding; this process can no longer use it or the data on it."""
 
 
 class OutOfMemoryError(VlaRosError):
@@ -42,10 +42,10 @@ class OutOfMemoryError(VlaRosError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
+    """Return ``; did you mean 'x'?`` with the closest match in ``known``, or "" if there is none."""
     near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 class ServerLostError(VlaRosError):
-    """The policy's server cannot be reached or does not answer; the text says which and why."""
+    """The policy server cannot be reached or does not answer; the text names the server and the cause."""

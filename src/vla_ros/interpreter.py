@@ -12,13 +12,13 @@ NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
 
 
 def use_environment(module: str) -> None:
-    """Run ``module`` with the active virtual environment's Python if this one lacks a library.
+    """Run ``module`` with the active virtual environment's Python if this Python lacks a library.
 
     The programs that ``colcon build --symlink-install`` installs run under colcon's Python, which may lack the
     libraries (Ubuntu's does).
 
     Raises:
-        SystemExit: Libraries are missing and no virtual environment is active; the text says which.
+        SystemExit: Libraries are missing and no virtual environment is active; the message names the libraries.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if not missing:
@@ -36,7 +36,7 @@ def use_environment(module: str) -> None:
 def end_process(status: int) -> int:
     """Return ``status``, or exit with it at once if an abandoned inference is still running.
 
-    Native code, such as torch's, that returns to a thread while the interpreter shuts down aborts the process.
+    If native code, such as torch's, returns to a thread while the interpreter shuts down, the process aborts.
     """
     if any(thread.name in ("vla_control", "vla_inference") for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Data that crosses boundaries between rooms: observations in, action chunks out.
+"""Data types that all packages share, such as observations and action chunks.
 
 Plain frozen dataclasses over numpy arrays; nothing here imports torch, ROS or a DDS library.
 """
@@ -35,10 +35,12 @@ class JointState:
     efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
 
     def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
-        """Return the positions (or ``velocities``, ``efforts``) of ``names`` in that order, float64 [len(names)].
+        """Return the positions of ``names`` in that order, float64 [len(names)].
+
+        ``what`` selects ``velocities`` or ``efforts`` instead.
 
         Raises:
-            KeyError: A name is not among the measured joints, or the driver gives no such numbers.
+            KeyError: A joint is not measured, or the driver does not publish the selected values.
         """
         index = {name: position for position, name in enumerate(self.names)}
         missing = [name for name in names if name not in index]
@@ -64,13 +66,13 @@ class FixedPointResize:
     """Pillow's resize along one axis: each of M samples is an integer sum over K source samples."""
 
     axis: int  # 0 for rows, 1 for columns
-    positions: NDArray[np.int64]  # int64 [K, M], where tap k of sample m lies in the source
+    positions: NDArray[np.int64]  # int64 [K, M], position in the source of tap k of sample m
     weights: NDArray[np.int32]  # int32 [K, M], multiples of 2^-22; zero where a sample has fewer taps
 
 
 @dataclass(frozen=True, eq=False)
 class BilinearCrop:
-    """``tf.image.crop_and_resize``: columns first, in single float32 operations on [0, 1]."""
+    """``tf.image.crop_and_resize``: columns first, each operation on [0, 1] rounded to float32."""
 
     rows: CropTaps
     columns: CropTaps
@@ -90,7 +92,7 @@ class FloatResize:
 
     # Positions intp and weights float32 of each sample's taps, [target height, taps] each.
     rows: tuple[NDArray[np.intp], NDArray[np.float32]]
-    columns: tuple[NDArray[np.intp], NDArray[np.float32]]  # the same across
+    columns: tuple[NDArray[np.intp], NDArray[np.float32]]  # the same with [target width, taps]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class JpegRoundTrip:
 
 
 Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip, ...]
-"""Steps in order; each rounds to uint8 as its host version does."""
+"""Steps in order; each rounds to uint8 as the step's implementation on the host does."""
 
 
 class ImageProcessor(ABC):
@@ -124,7 +126,7 @@ class ImageProcessor(ABC):
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Return equivalent steps that any device computes bit for bit; None if only the host can.
+        """Return steps with the same bits on every device; None if only the host can process.
 
         Args:
             source: (height, width) of the upright image.
@@ -134,7 +136,7 @@ class ImageProcessor(ABC):
 
 @dataclass(frozen=True, eq=False)
 class RawImage:
-    """A decoded camera image, to which orientation and processor are still to be applied."""
+    """A decoded camera image before its orientation and processor are applied."""
 
     pixels: UInt8Array  # uint8 [H, W, 3] RGB as decoded; often a view of the message, so read-only
     orientation: str = "none"  # as ``camera.orientation``
@@ -149,34 +151,34 @@ class PreviousChunk:
     # Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time of the
     # observation.
     actions: FloatArray
-    delay: int  # number of actions that will have been executed when the answer arrives, at most T
+    delay: int  # number of actions that will have been executed when the new chunk arrives, at most T
 
 
 @dataclass(frozen=True)
 class Observation:
     """The input of a policy: images, state vectors and the instruction, named as in its spec."""
 
-    # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] with T moments, oldest first.
+    # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] for T moments, oldest first.
     images: Mapping[str, UInt8Array]
     instruction: str  # the command in natural language
     stamp: int  # nanoseconds of the ROS clock at which the (first) image was taken
-    # Key to float64 [N]; [T, N] with T moments.
+    # Key to float64 [N]; [T, N] for T moments, oldest first.
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
-    # Images with one moment as the camera sent them, for a policy that processes them where its network runs; may
-    # be empty.
+    # Unprocessed images with one moment, for a policy that processes images on its network's device; may be empty.
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
-    noise: FloatArray | None = None  # initial noise of a sampling policy (``PolicySpec.noise``); None: drawn
+    # Initial noise of a sampling policy (``PolicySpec.noise``); None lets the policy draw it.
+    noise: FloatArray | None = None
     # The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None starts a new one.
     previous: PreviousChunk | None = None
 
 
 @dataclass(frozen=True)
 class ActionChunk:
-    """One answer of a policy: K actions to be executed one after the other."""
+    """The result of one inference: K actions to be executed in order."""
 
     actions: FloatArray  # float64 [K, D], un-normalised: metres, radians and the dataset's gripper convention
-    stamp: int  # stamp of the observation that it answers, nanoseconds
-    # Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None if there are none.
+    stamp: int  # stamp of the observation, nanoseconds
+    # Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None if the policy does not normalise.
     normalized: FloatArray | None = None
     tokens: IntArray | None = None  # int64 action tokens in decoding order; None for policies without tokens
     # Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).

@@ -239,9 +239,9 @@ def test_an_argument_selects_the_experts_actions():
     ("words", "message"),
     [
         (("--arms", "2", "--task", "push"), "--task push: two arms can only pick"),
-        (("--arms", "2", "--objects", "2"), "--objects 2: two arms always have 4 objects"),
-        (("--objects", "1", "--shuffle"), "--objects 1: leaves no other object"),
-        (("--lockstep", "--delay-ms", "9"), "--delay-ms: found with --lockstep"),
+        (("--arms", "2", "--objects", "2"), "--objects 2: a scene with two arms always has 4 objects"),
+        (("--objects", "1", "--shuffle"), "--objects 1: --shuffle and --switch-at need"),
+        (("--lockstep", "--delay-ms", "9"), "--delay-ms has no effect with --lockstep"),
     ],
 )
 def test_contradicting_arguments_are_refused(words, message):

@@ -248,11 +248,11 @@ def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
 def test_missing_topics_are_named(graph):
     with pytest.raises(VlaRosError, match="/arm/joint_command"):
         SimNode(graph, DEMO.arms).wait_for_policy(0.2, lambda: True)
-    with pytest.raises(VlaRosError, match="ended before it was ready"):
+    with pytest.raises(VlaRosError, match="exited before it was ready"):
         SimNode(graph, DEMO.arms).wait_for_policy(5.0, lambda: False)
 
 
 def test_a_dead_policy_node_ends_the_episode(graph, world):
     node = SimNode(graph, DEMO.arms)
-    with pytest.raises(VlaRosError, match="ended during an episode"):
+    with pytest.raises(VlaRosError, match="exited during an episode"):
         Lockstep(world, node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)

@@ -61,7 +61,7 @@ def test_a_delay_uses_the_clock_of_the_mode(words: tuple[str, ...], mode: str) -
 
 @pytest.mark.parametrize("option", [("--record", "bag"), ("--attach",)])
 def test_options_that_need_a_graph_are_refused(option: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="need a graph"):
+    with pytest.raises(ConfigError, match="need a ROS graph"):
         plan(parsed("--simulated-time", *option))
 
 

@@ -1,4 +1,4 @@
-"""Arguments of ``vla-ros demo``, and the options of policy node, world and episodes that follow from them."""
+"""Arguments of ``vla-ros demo``, and the options derived from them for policy node, world and episodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros demo``."""
+    """Add the arguments of ``vla-ros demo``."""
     positive, natural, decimal = number(int, 1), number(int, 0), number(float, 0.1, 1e5)
     amount = number(float, 0.0, 1e5)
     add = parser.add_argument
@@ -91,14 +91,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(*words: str) -> argparse.Namespace:
-    """Return the arguments of ``vla-ros demo`` followed by these words."""
+    """Parse ``words`` as the arguments of ``vla-ros demo``."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(words)
 
 
 def mode_of(arguments: argparse.Namespace) -> str:
-    """Return ``real_time``, ``simulated_time`` or ``lockstep``; a delay has no effect in lockstep."""
+    """Return ``real_time``, ``simulated_time`` or ``lockstep``.
+
+    ``--delay-ms`` selects simulated time, because a delay has no effect in lockstep.
+    """
     if arguments.real_time:
         return "real_time"
     return "simulated_time" if arguments.simulated_time or arguments.delay_ms else "lockstep"
@@ -109,7 +112,7 @@ class Plan:
     """Options of the policy node, checked before anything starts."""
 
     files: tuple[Path, ...]  # parameter files
-    assignments: tuple[str, ...]  # ``name:=value`` that override them
+    assignments: tuple[str, ...]  # ``name:=value`` overrides of the files
     config: Config  # the resulting options
 
 
@@ -126,13 +129,13 @@ def plan(arguments: argparse.Namespace) -> Plan:
     if two and arguments.task != "pick":
         raise ConfigError(f"--task {arguments.task}: two arms can only pick")
     if arguments.objects and two:
-        raise ConfigError(f"--objects {arguments.objects}: two arms always have {SLOTS} objects")
+        raise ConfigError(f"--objects {arguments.objects}: a scene with two arms always has {SLOTS} objects")
     if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
-        raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
+        raise ConfigError("--objects 1: --shuffle and --switch-at need at least two objects")
     if arguments.lockstep and arguments.delay_ms:
-        raise ConfigError("--delay-ms: found with --lockstep, which waits for every command; leave one of them out")
+        raise ConfigError("--delay-ms has no effect with --lockstep, which waits for every command; omit one")
     if mode_name == "simulated_time" and (arguments.record or arguments.attach):
-        raise ConfigError("--record and --attach need a graph, but in simulated time there is none")
+        raise ConfigError("--record and --attach need a ROS graph, which simulated time does not use")
     if policy or arguments.server:
         model.append(f"policy.name:={'remote' if arguments.server else policy}")
     if arguments.checkpoint:
@@ -153,17 +156,17 @@ def plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _threads() -> int:
-    """Return the number of cores except one for the simulation.
+    """Return the policy's number of threads: one core is left to the simulation.
 
-    Threads of a matrix product wait for each other: two that share a core with another process were up to ten times
-    slower than one thread.
+    Threads of a matrix product wait for each other: two threads, one of them on a core shared with another process,
+    were up to ten times slower than one thread.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores - 1, _MAX_THREADS))
 
 
 def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
-    """Reset the demo's ``unnorm_key`` if another checkpoint, with its own statistics, is chosen."""
+    """Return the override that resets the demo's ``unnorm_key`` if another checkpoint is chosen."""
     usual, now = load(files[:1]).policy, load(files, chosen).policy
     given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
     same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
@@ -187,7 +190,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
 
 
 def episode_options(arguments: argparse.Namespace, world: TableTop) -> EpisodeOptions:
-    """Return how the episodes are run in this world."""
+    """Return the options of the episodes in this world."""
     from vla_ros.sim.episode import EpisodeOptions
 
     rate_hz = world.options.rate_hz

@@ -52,7 +52,7 @@ class Mount(NamedTuple):
 
     name: str  # its name in ``robot.arms``; ``arm`` if it is the only one
     prefix: str = ""  # prefix of its joint names
-    position: tuple[float, float, float] = (0.0, 0.0, 0.0)  # its base in the table's frame, metres; not rotated
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of its unrotated base in the table's frame, metres
 
     @property
     def joint_names(self) -> tuple[str, ...]:

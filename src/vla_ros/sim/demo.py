@@ -74,8 +74,8 @@ def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> DemoResult:
         try:
             result = _episodes(arguments, options.config, policy.alive)
         except PolicyFailedError:
-            policy.end()  # the last lines include those of the shutdown
-            print("The policy node's last lines:", policy.last_lines(), sep="\n", file=sys.stderr)
+            policy.end()  # first, so that the log includes the shutdown
+            print("End of the policy node's output:", policy.last_lines(), sep="\n", file=sys.stderr)
             raise
         finally:
             policy.end()
@@ -93,7 +93,7 @@ def check_torch(config: Config) -> None:
 
 
 def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[], bool]) -> DemoResult:
-    """Run all episodes over the graph; ``alive`` is false once the policy node has ended."""
+    """Run all episodes over the graph; ``alive()`` is False once the policy node has exited."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
     from vla_ros.sim.episodes import Lockstep, RealTime

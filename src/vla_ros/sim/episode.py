@@ -26,18 +26,19 @@ class EpisodeOptions:
     camera_hz: float = 10.0  # camera rate; in lockstep a frame is published at each control step
     wrist: tuple[str, ...] = ()  # wrist cameras whose images are published, too
     blank: bool = False  # publish black images; a policy that still succeeds ignores them
-    # Ask for another object and judge by the original one; a policy that still succeeds ignores the instruction.
+    # Name another object in the instruction but judge by the original one; a policy that still succeeds ignores
+    # the instruction.
     shuffle: bool = False
-    switch_at: int = 0  # step from which a distractor becomes the target; 0 for never
+    switch_at: int = 0  # step at which a distractor becomes the target; 0: never
 
 
 class Episode:
-    """The episode of ``seed`` in ``world``, which is reset.
+    """An episode in ``world``, which is reset to the scene of ``seed``.
 
     Attributes:
         instruction: The instruction to follow; it changes at step ``switch_at``.
         steps: Number of control steps so far.
-        over: True once the judge has decided or ``max_steps`` are done.
+        over: True once the judge has decided or ``max_steps`` steps have run.
         actions: The policy's actions so far, each float64 [D].
     """
 
@@ -111,7 +112,11 @@ def obey(world: TableTop, command: Command) -> None:
 
 
 def commands_of(received: Sequence[tuple[float, Command]], world: TableTop, end: float | None = None) -> Commands:
-    """Return the commands to the first arm as numbers, with their times of arrival if ``end`` is given, seconds."""
+    """Return the commands to the first arm as joint positions; velocities are integrated.
+
+    ``received`` holds (arrival time in seconds, command). The result has times only if ``end``, the time at which
+    the episode ended, is given.
+    """
     joints = world.joint_names[: len(arm.JOINT_NAMES)]
     rows = [one.velocities or dict(zip(one.names, one.positions, strict=True)) for _, one in received]
     values = np.array([[row[name] for name in joints] for row in rows]).reshape(-1, len(joints))

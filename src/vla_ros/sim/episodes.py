@@ -25,19 +25,19 @@ _MIN_SPIN = 0.002  # s to receive messages even if the simulation is late
 
 
 class Runner:
-    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has ended.
+    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has exited.
 
-    ``run(seed)`` runs an episode; it raises PolicyFailedError if the policy node ended, was stopped, or reports why
-    it sends no commands.
+    ``run(seed)`` runs an episode. It raises PolicyFailedError if the policy node exited, was stopped, or reports
+    why it sends no commands.
     """
 
     def __init__(self, world: TableTop, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]) -> None:
         self._world, self._node, self._options, self._alive = world, node, options, alive
 
     def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
-        """Publish the state and then the images, so that a receiver of an image has the state as well.
+        """Publish the state and then the images, so that receivers of an image already have the state.
 
-        ``stamp`` 0 stands for the time after rendering. Returns the stamp and the upright image.
+        ``stamp`` 0 means the time after rendering. Returns the stamp and the front camera's upright image.
         """
         image = self._world.render()
         wrists = {wrist_topic(camera): self._world.render(camera) for camera in self._options.wrist}
@@ -52,16 +52,19 @@ class Runner:
         return not self._alive() or bool(self._node.policy.hopeless)
 
     def _check(self, *, waiting: bool = True) -> None:
-        """Raise PolicyFailedError if the policy node ended or was stopped or, while ``waiting``, keeps holding."""
+        """Raise PolicyFailedError if the policy node exited or was stopped or, while ``waiting``, keeps holding."""
         if not self._alive():
-            raise PolicyFailedError("the policy node ended during an episode")
+            raise PolicyFailedError("the policy node exited during an episode")
         why = self._node.policy.hopeless if waiting else self._node.policy.stopped
         if why:
             raise PolicyFailedError(f"the policy node does not move the arm: {why}")
 
 
 class Lockstep(Runner):
-    """Waits for the commands of each frame, then advances by a control step; independent of the machine's speed."""
+    """Waits for the commands for each frame, then advances by a control step.
+
+    Results do not depend on the machine's speed.
+    """
 
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``."""
@@ -93,10 +96,10 @@ class Lockstep(Runner):
         return episode.result(reason, commands_of(node.received, world))
 
     def _instruct(self, instruction: str) -> None:
-        """Publish the instruction, then frames until a command follows; these commands are discarded.
+        """Publish the instruction, then frames until commands arrive; these commands are discarded.
 
         Messages on different topics may overtake each other, so only a command proves that the instruction has
-        arrived. The node may drop the frame that it was processing at that time.
+        arrived. The node may drop the frame that it is processing when the instruction arrives.
         """
         self._node.publish_instruction(instruction)
         first = self._instructed = self._node.next_stamp()
@@ -109,7 +112,7 @@ class Lockstep(Runner):
         """Wait until every driver has a command for the frame ``stamp``; return [] after ``timeout`` seconds.
 
         A command counts if it has this stamp or a later one, or is the next step of the last chunk. Once a frame
-        had to be sent again, chunks for earlier frames of this instruction count, too.
+        has been resent, chunks for earlier frames of this instruction count, too.
         """
         deadline = time.monotonic() + timeout
         found: dict[str, Command] = {}
@@ -133,8 +136,8 @@ class Lockstep(Runner):
             if time.monotonic() >= deadline:
                 return []
             if resend:
-                # The frame may be lost: send it again. If it was not lost, the node dropped its result, for example
-                # in a short hold, and uses no frame twice: then send frames with new stamps.
+                # Resend the frame, which may be lost. If it was not, the node dropped its result (for example, in a
+                # short hold) and will not use the frame again, so resend it with new stamps after that.
                 self._publish(again)
                 again, oldest = 0, self._instructed
         if not complete():
@@ -162,7 +165,7 @@ class RealTime(Runner):
         return self._drive(episode, began)
 
     def _return(self, before: FloatArray) -> None:
-        """Publish the arm's motion back to the start; the node would attribute a jump to a second driver."""
+        """Publish the arm's motion back to the start; the node would mistake a jump for a second driver."""
         after = self._world.joint_positions()
         ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
         for tick in range(1, ticks):
@@ -172,7 +175,7 @@ class RealTime(Runner):
             self._node.spin(lambda: False, _TICK)
 
     def _is_answered(self, began: int) -> bool:
-        """Publish frames of the world at rest until a command follows; return False if none does in time."""
+        """Publish frames of the world at rest until a command arrives; return False if none arrives in time."""
         deadline = time.monotonic() + self._options.step_timeout
         answered = False
 
@@ -221,7 +224,7 @@ class RealTime(Runner):
         return episode.result(commands=commands)
 
     def _listen(self, began: int, seconds: float) -> None:
-        """Run callbacks for ``seconds``; the arms follow each command as it arrives."""
+        """Run callbacks for ``seconds`` and make the arms follow each command as it arrives."""
 
         def obeyed() -> bool:
             for command in self._node.take_commands().values():

@@ -1,8 +1,8 @@
-"""A scripted expert for the demo, whose actions can train a model.
+"""A scripted expert for the demo; its actions can also train a model.
 
-The expert drives one arm, or two arms with one object each, with any kind of :data:`ACTIONS`. It is stateless: an
-action depends only on joints, object positions and instruction, so every state that a learner visits can be
-labelled for any object (DAgger; Ross et al., 2011).
+The expert drives one arm, or two arms with one object each, with any of the :data:`ACTIONS`. It is stateless: an
+action depends only on the joints, the object positions and the instruction, so every state that a learner visits
+can be labelled for any object (DAgger; Ross et al., 2011).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "joint_velocity": ("joint_velocity", "gripper"),
     "eef_pose": ("tip_position", "tip_rotation[rot6d]", "gripper"),
 }
-"""The expert's kinds of action: the parts of each arm's numbers."""
+"""The expert's kinds of action, with the parts of each arm's action."""
 
 FEED = "objects"
-"""Feed of the object positions."""
+"""Name of the feed with the object positions."""
 RATE_HZ = 10.0
 
 GAIN = 0.6
@@ -54,7 +54,7 @@ OPEN, CLOSED = 1.0, 0.0
 
 _GRASP_RADIUS = 0.012
 _GRASP_HEIGHT = 0.012
-_HELD = 0.85 * arm.FINGER_TRAVEL  # also around a cube's corners and along a cylinder that fell over
+_HELD = 0.85 * arm.FINGER_TRAVEL  # m; also above a cube held by its corners and a fallen cylinder held lengthwise
 _FUNNEL = (0.010, 0.035)
 _PUSH_START = 0.070
 _PUSH_HEIGHT = 0.026
@@ -71,9 +71,9 @@ def decide(
 ) -> FloatArray:
     """Return the expert's action in a state, in the convention of OpenVLA's Bridge checkpoints.
 
-    ``pose`` is the pose of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` the measured opening of
-    one finger; ``objects`` maps names to centres [3]. Returns float64 [7]: dx, dy, dz (metres) and droll, dpitch,
-    dyaw (radians, fixed axes) in the base frame, and the gripper (1 open, 0 closed).
+    ``pose`` is the pose of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` is the measured opening
+    of one finger, metres; ``objects`` maps names to centres [3], metres. Returns float64 [7]: dx, dy, dz (metres)
+    and droll, dpitch, dyaw (radians, fixed axes) in the base frame, and the gripper (1 open, 0 closed).
     """
     place, share = objects[task.target], RATE_HZ / rate_hz
     gain = 1 - (1 - GAIN) ** share
@@ -98,7 +98,7 @@ def _funnel(error: float) -> float:
 
 
 def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
-    """Return the way to ``goal`` from above: no sideways motion while the tool is low and off the axis."""
+    """Return the displacement to ``goal`` from above, not sideways while the tool is low and off the axis."""
     way = goal - tool
     error = float(np.hypot(way[0], way[1]))
     height = tool[2] - goal[2]
@@ -140,7 +140,7 @@ class Situation(NamedTuple):
 def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArray, seconds: float) -> Situation:
     """Predict the situation after an action [7] of :func:`decide` at ``pose`` [4, 4], for later steps of a chunk.
 
-    The arm reaches the joints ``goal`` [7]; an object that is held or pushed follows.
+    The prediction is that the arm reaches the joint positions ``goal`` [7] and a held or pushed object follows.
     """
     wanted = motion[6] * arm.FINGER_TRAVEL
     reach = _FINGER_SPEED * seconds
@@ -152,7 +152,7 @@ def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArr
             fingers = max(fingers, _GRASPED)
             if max(fingers, now.fingers) < _HELD:
                 target = target + motion[:3]
-        elif motion[6] == CLOSED and np.all(np.abs(way) < _CONTACT):  # ahead of the closed fingers
+        elif motion[6] == CLOSED and np.all(np.abs(way) < _CONTACT):  # the closed fingers push it
             tool = pose[1, 3] + motion[1]
             beside = math.copysign(max(abs(target[1] - tool), _CONTACT), way[1])
             target = np.array([target[0], tool + beside, target[2]])
@@ -162,9 +162,9 @@ def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArr
 def plan(
     task: Task | None, now: Situation, actions: str = "eef_delta", horizon: int = 1, rate_hz: float = RATE_HZ
 ) -> FloatArray:
-    """Return the next ``horizon`` actions of an arm, of a kind of :data:`ACTIONS`, float64 [horizon, D].
+    """Return an arm's next ``horizon`` actions, float64 [horizon, D]; ``actions`` is a key of :data:`ACTIONS`.
 
-    Without a task the arm keeps still. Actions after the first are those of predicted situations.
+    Without a task, the arm keeps still. Actions after the first are computed from predicted situations.
     """
     rows: list[FloatArray] = []
     for left in reversed(range(horizon)):
@@ -260,6 +260,6 @@ def _moved(pose: FloatArray, motion: FloatArray) -> tuple[FloatArray, FloatArray
 
 
 def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
-    """Return the centres [3] of the scene's objects by name, metres, from the feed's numbers."""
+    """Return the centre [3] of each object in the scene by name, metres, from the feed's values."""
     places = zip(KINDS, numbers.reshape(-1, 3), strict=True)
     return {name: place for name, place in places if place[2] > -0.5}

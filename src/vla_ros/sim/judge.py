@@ -9,11 +9,11 @@ from vla_ros.sim.tasks import SIDES
 from vla_ros.types import FloatArray
 
 LIFT_HEIGHT = 0.08
-"""Height by which the centre of a lifted object has risen, metres."""
+"""Height by which an object's centre must rise to count as lifted, metres."""
 LIFT_STEPS = 3
 """Consecutive steps for which an object must stay lifted; a bounce does not count."""
 PUSH_DISTANCE = 0.08
-"""Distance that a pushed object has moved to the named side, metres."""
+"""Distance that an object must move to the named side to count as pushed, metres."""
 
 
 class Judge:
@@ -43,7 +43,7 @@ class Judge:
         return bool(self.reason)
 
     def update(self, positions: Mapping[str, FloatArray]) -> bool:
-        """Take the object positions (name to [3], metres) after a step; returns :attr:`decided`."""
+        """Judge the object positions (name to [3], metres) after a step; return :attr:`decided`."""
         if self.decided:
             return True
         task = self._scene.task

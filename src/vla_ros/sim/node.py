@@ -76,17 +76,17 @@ def wrist_topic(camera: str) -> str:
 class SimNode:
     """Publishes a :class:`TableTop` and receives the commands to its arms.
 
-    All callbacks run on the thread that calls these methods, which spin the graph.
+    Callbacks run only in :meth:`spin` and :meth:`wait_for_policy`, on the caller's thread.
 
     Args:
-        graph: The joined graph.
-        arms: Their options, with the topics for joint states and commands.
+        graph: The graph, already joined.
+        arms: Options of the arms, including the topics for joint states and commands.
         wrist: Names of the wrist cameras to publish.
         tap: Called with every message, to record it.
 
     Attributes:
-        actions: The policy's actions since they were last cleared, float64 [D] each.
-        received: The commands to the first arm since :meth:`forget_commands`, with their times of arrival, seconds.
+        actions: The policy's actions since the list was last cleared, float64 [D] each.
+        received: (Arrival time in seconds, command) of the first arm's commands since :meth:`forget_commands`.
         policy: Status of the policy node.
         command_topics: Topics of the commands.
     """
@@ -109,7 +109,7 @@ class SimNode:
         self.command_topics = tuple(driver.topic for driver in self._drivers)
         for driver in self._drivers:
             self._subscribe(driver.topic, message_type(driver.output), partial(self._on_command, driver), "command")
-        # Commands have a queue of one, but all actions must be received.
+        # Of the commands only the newest matters, but every action must be received.
         self._subscribe(ACTION_TOPIC, "std_msgs/msg/Float64MultiArray", self._on_action, "default")
         self.policy = PolicyStatus()
         text = graph.message("std_msgs/msg/String")
@@ -139,13 +139,13 @@ class SimNode:
         self._send(INSTRUCTION_TOPIC, self._graph.message("std_msgs/msg/String")(data=text))
 
     def publish_episode(self, *, runs: bool) -> None:
-        """Publish whether an episode runs; ``vla-ros export`` can split a bag by it."""
+        """Publish whether an episode is running; ``vla-ros export`` can split a bag by this topic."""
         self._send(EPISODE_TOPIC, self._graph.message("std_msgs/msg/Bool")(data=runs))
 
     def publish_joints(self, world: TableTop, stamp: int, positions: FloatArray | None = None) -> None:
         """Publish positions and velocities of all joints, in one message per arm as their drivers would.
 
-        ``positions`` replace the measured ones.
+        ``positions``, if given, replace the measured positions.
         """
         for topic, state in zip(self._joint_topics, world.joint_states(stamp, positions), strict=True):
             self._send(topic, self._joint_state(state))
@@ -156,7 +156,7 @@ class SimNode:
         self._send(OBJECT_TOPIC, self._joint_state(world.object_state(stamp)))
 
     def publish_image(self, image: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
-        """Publish an upright image, uint8 [H, W, 3], upside down, as LIBERO's renderer delivers images."""
+        """Rotate an upright image, uint8 [H, W, 3], by 180 degrees, as LIBERO's renderer does, and publish it."""
         frame = "front_camera" if topic == IMAGE_TOPIC else topic.split("/")[1]
         self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
 
@@ -215,7 +215,7 @@ class SimNode:
     def wait_for_policy(self, timeout: float, alive: Callable[[], bool]) -> None:
         """Wait until all topics of the policy node are connected; loading a large model takes minutes.
 
-        ``alive`` is False once the policy node has ended. Raises VlaRosError, which names the missing topics.
+        ``alive()`` is False once the policy node has exited. Raises VlaRosError with the names of missing topics.
         """
         needed = [IMAGE_TOPIC, *self._joint_topics, INSTRUCTION_TOPIC]
 
@@ -228,11 +228,11 @@ class SimNode:
 
         self.spin(lambda: not missing() or not alive(), timeout)
         if not alive():
-            raise PolicyFailedError("the policy node ended before it was ready")
+            raise PolicyFailedError("the policy node exited before it was ready")
         if missing():
             raise VlaRosError(
                 f"the policy node was not ready within {timeout:g} s: no connection on {', '.join(missing())}. "
-                "Is it running, on the same ROS_DOMAIN_ID and middleware? --start-timeout waits longer"
+                "Is it running, with the same ROS_DOMAIN_ID and middleware? To wait longer, raise --start-timeout"
             )
 
 

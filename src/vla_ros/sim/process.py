@@ -51,7 +51,7 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 class PolicyProcess:
     """``vla-ros run`` in a separate process.
 
-    The process writes latency and frame counters to the file ``stats`` when it ends, and its output to ``log``.
+    On exit, the process writes latency and frame counters to the file ``stats``; its output goes to ``log``.
     """
 
     def __init__(self, config: Sequence[Path], assignments: Sequence[str], stats: Path, log: Path) -> None:
@@ -62,7 +62,7 @@ class PolicyProcess:
             command += ["-p", assignment]
         self._stats, self._log = stats, log
         with log.open("wb") as output:
-            # In a session of its own: Ctrl-C reaches only this process, which then interrupts the policy node.
+            # A new session, so that Ctrl-C reaches only this process, which then interrupts the policy node.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -87,12 +87,12 @@ class PolicyProcess:
         return self._process.wait()
 
     def stats(self) -> dict[str, Any]:
-        """Return the latency and frame counters that the node wrote when it ended; empty if it was killed."""
+        """Return the latency and frame counters that the node wrote on exit; empty if it was killed."""
         try:
             return dict(json.loads(self._stats.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
     def last_lines(self, count: int = 30) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the process's log."""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])

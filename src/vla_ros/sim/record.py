@@ -14,7 +14,7 @@ _LATCHED = frozenset({"/vla_policy/instruction"})
 
 
 class BagRecorder:
-    """Writes messages to a new bag with the time of their arrival, as ``ros2 bag record`` does."""
+    """Writes messages to a new bag with their arrival times, as ``ros2 bag record`` does."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -65,13 +65,13 @@ def _serialize(message: Any, kind: str) -> bytes:
     if hasattr(message, "get_fields_and_field_types"):  # rclpy's own class
         from rclpy.serialization import serialize_message
 
-        # rmw_fastrtps pads messages with empty lists, which readers of bags refuse.
+        # rmw_fastrtps adds padding to messages that contain empty lists; bag readers reject the padding.
         message = types.deserialize(serialize_message(message), types.message(kind))
     return types.serialize(message)
 
 
 def _qos(latched: bool) -> Any:
-    """Return RELIABLE, KEEP_LAST, and TRANSIENT_LOCAL if a player must latch the topic."""
+    """Return the QoS: RELIABLE, KEEP_LAST, and TRANSIENT_LOCAL if a player must latch the topic."""
     from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
 
     forever = QosTime(2147483647, 4294967295)

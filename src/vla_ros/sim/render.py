@@ -1,4 +1,4 @@
-"""Off-screen rendering with MuJoCo on EGL, or on OSMesa if there is no EGL."""
+"""Off-screen rendering with MuJoCo and EGL, or OSMesa if EGL is missing."""
 
 from __future__ import annotations
 

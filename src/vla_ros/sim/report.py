@@ -38,7 +38,7 @@ def write(result: DemoResult, path: Path) -> None:
 def render(result: DemoResult) -> str:
     """Return the report as HTML text."""
     policy = result.config.policy.name
-    # The name of a checkpoint in the package says little in a heading.
+    # The names of checkpoints that ship with the package say little in a heading.
     name = policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
     lead = f"{len(result.episodes)} episodes, policy {policy}, {result.mode.replace('_', ' ')}"
     chosen = featured(result.episodes)
@@ -142,7 +142,7 @@ def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Marku
 
 
 def groups(action: Sequence[Part]) -> list[tuple[str, Sequence[str]]]:
-    """Return the title and the names of the numbers of each chart of an action."""
+    """Return, for each chart of an action, its title and the names of the values it shows."""
     found: list[tuple[str, Sequence[str]]] = []
     for part in action:
         if part.quantity == "tip_delta":

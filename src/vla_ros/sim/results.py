@@ -19,7 +19,7 @@ from vla_ros.telemetry.steadiness import Steadiness
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 MAX_IMAGES = 12
-"""Images that are kept of an episode."""
+"""Maximum number of images kept per episode."""
 
 _EPISODE_FIGURES = ("seed", "instruction", "success", "steps", "reason", "touched")
 
@@ -30,7 +30,7 @@ class Commands:
 
     # Times of arrival and end of the episode, seconds, float64 [T + 1]; empty in lockstep.
     times: FloatArray = field(default_factory=lambda: np.zeros(0))
-    # Stamp of each command's frame, nanoseconds, int64 [T]; all commands of a chunk have the same.
+    # Stamp of each command's frame, nanoseconds, int64 [T]; the same for all commands of a chunk.
     stamps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     # Joint positions, float64 [T, N], radians.
     positions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -77,7 +77,7 @@ class DemoResult:
 
     config: Config  # options of the policy node
     mode: str  # ``lockstep``, ``real_time`` or ``simulated_time``
-    seed: int  # seed of the first episode; the others follow by one
+    seed: int  # seed of the first episode; each further episode adds one
     episodes: tuple[EpisodeResult, ...]
     # Stage of the policy node to ``{"p50": ms, "p99": ms}``.
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -116,17 +116,17 @@ class DemoResult:
 
     @property
     def success_rate(self) -> float:
-        """Share of successful episodes, 0 to 1; 0 without episodes."""
+        """Share of successful episodes, 0 to 1; 0 if there are no episodes."""
         return sum(episode.success for episode in self.episodes) / max(1, len(self.episodes))
 
     @property
     def wrong_object_rate(self) -> float:
-        """Share of episodes that moved another object, 0 to 1; 0 without episodes."""
+        """Share of episodes that moved another object, 0 to 1; 0 if there are no episodes."""
         return sum(episode.reason == "wrong_object" for episode in self.episodes) / max(1, len(self.episodes))
 
     @property
     def seconds_to_success(self) -> float | None:
-        """Mean duration of the successful episodes, seconds of simulated time; None without one."""
+        """Mean duration of the successful episodes, seconds of simulated time; None if all failed."""
         steps = [episode.steps for episode in self.episodes if episode.success]
         return float(np.mean(steps)) / self.rate_hz if steps else None
 

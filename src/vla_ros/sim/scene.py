@@ -15,7 +15,7 @@ from vla_ros.sim.tasks import COLOURS, SHAPES, SIDES, SLOTS, TASK_NAMES, Task, m
 from vla_ros.types import FloatArray
 
 HALF_HEIGHT = {"cube": 0.020, "cylinder": 0.028, "ball": 0.023}
-"""Height of the centre of a shape that rests on the table, metres."""
+"""Height of each shape's centre when it rests on the table, metres."""
 
 TABLE_X = (0.38, 0.62)
 TABLE_Y = (-0.20, 0.20)
@@ -54,7 +54,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A table, a task and where the arms start."""
+    """The objects on the table, the task and the arms' start positions."""
 
     seed: int
     objects: tuple[SceneObject, ...]  # a target per arm, then the distractors, in the order of the arms
@@ -71,15 +71,16 @@ class Scene:
 def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM, objects: int = 0) -> Scene:
     """Return the scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
 
-    One arm has a target and two or three distractors (``objects`` sets how many in all), each of two arms a target
-    and a distractor. Distractors mostly share a target's colour or its shape, so that neither alone identifies it.
+    A single arm has a target and two or three distractors (``objects`` sets the total); each of two arms has a
+    target and one distractor. Most distractors share the colour or the shape of a target, so that neither colour
+    nor shape alone identifies it.
     """
     arms = len(mounts)
     rng = np.random.default_rng([seed, 0x7AB1E])
     name = tasks[int(rng.integers(len(tasks)))] if tasks else TASK_NAMES[0]
     kinds = _draw_kinds(rng, count=objects or (int(rng.integers(3, SLOTS + 1)) if arms == 1 else SLOTS))
     task = make_task(name, *("_".join(kind) for kind in kinds[:arms]))
-    bases = np.resize([mount.position for mount in mounts], (len(kinds), 3))[:, :2]  # each object's arm
+    bases = np.resize([mount.position for mount in mounts], (len(kinds), 3))[:, :2]  # of each object's arm
     while True:
         places = bases + rng.uniform((TABLE_X[0], TABLE_Y[0]), (TABLE_X[1], TABLE_Y[1]), (len(kinds), 2))
         if task.verb == "push":
@@ -101,7 +102,7 @@ def switched(scene: Scene) -> Scene:
 
 
 def shuffled_instruction(scene: Scene) -> str:
-    """Return the instruction for other objects of the scene, drawn from its seed if there are several."""
+    """Return an instruction that names other objects of the scene; for one arm, the seed determines the object."""
     if len(scene.starts) > 1:
         return switched(scene).instruction
     other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))

@@ -24,14 +24,14 @@ from vla_ros.vision.messages import encode_image
 
 
 class SimulatedTime:
-    """Runs episodes on a clock that stands still during an inference, so that the machine's speed has no influence.
+    """Runs episodes on a clock that stops while the machine computes, so its speed does not affect results.
 
-    Each inference takes ``control.inject_delay_ms`` on this clock, and nothing else takes time. The control loop,
-    the watchdog and all limits are those of the node, without the graph and its threads. As in real time, the
-    physics begins with the first command.
+    Each inference takes ``control.inject_delay_ms`` on this clock, and nothing else takes time. The node's control
+    loop, watchdog and limits are used, without the graph and its threads. As in real time, the physics begins with
+    the first command.
 
     Args:
-        stepper: With a loaded policy.
+        stepper: A stepper with a loaded policy.
     """
 
     def __init__(self, world: TableTop, config: Config, stepper: Stepper, options: EpisodeOptions) -> None:
@@ -89,7 +89,7 @@ class SimulatedTime:
     # The world, as events of the clock
 
     def _tick(self) -> None:
-        """Advance the physics by the tick that has passed, and publish the measurements."""
+        """Advance the physics by one tick, and publish the measurements."""
         world, episode, stepped = self._world, self._running, False
         self._clock.after(world.substeps * TIMESTEP / world.ticks, self._tick)
         if episode is not None and self._received:
@@ -138,4 +138,4 @@ class SimulatedTime:
             self._episode.actions.append(step.action)
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Ignore the outcome of a frame, which the node's statistics count."""
+        """Ignore the outcome of a frame; the node's statistics already count it."""

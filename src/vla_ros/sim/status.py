@@ -9,11 +9,11 @@ from collections.abc import Callable
 from vla_ros.errors import VlaRosError
 
 _PATIENCE = 5.0  # s for which the node may hold or be disarmed
-_LONGEST_GAP = 1.5  # s between two messages that are counted at most; the node publishes once a second
+_LONGEST_GAP = 1.5  # s; largest time between two messages that counts; the node publishes once a second
 
 
 class PolicyFailedError(VlaRosError):
-    """The policy node ended, was stopped or does not move the arm."""
+    """The policy node exited, was stopped or does not move the arm."""
 
 
 class PolicyStatus:
@@ -34,16 +34,16 @@ class PolicyStatus:
         if state == "disarmed":
             explanation += " (control.armed:=true or ~/enable arms it)"
         now = self._clock()
-        idles = "armed" not in (state, self._state or "armed")  # in this message and the one before
+        idles = "armed" not in (state, self._state or "armed")  # in this message and the previous one
         self._idle = self._idle + min(_LONGEST_GAP, now - self._received) if idles else 0.0
         self._state, self._explanation, self._received = state, explanation, now
 
     @property
     def stopped(self) -> str:
-        """Reason of the stop, which only a person can reset; "" if the node is not stopped."""
+        """Reason for the stop, which only a person can reset; "" if the node is not stopped."""
         return self._explanation if self._state == "stopped" else ""
 
     @property
     def hopeless(self) -> str:
-        """Why no command can be expected (stopped, or holding or disarmed for 5 s); "" if one can."""
+        """Why no command can be expected (stopped, or holding or disarmed for 5 s); otherwise ""."""
         return self._explanation if self.stopped or self._idle >= _PATIENCE else ""

@@ -9,7 +9,7 @@ from typing import Literal
 from vla_ros.errors import ConfigError
 
 SLOTS = 4
-"""Most objects that a scene can hold."""
+"""Maximum number of objects in a scene."""
 
 SHAPES = ("cube", "cylinder", "ball")
 COLOURS: dict[str, tuple[float, float, float]] = {
@@ -18,16 +18,16 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "blue": (0.10, 0.28, 0.85),
     "yellow": (0.95, 0.80, 0.10),
 }
-"""RGB in [0, 1]."""
+"""Name to RGB in [0, 1]."""
 
 KINDS = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
 """Names of all objects that a scene may hold."""
 
 TASK_NAMES = ("pick", "push_left", "push_right")
-"""Tasks by the name that ``vla-ros demo --task`` takes."""
+"""Names of all tasks; ``vla-ros demo --task`` selects among them."""
 
 SIDES = {"left": 1.0, "right": -1.0}
-"""Sign of y in the base frame: left and right are the robot's own, which faces +x (REP 103)."""
+"""Sign of y in the base frame: left and right as seen by the robot, which faces +x (REP 103)."""
 
 _THING = r"the (\w+) (\w+)"
 _PICK = re.compile(rf"pick up {_THING}")
@@ -37,7 +37,7 @@ _PUSH = re.compile(rf"push {_THING} to the (left|right)")
 
 @dataclass(frozen=True)
 class Task:
-    """Something to do with one object per arm."""
+    """A task with one target object per arm."""
 
     verb: Literal["pick", "push"]
     targets: tuple[str, ...]  # name of the object of each arm, for example ``red_cube``

@@ -34,17 +34,17 @@ class WorldOptions:
     height: int = 224  # image height in pixels
     tasks: tuple[str, ...] = ("pick",)  # tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`)
     camera_gain: float = 1.0  # factor on pixel values
-    bump: float = 0.0  # largest distance by which the tool is bumped, metres; 0 never
+    bump: float = 0.0  # largest distance by which the tool is bumped, metres; 0: no bumps
     bump_chance: float = 0.15  # probability of a bump at each step
     arms: int = 1  # 1 or 2
     rate_hz: float = 10.0  # control steps a second
-    objects: int = 0  # on the table of one arm, target included; 0 draws three or four
+    objects: int = 0  # number of objects with one arm, including the target; 0 draws three or four
 
 
 class TableTop:
     """A MuJoCo world; the same seed and commands give the same images and poses. Use it from one thread.
 
-    Joint vectors hold the nine joints (seven, then two fingers) of one arm after the other, in radians and metres.
+    Joint vectors hold the nine joints of each arm in turn (seven in radians, then two fingers in metres).
     Positions are in the table's frame, which is the base frame of a single arm.
 
     Attributes:
@@ -139,7 +139,7 @@ class TableTop:
     def command_named(self, names: Sequence[str], positions: Sequence[float] | FloatArray) -> None:
         """Set the position targets of the named joints; the others keep theirs.
 
-        Arm targets move there linearly within 0.8 control steps, finger targets at once. Raises
+        The arm's targets move to the positions linearly within 0.8 control steps, the fingers' at once. Raises
         ValueError if a name is unknown, the lengths differ or a position is not finite.
         """
         self._begin(self._rows(names, positions), np.array(positions, dtype=np.float64))
@@ -179,7 +179,7 @@ class TableTop:
         return target
 
     def step(self, positions: FloatArray | None = None) -> bool:
-        """Advance by a control step; returns whether the episode is decided."""
+        """Advance by a control step; return True once the episode is decided."""
         if positions is not None:
             self.command(positions)
         self.advance(self.substeps)
@@ -222,7 +222,7 @@ class TableTop:
         return JointState(self.joint_names, self.joint_positions(), stamp)
 
     def joint_states(self, stamp: int, positions: FloatArray | None = None) -> list[JointState]:
-        """Return the joint state of each arm; ``positions`` of all joints replace the measured ones."""
+        """Return the joint state of each arm; ``positions`` of all joints, if given, replace the measured ones."""
         positions = self.joint_positions() if positions is None else positions
         arms = [part.reshape(len(self.mounts), -1) for part in (positions, self.joint_velocities())]
         return [JointState(one.joint_names, q, stamp, v) for one, q, v in zip(self.mounts, *arms, strict=True)]
