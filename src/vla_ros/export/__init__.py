@@ -1,1 +1,1 @@
-"""Exports recorded bags as data sets for training."""
+"""Exports recorded bags as training data sets."""

@@ -1,4 +1,4 @@
-"""Export recorded bags as a data set for training (LeRobotDataset v3.0).
+"""Export recorded bags as a training data set (LeRobotDataset v3.0).
 
 Reads the same bags as `vla-ros replay`. Images, state and action are resampled to one rate; see docs/export.md.
 Repeat the same command to resume an interrupted export.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros export``."""
+    """Add the arguments of ``vla-ros export``."""
     parser.add_argument("bags", nargs="+", type=Path, metavar="BAG", help="bag, or a folder of bags")
     add_config_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
@@ -108,7 +108,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         if not low <= value <= high:
             raise ConfigError(f"--{name} {value}: expected {low} to {high}")
     if not 0 < arguments.gap < 1e6:
-        raise ConfigError(f"--gap {arguments.gap:g}: expected seconds above 0")
+        raise ConfigError(f"--gap {arguments.gap:g}: expected more than 0 seconds")
     if arguments.episodes not in ("bag", "armed") and not arguments.episodes.startswith("/"):
         raise ConfigError(f"--episodes {arguments.episodes}: expected bag, armed or a topic such as /episode")
     given = {field.name: getattr(arguments, field.name) for field in fields(Options)}
@@ -132,7 +132,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
 def _add(
     resampler: Resampler, writer: DatasetWriter, schema: Schema, bag: str, advance: Callable[[float], None]
 ) -> int:
-    """Write the missing episodes of a bag; return the number of frames in all its episodes."""
+    """Write a bag's missing episodes; return the number of frames in all its episodes."""
     frames, step = 0, 1 / max(1, len(schema.videos))
 
     def counted(images: Iterable[UInt8Array]) -> Iterator[UInt8Array]:

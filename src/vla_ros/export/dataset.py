@@ -1,4 +1,4 @@
-"""Writes a LeRobotDataset v3.0: first the episodes one by one, then the assembled data set.
+"""Writes a LeRobotDataset v3.0: first each episode, then the assembled data set.
 
 Finished episodes are stored in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The data
 set is assembled there and then renamed, so a data set under its final name is always complete. The format follows
@@ -27,7 +27,7 @@ from vla_ros.types import FloatArray, UInt8Array
 
 VERSION = "v3.0"
 _FILES_PER_CHUNK = 1000
-_DATA_MB, _VIDEO_MB = 100, 200  # largest files
+_DATA_MB, _VIDEO_MB = 100, 200  # maximum size of a file
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
@@ -46,14 +46,14 @@ class Schema:
     robot: str
     vectors: Mapping[str, tuple[str, ...]]  # feature to the names of its numbers
     videos: Mapping[str, tuple[int, int]]  # feature to the (height, width) of its images
-    crf: int = 20  # the encoder's constant rate factor; lower is better and larger
-    command: tuple[str, ...] = ()  # bags and options of the export; an export is only resumed with the same
+    crf: int = 20  # the encoder's constant rate factor; lower means better quality and larger files
+    command: tuple[str, ...] = ()  # bags and options; an export can be resumed only with the same bags and options
 
 
 class DatasetWriter:
     """Writes one data set, or resumes writing it.
 
-    Raises ExportError if ``output`` exists, or an export with another schema was begun there.
+    Raises ExportError if ``output`` exists, or if an export with another schema was begun there.
     """
 
     def __init__(self, output: Path, schema: Schema) -> None:
@@ -71,7 +71,7 @@ class DatasetWriter:
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
-        """Return True if the episode of this name is finished, possibly by an earlier run."""
+        """Return True if the episode ``name`` is finished, possibly by an earlier run."""
         return (self._partial / name / "episode.json").exists()
 
     def add(
@@ -83,8 +83,8 @@ class DatasetWriter:
     ) -> None:
         """Write one episode of T frames.
 
-        Episodes are sorted by ``name``, which is unique. ``vectors`` maps keys to [T, N], ``images`` maps keys to T
-        images, uint8 [H, W, 3] RGB, which are read once.
+        Episodes are sorted by ``name``, which must be unique. ``vectors`` maps keys to arrays [T, N]; ``images``
+        maps keys to T images, uint8 [H, W, 3] RGB, which are read once.
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)
@@ -106,7 +106,10 @@ class DatasetWriter:
         folder.rename(self._partial / name)
 
     def finish(self) -> int:
-        """Assemble the episodes under the output's name and return their number, which must not be zero."""
+        """Assemble the data set and return its number of episodes.
+
+        Raises ExportError if there are no episodes.
+        """
         finished = sorted(path.parent for path in self._partial.glob("*/episode.json"))
         folders = [folder for folder in finished if folder.suffix != ".part"]
         if not folders:
@@ -126,7 +129,7 @@ def _counting(
     statistics: ImageStatistics,
     chosen: frozenset[int],
 ) -> Iterator[UInt8Array]:
-    """Yield the images after a size check; count the sampled ones for the statistics."""
+    """Yield the images, checking their size and adding sampled images to the statistics."""
     for index, image in enumerate(images):
         if image.shape != (*size, 3):
             found, expected = ("x".join(map(str, shape[1::-1])) for shape in (image.shape, size))
@@ -137,7 +140,7 @@ def _counting(
 
 
 def _column(values: NDArray[np.float32]) -> pa.Array:
-    """Convert [T, N] to a column of lists, or of plain numbers if N is 1, as LeRobot expects."""
+    """Convert [T, N] to a column of lists, or of numbers if N is 1, as LeRobot expects."""
     flat = pa.array(values.ravel(), pa.float32())
     return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
@@ -189,7 +192,7 @@ class _Assembly:
         (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
 
     def _counters(self, index: int) -> dict[str, Any]:
-        """Return the columns that count frames [T]."""
+        """Return the episode's timestamps and LeRobot's indices, each [T]."""
         frames = np.arange(self._lengths[index])
         task = self._tasks.index(self._episodes[index]["task"])
         return {
@@ -201,9 +204,10 @@ class _Assembly:
         }
 
     def _files(self, prefix: str, source: str, path: str, largest_mb: int) -> Iterator[tuple[Path, list[int]]]:
-        """Group the episodes' files ``source`` into files of the data set; record the place in the episodes' rows.
+        """Group the episodes' files named ``source`` into larger files of the data set.
 
-        Yields each path and the indices of its episodes: as many as fit, at least one.
+        Yields the path of each file and the indices of its episodes, as many as fit but at least one. Records the
+        number of the file in the rows of these episodes.
         """
         files: list[list[int]] = []
         room = -1.0
@@ -245,7 +249,7 @@ class _Assembly:
                 }
 
     def _task_table(self) -> pa.Table:
-        """Return the tasks; pandas, with which LeRobot reads them, takes their texts as the index."""
+        """Return the tasks; metadata for pandas make their texts the index, as LeRobot expects."""
         columns = [
             {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
             for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))

@@ -1,7 +1,7 @@
-"""Resamples a bag to episodes at one rate, with the state and images of each tick and the action that follows.
+"""Resamples a bag at one rate to episodes: state, images and action of each tick.
 
-Image, joint state and feeds of a tick are the newest received, unless older than their timeouts. The action leads
-to the command in force just before the next tick. docs/export.md has the rules.
+At each tick, images, joint state and feeds are the newest received, unless they are older than their timeouts. The
+action leads to the command in force just before the next tick. docs/export.md has the rules.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "
 class Options:
     """How bags become episodes: the options of ``vla-ros export`` with the same names."""
 
-    state: str = ""  # parts of the state vector; "" takes joint positions and gripper of every arm
-    action: str = ""  # parts of the action; "" takes ``features.action``, or the same parts as the state
+    state: str = ""  # parts of the state vector; "" for the joint positions and gripper of every arm
+    action: str = ""  # parts of the action; "" for ``features.action``, or else the parts ``state`` has by default
     goal: str = "commands"  # actions lead to the ``commands``, or to the ``measured`` position one tick later
-    # Times of the recorder (``received``) or of the headers (``stamp``), or every image of the first camera is a
-    # tick (``frames``; a simulation in lockstep).
+    # ``received`` uses the recorder's times, ``stamp`` header stamps; ``frames`` makes every image of the first
+    # camera a tick (for a simulation in lockstep).
     clock: str = "received"
-    fps: int = 0  # ticks per second; 0 takes the first camera's
-    # ``bag`` (a bag, split at pauses and where the instruction changes), ``armed`` (besides, only while the node
-    # was armed), or a topic of std_msgs/Bool that is true during an episode.
+    fps: int = 0  # ticks per second; 0 for the rate of the first camera
+    # ``bag`` splits each bag at pauses and where the instruction changes; ``armed`` also keeps only the time while
+    # the node was armed; a topic of std_msgs/Bool keeps only the time while it was true.
     episodes: str = "bag"
     gap: float = 2.0  # seconds; a longer pause of the first camera ends an episode
     instruction: str = ""  # used instead of the recorded instruction, unless empty
@@ -52,20 +52,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Episode:
-    """T ticks without a gap."""
+    """T consecutive ticks."""
 
     task: str  # the instruction
     state: FloatArray  # float64 [T, N]
     action: FloatArray  # float64 [T, D]
-    frames: tuple[IntArray, ...]  # for each camera int64 [T], indices of its images
+    frames: tuple[IntArray, ...]  # for each camera the indices of its images, int64 [T]
 
 
 class Resampler:
     """Makes the episodes of one bag.
 
-    ``names`` are the names of the numbers in state and action; ``notes`` counts what was left out; ``recorded``
-    contains the images. Raises VlaRosError if the bag has no camera, joint states or commands, or the robot lacks
-    what a part needs.
+    ``names`` contains the names of the numbers in the state and in the action; ``notes`` counts what was left out;
+    ``recorded`` contains the images. Raises VlaRosError if the bag has no camera, joint states or commands, or if
+    the robot does not have what a part needs.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:
@@ -91,7 +91,7 @@ class Resampler:
 
     @property
     def ticks(self) -> int:
-        """Upper bound of the ticks in all episodes."""
+        """Upper bound of the number of ticks in all episodes."""
         times = self.recorded.times[0]
         seconds = float(times[-1] - times[0]) / 1e9
         return len(times) if self._options.clock == "frames" else int(seconds * self.rate) + 1
@@ -128,7 +128,11 @@ class Resampler:
         return times[(times >= begin) & (times <= end)]
 
     def _segments(self) -> list[tuple[int, int]]:
-        """Return start and end of each segment without a pause of the first camera or a new instruction."""
+        """Return the start and end of each segment.
+
+        Segments are separated by pauses of the first camera and by new instructions, and limited to the times that
+        the option ``episodes`` keeps.
+        """
         times = self.recorded.times[0]
         cuts = set((np.flatnonzero(np.diff(times) > self._options.gap * 1e9) + 1).tolist())
         if not self._options.instruction:
@@ -141,13 +145,13 @@ class Resampler:
         return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
-        """Return the index of the newest image at each tick; -1 if the image is older than ``timeouts.camera``."""
+        """Return the index of the newest image at each tick; -1 if it is older than ``timeouts.camera``."""
         rows = np.searchsorted(times, ticks, side="right") - 1
         age = ticks - times[np.maximum(rows, 0)]
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
-        """Return the state and action at a tick; None if something is missing, which is counted in the notes."""
+        """Return the state and action at a tick; None, counted in the notes, if either is missing."""
         recorded = self.recorded
         now = recorded.joints.newest(tick)
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
@@ -171,12 +175,12 @@ class Resampler:
         return state, action
 
     def _goal(self, time: int) -> JointState | None:
-        """Return the commanded, or the measured, position at ``time``."""
+        """Return the commanded or measured position at ``time``, depending on the option ``goal``."""
         commands = self._options.goal == "commands"
         return self.recorded.commanded(time) if commands else self.recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """Return the instruction at an episode's start."""
+        """Return the instruction at the start of an episode."""
         recorded = self.recorded.recording.instruction(begin, self._config.policy.instruction)
         if task := self._options.instruction or recorded:
             return task
@@ -203,7 +207,7 @@ def _runs(usable: NDArray[np.bool_]) -> list[slice]:
 
 
 def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
-    """Return LeRobot-style names for all numbers: ``elbow.pos``, or ``left_gripper.pos`` with several arms."""
+    """Return names in LeRobot's style: ``elbow.pos``, or ``left_elbow.pos`` with several arms."""
     several = len(arms) > 1
     found: list[str] = []
     for part in parts:

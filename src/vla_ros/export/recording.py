@@ -1,7 +1,8 @@
-"""Reads image times, measurements, commands and instructions of a bag for a data set.
+"""Reads image times, measurements, commands and instructions from a bag.
 
-Times are the recorder's, or header stamps, which alone order the messages of a simulation in lockstep. The time of
-a message without a header is interpolated between the images received before and after it.
+Times are the recorder's or header stamps; only header stamps order the messages of a simulation in lockstep. With
+header stamps, the time of a message without a header is interpolated between the images received before and after
+it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Clock:
     stamps: IntArray  # int64 [F], header stamps of these images
 
     def of(self, times: IntArray) -> IntArray:
-        """Convert times of the recorder [N]."""
+        """Convert the recorder's times [N] to the chosen clock."""
         if not self.stamped:
             return times
-        # Relative to the first image, because float64 cannot represent nanoseconds since 1970.
+        # Times are relative to the first image, because float64 cannot represent nanoseconds since 1970.
         origin, first = self.received[0], int(self.stamps[0])
         found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
@@ -65,8 +66,8 @@ class Recorded:
     """An open bag whose topics have been read, except for images.
 
     ``config`` is from :func:`~vla_ros.replay.prepare.fit`; ``stamped`` uses header stamps instead of the recorder's
-    times. ``times`` are the image times of each camera, int64 [F], ascending; ``recording`` and its ``joints`` have
-    the same clock. Raises ExportError if the bag has no images or no joint states.
+    times. ``times`` are the image times of each camera, int64 [F], ascending; ``recording`` and ``joints`` use the
+    same clock. Raises ExportError if the bag has no images or no joint states.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Recorded:
         )
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """Yield the processed images of one camera with these indices of its times, ascending."""
+        """Yield processed images of one camera; ``rows`` are ascending indices of its times."""
         received = self._received[camera]
         records = self._bag.records([self._selection.cameras[camera]], int(received[rows[0]]))
         held, image = -1, None
@@ -113,9 +114,9 @@ class Recorded:
             yield image
 
     def commanded(self, time: int) -> JointState | None:
-        """Return the commanded positions of all joints at ``time``; None before the first command on every topic.
+        """Return the commanded positions of all joints at ``time``.
 
-        Raises ExportError if no command was recorded.
+        Returns None if a command topic has no command yet. Raises ExportError if no command was recorded.
         """
         known = [one for feed in self._commands if (one := feed.newest(time)) is not None]
         if len(known) < len(self._commands):
@@ -125,7 +126,7 @@ class Recorded:
 
     @cached_property
     def _commands(self) -> list[Feed]:
-        """The commands by topic; arm and fingers may have separate topics."""
+        """The commands on each topic; arm and fingers may have separate topics."""
         found = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)
@@ -149,7 +150,7 @@ class Recorded:
     def marked(self, marker: str) -> list[tuple[int, int]]:
         """Return the intervals in which the node was armed, or in which the std_msgs/Bool on ``marker`` was true.
 
-        Raises ExportError if the topic was not recorded, or is of another type.
+        Raises ExportError if the topic was not recorded or has another type.
         """
         topic, kind, lasts = (_STATUS, TEXT, _armed) if marker == "armed" else (marker, _BOOL, attrgetter("data"))
         topic = expand(topic)
@@ -175,7 +176,7 @@ def _armed(message: Any) -> bool:
 
 
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Name the columns of a command without names after the first ``joints``."""
+    """Name the columns of a command that has no names after the first of ``joints``."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):

@@ -1,7 +1,8 @@
 """Computes the statistics of a data set exactly as LeRobot does.
 
-Per episode: minimum, maximum, mean, standard deviation, count, and quantiles from a histogram of 5,000 bins. Over
-episodes: means weighted by count (of quantiles, too). Read from LeRobot 0.6.1, ``datasets/compute_stats.py``.
+The statistics of an episode are minimum, maximum, mean, standard deviation, count, and quantiles from a histogram
+of 5,000 bins. A data set's means and quantiles are the episodes' means and quantiles, weighted by count. Follows
+``datasets/compute_stats.py`` of LeRobot 0.6.1.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are
 def of_vectors(values: NDArray[Any]) -> Statistics:
     """Return the statistics of one episode's numbers [T, N], each [N].
 
-    Like LeRobot's, they have the precision of the values, although float32 loses a small deviation around a large
-    mean.
+    They are computed in the precision of ``values``, as LeRobot does, although float32 loses a small deviation
+    around a large mean.
     """
     rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
     mean = rows.mean(axis=0)
@@ -61,7 +62,10 @@ def sampled(length: int) -> frozenset[int]:
 
 
 class ImageStatistics:
-    """Statistics of one episode's images per colour, in [0, 1], from level counts; no image is kept."""
+    """Statistics of one episode's images for each colour channel, in [0, 1].
+
+    Only the levels are counted; no image is kept.
+    """
 
     def __init__(self) -> None:
         self._images = 0
@@ -78,7 +82,7 @@ class ImageStatistics:
             self._counts[colour] += np.bincount(image[..., colour].ravel(), minlength=256)
 
     def result(self) -> Statistics:
-        """Return the statistics of the images added so far, each [3, 1, 1], and ``count`` [1]."""
+        """Return the statistics of the added images, each [3, 1, 1], and ``count`` [1]."""
         columns = []
         for each in self._counts:
             levels, counts = np.flatnonzero(each).astype(float), each[each > 0]
@@ -91,7 +95,7 @@ class ImageStatistics:
 
 
 def over_episodes(episodes: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of a data set from those of its episodes."""
+    """Combine the statistics of a data set's episodes."""
     stacked = {name: np.stack([one[name] for one in episodes]) for name in episodes[0]}
     count = stacked["count"].sum(axis=0)
     weights = stacked["count"].reshape(-1, *[1] * (stacked["mean"].ndim - 1)) / count
