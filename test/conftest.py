@@ -16,17 +16,17 @@ import pytest
 from _pytest.reports import CollectReport  # pytest.CollectReport from pytest 7 on
 
 NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio", "hypothesis", "pytest_timeout")
-LACKING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 PYTEST = tuple(map(int, pytest.__version__.split(".")[:2]))
 if PYTEST < (8, 3):
-    LACKING.append("pytest 8.3")
+    MISSING.append("pytest 8.3")
 
 
 def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
     """Restart with the active environment's Python before another conftest.py imports a missing library."""
     active = os.environ.get("VIRTUAL_ENV", "")
     python = Path(active) / "bin" / "python"
-    if LACKING and active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
+    if MISSING and active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
         capture = manager.getplugin("capturemanager")
         if capture is not None:
             capture.stop_global_capturing()
@@ -34,14 +34,14 @@ def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    if "pytest_timeout" in LACKING:
+    if "pytest_timeout" in MISSING:
         parser.addini("timeout", "of pytest-timeout, which is not installed")
     if PYTEST < (7, 0):
         parser.addini("pythonpath", "of pytest 7")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if LACKING:
+    if MISSING:
         config.args[:] = [__file__]  # nothing else could be imported
     else:
         load_profile()
@@ -62,9 +62,9 @@ def load_profile() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | None:
     """Say why the suite is skipped."""
-    if not LACKING or not isinstance(collector, pytest.Module):
+    if not MISSING or not isinstance(collector, pytest.Module):
         return None
-    reason = f"{sys.executable} has no {', '.join(LACKING)}; activate the environment that has them"
+    reason = f"{sys.executable} has no {', '.join(MISSING)}; activate the environment that has them"
     return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
 
 

@@ -128,9 +128,9 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     for name in sorted(counts):
         stored = read_header(folder / name)
         promised = {key for key, file in index.items() if file == name}
-        lacking = sorted(promised - stored.keys())
-        if lacking:
-            raise CheckpointError(f"{folder / name}: {list_some('missing that the index promises', lacking)}")
+        absent = sorted(promised - stored.keys())
+        if absent:
+            raise CheckpointError(f"{folder / name}: {list_some('missing that the index promises', absent)}")
         manifest.update(stored)
     return manifest
 

@@ -170,7 +170,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
             )
             numbers.append(np.array(chunk.info.get("logit_margins", chunk.normalized), np.float64))
         if self._placed_by.self_test:
-            check_sight(numbers[0], numbers[1], self.folder)
+            check_that_it_sees(numbers[0], numbers[1], self.folder)
 
     @abstractmethod
     def start_session(self) -> S:
@@ -250,7 +250,7 @@ def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
     return noise, plain
 
 
-def check_sight(first: FloatArray, second: FloatArray, folder: Path) -> None:
+def check_that_it_sees(first: FloatArray, second: FloatArray, folder: Path) -> None:
     """Raise CheckpointError if a model gives the same numbers for two different images.
 
     A model that never runs its vision towers still returns an action, always the same. This happens with incomplete

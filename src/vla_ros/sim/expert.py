@@ -120,11 +120,11 @@ def _pick(tool: FloatArray, place: FloatArray, fingers: float) -> tuple[FloatArr
     return way, OPEN
 
 
-def _push(tool: FloatArray, place: FloatArray, side: float, pace: float) -> tuple[FloatArray, float]:
+def _push(tool: FloatArray, place: FloatArray, side: float, speed: float) -> tuple[FloatArray, float]:
     ahead = side * (tool[1] - place[1])  # negative behind the object
     across = place[0] - tool[0]
     if ahead < -0.02 and ahead > -_PUSH_START - 0.03 and abs(across) < 0.015 and tool[2] < 0.045:
-        return np.array([across, side * pace, _PUSH_HEIGHT - tool[2]]), CLOSED
+        return np.array([across, side * speed, _PUSH_HEIGHT - tool[2]]), CLOSED
     goal = np.array([place[0], place[1] - side * _PUSH_START, _PUSH_HEIGHT])
     return _approach(tool, goal), CLOSED
 
