@@ -313,7 +313,7 @@ def test_a_policy_that_fails_to_load_ends_the_demo_with_the_reason(tmp_path):
     done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1")
     assert done.returncode == 1
     assert "nowhere" in done.stderr
-    assert "the policy node ended" in done.stderr
+    assert "the policy node exited" in done.stderr
     assert "Traceback" not in done.stderr
 
 

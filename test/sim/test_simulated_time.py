@@ -46,7 +46,6 @@ def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = N
     [
         ((), "lockstep"),
         (("--delay-ms", "100"), "simulated_time"),
-        (("--lockstep", "--delay-ms", "100"), "simulated_time"),
         (("--simulated-time",), "simulated_time"),
         (("--real-time", "--delay-ms", "100"), "real_time"),
     ],
