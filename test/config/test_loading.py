@@ -68,7 +68,7 @@ TWO = {
             {"camera.crop_area": 1.5},
             "camera.crop_area: found [1.5] (list), expected a number from 0 to 1; one for all",
         ),
-        ({"camera.width": [1, 2]}, "camera.width: found 2 values, expected one for all cameras or one for each"),
+        ({"camera.width": [1, 2]}, "camera.width: found 2 values, expected one for all cameras or one per camera"),
         ({"camera.orientation": ["rotate_18"]}, "did you mean 'rotate_180'?"),
         (
             {"camera.topics": "/camera"},
@@ -88,7 +88,7 @@ TWO = {
         ),
         ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "needs the length of a step"),
         ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "cannot carry finger positions"),
-        ({"topics.gripper": "/g"}, "no robot.gripper_joint_names: nothing would ever be sent there"),
+        ({"topics.gripper": "/g"}, "no robot.gripper_joint_names; nothing would ever be sent to this topic"),
         ({"topics.gripper": "/g", "robot.gripper_joint_names": ["f"], "gripper.mode": "none"}, "gripper.mode none"),
         (
             {"topics.gripper": "/g", "topics.command": "/g", "robot.gripper_joint_names": ["f"]},
@@ -96,7 +96,7 @@ TWO = {
         ),
         ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
-        ({"robot.state_topics": ["x=/a", "x=/b"]}, "each key once"),
+        ({"robot.state_topics": ["x=/a", "x=/b"]}, "no repeated key"),
         ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
         ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
         ({"robot.arms": ["a", "a"]}, "each once"),

@@ -117,14 +117,14 @@ def image_cdr(serialize, **changes) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"data": b"", "height": 0}, "size 6 x 0 found"),
-        ({"data": b"", "width": 0, "step": 0}, "size 0 x 4 found"),
-        ({"data": b""}, "0 bytes of data found, expected 72"),
-        ({"step": 17}, "step 17 found, expected at least 18"),
-        ({"step": 0}, "step 0 found"),
-        ({"step": 24}, "72 bytes of data found, expected 96"),
-        ({"data": bytes(71)}, "71 bytes of data found, expected 72"),
-        ({"data": bytes(73)}, "73 bytes of data found, expected 72"),
+        ({"data": b"", "height": 0}, "found size 6 x 0"),
+        ({"data": b"", "width": 0, "step": 0}, "found size 0 x 4"),
+        ({"data": b""}, "found 0 bytes of data, expected 72"),
+        ({"step": 17}, "found step 17, expected at least 18"),
+        ({"step": 0}, "found step 0"),
+        ({"step": 24}, "found 72 bytes of data, expected 96"),
+        ({"data": bytes(71)}, "found 71 bytes of data, expected 72"),
+        ({"data": bytes(73)}, "found 73 bytes of data, expected 72"),
         ({"width": 2**32 - 1}, "expected at most 16384 a side"),
         ({"height": 2**32 - 1, "step": 2**32 - 1}, "expected at most 16384 a side"),
         ({"height": 16384, "width": 16384}, f"{MAX_PIXELS} pixels"),
@@ -216,15 +216,15 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "no data found"),
-        (b"GIF89a" + bytes(20), "beginning with 47 49 46"),
+        (b"", "found no data"),
+        (b"GIF89a" + bytes(20), "that begin with 47 49 46"),
         (b"\xff\xd8\xff\xd9", "JPEG of 4 bytes is damaged"),
         (b"\x89PNG\r\n\x1a\n", "PNG of 8 bytes is damaged"),
-        (png_of_size(50000, 50000), "size 50000 x 50000 found, expected at most"),
-        (png_of_size(0, 10), "size 0 x 10 found"),
+        (png_of_size(50000, 50000), "found size 50000 x 50000, expected at most"),
+        (png_of_size(0, 10), "found size 0 x 10"),
         (png_of_size(10, 10), "damaged"),
         (png_of_size(10, 10, bits=16), "16 bits a channel"),
-        (jpeg_of_size(60000, 60000), "size 60000 x 60000 found, expected at most"),
+        (jpeg_of_size(60000, 60000), "found size 60000 x 60000, expected at most"),
         (jpeg_of_size(12000, 12000), f"{MAX_PIXELS} pixels"),
         (jpeg_of_size(800, 600), "damaged"),
     ],
@@ -237,7 +237,7 @@ def test_damaged_or_oversized_files_are_named(data, text):
 def test_cmyk_is_refused(sample):
     buffer = io.BytesIO()
     Image.fromarray(sample).convert("CMYK").save(buffer, "JPEG")
-    with pytest.raises(ImageError, match="expected YCbCr or grey"):
+    with pytest.raises(ImageError, match="expected YCbCr or greyscale"):
         decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam", "jpeg"))
 
 

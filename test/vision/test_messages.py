@@ -105,9 +105,9 @@ def test_pixels_are_not_copied():
     [
         (b"", "needs 4 bytes at offset 0, but the message has 0"),
         (b"\0\1\0", "the message has 3"),
-        (b"\0\3\0\0" + bytes(60), "encapsulation 0x00 0x03 found, expected plain CDR"),
+        (b"\0\3\0\0" + bytes(60), "found encapsulation 0x00 0x03, expected plain CDR"),
         (b"\0\1\0\0" + bytes(4), "header.stamp.nanosec needs 4 bytes"),
-        (b"\0\1\0\0" + b"\xff" * 4 + bytes(60), "header.stamp of sec 4294967295"),
+        (b"\0\1\0\0" + b"\xff" * 4 + bytes(60), "header.stamp with sec 4294967295"),
         (b"\0\1\0\0" + bytes(4) + b"\0\xca\x9a\x3b" + bytes(60), "nanosec 1000000000"),
         (b"\0\1\0\0" + bytes(8) + b"\xff\xff\xff\xff" + bytes(60), "header.frame_id needs 4294967295 bytes"),
         (b"\0\1\0\0" + bytes(8) + b"\2\0\0\0ab" + bytes(60), "does not end in a zero byte"),
@@ -130,8 +130,8 @@ def test_frame_id_in_another_character_set_keeps_the_image():
     [
         (np.zeros((2, 2, 3), np.float32), (0, ""), "type float32"),
         (np.zeros(4, np.uint8), (0, ""), "shape"),
-        (np.zeros((2, 2, 3), np.uint8), (-1, ""), "stamp -1"),
-        (np.zeros((2, 2, 3), np.uint8), (0, "", "rgb8", 5), "step 5 found, expected at least the 6"),
+        (np.zeros((2, 2, 3), np.uint8), (-1, ""), "stamp of -1"),
+        (np.zeros((2, 2, 3), np.uint8), (0, "", "rgb8", 5), "found step 5, expected at least the 6"),
     ],
 )
 def test_encode_refuses_invalid_arguments(image, arguments, text):

@@ -1,4 +1,4 @@
-"""The tree of typed options behind ROS parameters, parameter files and command-line options."""
+"""The tree of typed options that ROS parameters, parameter files and command-line options set."""
 
 from vla_ros.config.files import read_file
 from vla_ros.config.loading import build, entries, flatten, load, parse_assignment, to_yaml

@@ -15,7 +15,7 @@ def contradictions(config: Config) -> list[str]:
     found = [*_of_cameras(config), *_of_control(config), *_of_topics(config)]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
-    return list(dict.fromkeys(found))  # report an option that several arms share once
+    return list(dict.fromkeys(found))  # once for an option that several arms share
 
 
 def _of_cameras(config: Config) -> Iterator[str]:
@@ -24,19 +24,19 @@ def _of_cameras(config: Config) -> Iterator[str]:
         yield "camera.topics: found an empty list, expected at least one image topic"
     if len(camera.keys) != len(camera.topics):
         found = f"{len(camera.keys)} names for {len(camera.topics)} camera.topics"
-        yield f"camera.keys: found {found}, expected one each"
+        yield f"camera.keys: found {found}, expected one name per topic"
     for leaf in fields(camera):
         count = len(getattr(camera, leaf.name)) if option_of(leaf.metadata).per_camera else 1
         if count not in (1, len(camera.topics)):
-            yield f"camera.{leaf.name}: found {count} values, expected one for all cameras or one for each"
+            yield f"camera.{leaf.name}: found {count} values, expected one for all cameras or one per camera"
     for name, values in (("camera.topics", camera.topics), ("camera.keys", camera.keys)):
         if len(set(values)) < len(values):
-            yield f"{name}: found {list(values)}, expected each once"
+            yield f"{name}: found {list(values)}, expected no repeated value"
     for text, feed in zip(config.robot.state_topics, config.robot.feeds, strict=True):
         if not feed.key or not feed.topic or feed.type not in FEED_TYPES:
             yield f"robot.state_topics: found {text!r}, expected key=/topic or key=/topic:{'|'.join(FEED_TYPES)}"
     if len({feed.key for feed in config.robot.feeds}) < len(config.robot.feeds):
-        yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected each key once"
+        yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected no repeated key"
 
 
 def _of_control(config: Config) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _of_control(config: Config) -> Iterator[str]:
         yield f"control.rate_hz: found 0 with {velocities[0]}, which needs the length of a step; set rate_hz"
     found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"
     if control.command_rate_hz and velocities:
-        yield f"{found} {velocities[0]}; a velocity lasts until the next step, expected 0"
+        yield f"{found} {velocities[0]}, whose velocities last until the next step; set command_rate_hz to 0"
     if control.command_rate_hz and control.rate_hz == 0:
         yield f"{found} control.rate_hz 0, so the length of a step is unknown; set rate_hz"
     length = len(policy.instruction)
@@ -56,13 +56,13 @@ def _of_control(config: Config) -> Iterator[str]:
 
 
 def _of_topics(config: Config) -> Iterator[str]:
-    """Each driver has a topic of its own, on which nothing is measured."""
+    """Check that no two drivers share a topic, and that none uses a topic of measurements."""
     used = {arm.joint_states: _name(config, arm, "joint_states") for arm in config.arms}
     for arm in config.arms:
         for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
             named = f"{arm.name}.{leaf}" if config.robot.arms else OF_AN_ARM[leaf]
             if topic and used.setdefault(topic, named) != named:
-                yield f"{named}: found {topic}, the same as {used[topic]}; each driver needs a topic of its own"
+                yield f"{named}: found {topic}, the same as {used[topic]}; each driver needs a separate topic"
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
@@ -76,7 +76,7 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
     named = _name(config, arm, "gripper")
     if topic and (gripper.mode == "none" or not fingers):
         found = "gripper.mode none" if fingers else f"no {_name(config, arm, 'gripper_joint_names')}"
-        yield f"{named}: found {topic} with {found}: nothing would ever be sent there"
+        yield f"{named}: found {topic} with {found}; nothing would ever be sent to this topic"
     if gripper.mode == "none":
         return
     if gripper.output in GRIPPER_ACTIONS and fingers and not topic:
@@ -104,7 +104,7 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
     if len(low) != len(high):
         yield f"{names[0]} and {names[1]}: expected both corners of the box or neither"
     elif any(a >= b for a, b in zip(low, high, strict=True)):
-        yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
+        yield f"{names[0]}: found {list(low)}, expected each number to be below that of {names[1]}, {list(high)}"
     fingers = arm.robot.gripper_joint_names
     joints = (*arm.robot.joint_names, *fingers)
     names = [_name(config, arm, leaf) for leaf in ("joint_names", "gripper_joint_names")]
@@ -114,5 +114,5 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
     if arm.output in ARM_OUTPUTS and fingers and not arm.gripper_topic:
         yield (
             f"{names[1]}: found {list(fingers)} with {arm.output}, which cannot carry finger positions; give the "
-            f"fingers a topic of their own ({_name(config, arm, 'gripper')}), or set {names[1]} to []"
+            f"fingers a separate topic ({_name(config, arm, 'gripper')}), or set {names[1]} to []"
         )

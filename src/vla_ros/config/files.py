@@ -12,14 +12,15 @@ import yaml
 
 from vla_ros.errors import ConfigError, did_you_mean
 
-_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 20, 10_000, 16  # YAML aliases can expand a small file without end
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 20, 10_000, 16  # aliases can make a small YAML file expand without end
 
 
 def config_file(name: str) -> Path:
     """Return the parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
     The package's files are in the source tree, or where pip or colcon installed them; their relative paths
-    (``config/robots/ur5e.yaml``) work in any folder. ConfigError lists their names.
+    (``config/robots/ur5e.yaml``) work from any folder. Raises ConfigError, which lists their names, if there is no
+    such file.
     """
     here = Path(__file__).resolve()
     folders = [here.parents[3] / "config", *(prefix / "share" / "vla_ros" / "config" for prefix in here.parents)]
@@ -36,7 +37,7 @@ def config_file(name: str) -> Path:
 
 @cache
 def preset_values(name: str) -> Mapping[str, Any]:
-    """Return the flat values of a preset."""
+    """Return the values of a preset by flat name."""
     known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
     if name not in known:
         expected = ", ".join(sorted(known))
@@ -45,7 +46,7 @@ def preset_values(name: str) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys; plain YAML would silently drop the first of two ``limits:`` sections."""
+    """Rejects repeated keys; PyYAML would silently drop the first of two ``limits:`` sections."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -70,7 +71,7 @@ def _parse(text: str) -> Any:
 
 
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """Return a file's content; raises OSError if it has more than ``most`` bytes, as ``/dev/zero`` does."""
+    """Return a file's content; raises OSError if it exceeds ``most`` bytes, as ``/dev/zero`` does."""
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -79,7 +80,7 @@ def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
 
 
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
-    """Return the flat values of a ROS parameter file for a node; later sections override earlier ones.
+    """Return a ROS parameter file's values for a node by flat name; later sections override earlier ones.
 
     ``node_name`` includes the node's namespace, if any (``/robot_1/vla_policy``). Raises ConfigError if the file is
     not YAML, repeats a key, has no ``ros__parameters`` for ``/**`` or this node, or has sections for several nodes
@@ -114,7 +115,7 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
 
 
 def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
-    """Return the keys of the sections that apply to a node; those of another robot's node do not."""
+    """Return the keys of the sections that apply to a node; sections for another robot's node do not."""
     full = node_name.strip("/")
     own = full.split("/")[-1]
     namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
@@ -129,11 +130,11 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """Return the parser's message and place on one line."""
+    """Return the parser's message and the position of the error on one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)
-    hint = "; indent with spaces, YAML knows no tabs" if "\\t" in problem else ""
+    hint = "; indent with spaces, YAML does not allow tabs" if "\\t" in problem else ""
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
 
 

@@ -1,7 +1,7 @@
-"""Reads the tree from parameter files and ``name:=value`` overrides, and writes it.
+"""Reads the tree of options from parameter files and ``name:=value`` overrides, and writes it as YAML.
 
-Flat names are the ROS parameter names (``policy.checkpoint``). Values are Python's bool, int, float, str or lists
-of one of these, as in YAML and ROS parameters.
+Flat names are the ROS parameter names (``policy.checkpoint``). Values are bool, int, float, str, or a list of one
+of these types, as in YAML and ROS parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vla_ros.config.tree import OF_AN_ARM, Config
 from vla_ros.errors import ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
-"""Parameters (or prefixes) of every ROS node and of the lifecycle node, which are not options of the tree."""
+"""Names or prefixes of parameters that every ROS node or the lifecycle node has; not options of the tree."""
 PRESET = "preset"
 SECTIONS = tuple(leaf.name for leaf in dataclasses.fields(Config) if leaf.name not in (PRESET, "own"))
 
@@ -79,7 +79,7 @@ def _number(value: float | None) -> str:
 def entries(config: Config | None = None) -> Mapping[str, Entry]:
     """Return every leaf of the tree by flat name, in the order of declaration.
 
-    ``config`` determines the policy's options and the arms; None takes the default tree.
+    ``config`` determines the policy's options and the arms; None means the default tree.
     """
     config = config or Config()
     declared: Any = type(config.policy)  # for mypy, classes of dataclasses are not hashable
@@ -109,7 +109,7 @@ def _walk(policy: type[PolicyConfig]) -> Iterator[Entry]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return the values by flat name, with lists as Python lists."""
+    """Return the values by flat name; tuples become lists."""
     flat = {name: _value(config, name) for name in entries(config)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
@@ -127,8 +127,8 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
     A preset named in ``values`` is applied to ``base`` first. Contradictions are errors only if ``complete``.
 
     Raises:
-        ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All errors are
-            listed, one per line.
+        ConfigError: A name is unknown, a value has the wrong type or is out of range, or values contradict each
+            other. The text lists all errors, one per line.
         MissingDependencyError: The options of ``policy.name`` cannot be imported.
     """
     base = base or Config()
@@ -139,7 +139,7 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
     try:
         base = _with_policy(base, values.get("policy.name", base.policy.name))
     except ConfigError as error:
-        problems.append(str(error))  # without the policy, its options cannot be checked
+        problems.append(str(error))  # the options of an unknown policy cannot be checked
         values = {name: value for name, value in values.items() if not name.startswith("policy.")}
     try:
         base = _with_arms(base, values.get("robot.arms", base.robot.arms))
@@ -166,7 +166,7 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
 
 
 def _with_policy(base: Config, name: Any) -> Config:
-    """Return ``base`` with another policy, whose own options have their defaults; common options are kept."""
+    """Return ``base`` with another policy; common options are kept, the policy's own options are defaults."""
     if name == base.policy.name or not isinstance(name, str):  # convert() refuses other types
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
@@ -174,7 +174,7 @@ def _with_policy(base: Config, name: Any) -> Config:
 
 
 def _with_arms(base: Config, names: Any) -> Config:
-    """Return ``base`` with these arms; arms that were there before keep their options."""
+    """Return ``base`` with these arms; arms that ``base`` already has keep their options."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         return base  # convert() refuses other types
     taken = {*SECTIONS, "feed", "unused"}
@@ -188,12 +188,12 @@ def _with_arms(base: Config, names: Any) -> Config:
 
 
 def is_ros_own(name: str) -> bool:
-    """Return True for parameters of every ROS node (:data:`ROS_OWN`), which are not options of the tree."""
+    """Return True for a parameter of :data:`ROS_OWN`."""
     return name.startswith(ROS_OWN)
 
 
 def unknown(name: str, config: Config) -> str:
-    """Explain why a name is refused, and suggest what was probably meant."""
+    """Return why a name is rejected, and what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
@@ -214,9 +214,9 @@ def unknown(name: str, config: Config) -> str:
 
 
 def convert(entry: Entry, value: Any) -> Any:
-    """Convert ``value`` to the entry's type and check range and choices; ConfigError says what is expected.
+    """Convert ``value`` to the entry's type, and check range and choices; raises ConfigError if it does not fit.
 
-    Integers are accepted for floats (YAML writes ``5``); nothing else is converted.
+    Integers are accepted as floats (``5`` in YAML); nothing else is converted.
     """
     if entry.is_list:
         if entry.option.per_camera and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -274,14 +274,14 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def assignment(name: str, text: str) -> str:
-    """Return ``name:=text``, quoted so that :func:`parse_assignment` reads the same text."""
+    """Return ``name:=text``, quoted so that :func:`parse_assignment` returns the same text."""
     return f"{name}:={json.dumps(text, ensure_ascii=False)}"
 
 
 def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name: str = "vla_policy") -> Config:
     """Return the tree from parameter files and ``name:=value`` overrides, in this order; later values win.
 
-    Selecting another policy drops the previous policy's options. Raises as :func:`build`.
+    Selecting another policy drops the previous policy's own options. Raises the errors of :func:`build`.
     """
     layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
     name = PolicyConfig.name
@@ -295,14 +295,14 @@ def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name:
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """Return True for an option that only this policy has, False for options of all policies."""
+    """Return True for an option that this policy adds to the options of all policies."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}
 
 
 def to_yaml(config: Config, *, comments: bool = True) -> str:
-    """Return the tree as a ROS parameter file, each line preceded by its description, unit and range."""
+    """Return the tree as a ROS parameter file; ``comments`` adds each option's description, unit and range."""
     lines = ["/**:", "  ros__parameters:"]
     section, known = "", entries(config)
     for name, value in flatten(config).items():

@@ -14,21 +14,21 @@ class Option:
 
     description: str  # one sentence for ``vla-ros config`` and the ROS parameter descriptor
     unit: str = ""  # SI unit, or "" for plain numbers and text
-    low: float | None = None  # smallest allowed number (each element of a list), or None
-    high: float | None = None  # largest allowed number, or None
-    choices: tuple[str, ...] = ()  # allowed texts; empty for any
-    length: tuple[int, ...] = ()  # allowed lengths of a list; empty for any
+    low: float | None = None  # smallest allowed number (for each element of a list); None: no limit
+    high: float | None = None  # largest allowed number; None: no limit
+    choices: tuple[str, ...] = ()  # allowed texts; empty: any
+    length: tuple[int, ...] = ()  # allowed lengths of a list; empty: any
     live: bool = False  # True if the value may change while the node runs
     per_camera: bool = False  # True for a list with one value per camera, or a single value for all cameras
 
 
 def option(default: Any, *known: Any, **by_name: Any) -> Any:
-    """Return a dataclass field with this default (a tuple for a list); ``known`` are the fields of its option."""
+    """Return a dataclass field with this default (a tuple for a list); other arguments are :class:`Option`'s."""
     return field(default=default, metadata={_KEY: Option(*known, **by_name)})
 
 
 def option_of(metadata: Any) -> Option:
-    """Return the :class:`Option` behind a dataclass field's ``metadata``."""
+    """Return the :class:`Option` in a dataclass field's ``metadata``."""
     found = metadata[_KEY]
     assert isinstance(found, Option)
     return found

@@ -1,9 +1,9 @@
 """Finds policies by name through an entry-point group, and the options that they declare.
 
-An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
-class. Attributes of the callable are optional: ``Options``, a dataclass that extends
-:class:`~vla_ros.config.policy.PolicyConfig`, declares further options; ``claims`` decides whether the policy runs a
-checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
+An entry point names a callable, such as the policy's class, that takes the :class:`~vla_ros.config.Config` and
+returns the policy. The callable may have two attributes: ``Options``, a dataclass that extends
+:class:`~vla_ros.config.policy.PolicyConfig`, declares further options; ``claims`` tells whether the policy can run
+a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options_class(name: str) -> type[PolicyConfig]:
 
 
 def owner(leaf: str) -> str | None:
-    """Return a policy that declares ``policy.<leaf>`` (the default policy if several do), or None."""
+    """Return a policy that declares ``policy.<leaf>``, preferably the default policy, or None."""
     found = [name for name in available() if leaf in _own(name)]
     return max(found, key=lambda name: name == PolicyConfig.name, default=None)
 
@@ -77,7 +77,7 @@ def _claim(name: str, config: Mapping[str, Any]) -> int:
     try:
         with _explained(point):
             claims = getattr(point.load(), "claims", None)
-    except MissingDependencyError:  # without its library it cannot run the checkpoint
+    except MissingDependencyError:  # without its library, the policy cannot run the checkpoint
         return 0
     return int(claims(config)) if claims else 0
 

@@ -1,6 +1,6 @@
 """The sections of the tree of options, each a frozen dataclass.
 
-Lists are tuples here and ROS arrays outside. Units are SI, angles are radians.
+Lists are tuples here and arrays in ROS. Units are SI, angles are radians.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CameraConfig:
 FEED_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(
     ("PoseStamped", "WrenchStamped"), "geometry_msgs"
 )
-"""Message types of further feeds, and their packages."""
+"""Message types of further feeds, with their packages."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def number(kind: Callable[[str], float], low: float, high: float = math.inf) -> 
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config FILE`` and ``-p name:=value``, which all commands with options share."""
+    """Add ``--config FILE`` and ``-p name:=value``, which all commands that take options share."""
     parser.add_argument(
         "--config",
         type=config_file,
@@ -49,7 +49,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros config``."""
+    """Add the arguments of ``vla-ros config``."""
     add_config_arguments(parser)
     parser.add_argument("--plain", action="store_true", help="print values without descriptions")
 

@@ -1,7 +1,7 @@
 """The tree of options: ROS parameters, keys of ``config/*.yaml`` and names of ``-p name:=value``.
 
-The name of an option is ``section.field``. The policy ``policy.name`` declares the section ``policy``; each of
-several arms (``robot.arms``) has its own section.
+The name of an option is ``section.field``. The policy ``policy.name`` declares the section ``policy``. With several
+arms (``robot.arms``), each arm has its own section.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vla_ros.config.registry import options_class
 class ArmConfig:
     """One arm of the robot, with the options that may differ between arms."""
 
-    name: str  # its name in the parts of a policy's features; ``arm`` if it is the only one
+    name: str  # as in the parts of a policy's features; ``arm`` if there is only one
     robot: sections.RobotConfig
     gripper: sections.GripperConfig
     limits: sections.LimitsConfig
@@ -39,7 +39,7 @@ _OF_AN_ARM = {
     "limits": ("workspace_low", "workspace_high"),
 }
 OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items() for leaf in leaves}
-"""Options in the section of each of ``robot.arms``, and the option of the tree that is their default."""
+"""Options in the section of each of ``robot.arms``, and the option from which each takes its default."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Config:
     node: sections.NodeConfig = field(default_factory=sections.NodeConfig)
     preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Options of single arms by flat name (``left.urdf``), if they differ from those that all arms share."""
+    """Options of single arms by flat name (``left.urdf``) that override options shared by all arms."""
 
     @property
     def arms(self) -> tuple[ArmConfig, ...]:

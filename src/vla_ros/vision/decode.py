@@ -1,6 +1,6 @@
-"""Decodes camera messages to RGB without ROS and without a per-pixel Python loop; any other input is an ImageError.
+"""Decodes camera messages to RGB, without ROS and without per-pixel Python loops.
 
-The ``format`` strings of compressed images are those of ``compressed_image_transport``.
+``format`` strings of compressed images are interpreted as in ``compressed_image_transport``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_SIDE = 16384
 """Largest accepted width and height in pixels."""
 
 MAX_PIXELS = 64 * 2**20
-"""Largest accepted image: far above any robot's camera, below the size at which Pillow suspects an attack."""
+"""Largest accepted number of pixels, below the number at which Pillow suspects an attack."""
 
 
 class DecodedImage(NamedTuple):
@@ -51,8 +51,8 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
     ``is_bigendian`` is ignored for channels of one byte; the CDR itself may have either byte order.
 
     Raises:
-        ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
-            the size, or an encoding other than colour or 8-bit grey.
+        ImageError: The CDR is truncated or damaged, the image has no or too many pixels, the step or the data
+            length does not fit the size, or the encoding is neither colour nor 8-bit grey.
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
@@ -61,31 +61,32 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
         raise _other(header)
     if header.width % layout.multiple:
         raise ImageError(
-            f"{IMAGE}: width {header.width} with {header.encoding} found, expected a multiple of {layout.multiple}"
+            f"{IMAGE}: found width {header.width} with {header.encoding}, expected a multiple of {layout.multiple}"
         )
     image = to_rgb(_rows(header, data, layout.pixel_bytes), layout, big_endian=header.is_bigendian)
     return DecodedImage(image, header.stamp)
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:
-    """Decode a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
+    """Decode a serialised ``sensor_msgs/CompressedImage``: 8-bit JPEG or PNG, grey or colour.
 
     The EXIF orientation is applied, as in cv_bridge and image_transport. The leading bytes of the data identify the
-    format, because drivers fill in ``format`` inconsistently; ``format`` shows only depth, raw Bayer mosaics and
-    swapped channels.
+    format, because drivers set ``format`` inconsistently; ``format`` is used only to detect depth, raw Bayer
+    mosaics and swapped channels.
 
     Raises:
-        ImageError: Truncated or damaged CDR or image, too many pixels, depth or Bayer data, another format.
+        ImageError: The CDR or the image is truncated or damaged, the image has too many pixels, or the data are
+            depth, a Bayer mosaic or in another format.
     """
     header, data = read_compressed(cdr)
     _refuse_depth(COMPRESSED_IMAGE, "format", header.format)
     if header.format.strip().lower().startswith("bayer_"):
         raise ImageError(
-            f"{COMPRESSED_IMAGE}: format {shown(header.format)} found, a raw Bayer mosaic whose compression has"
-            " mixed the colours; run image_proc's debayer node and compress its image_color"
+            f"{COMPRESSED_IMAGE}: found format {shown(header.format)}, a raw Bayer mosaic, whose colours are mixed"
+            " by compression; run image_proc's debayer node and compress its image_color"
         )
     if not data:
-        raise ImageError(f"{COMPRESSED_IMAGE}: no data found, expected a JPEG or PNG; check the camera driver")
+        raise ImageError(f"{COMPRESSED_IMAGE}: found no data, expected a JPEG or PNG; check the camera driver")
     start = bytes(data[:8])
     if start.startswith(b"\xff\xd8\xff"):
         image = _decode_jpeg(data)
@@ -93,11 +94,11 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
         image = _decode_png(data)
     else:
         raise ImageError(
-            f"{COMPRESSED_IMAGE}: data of format {shown(header.format)} beginning with {start.hex(' ')}"
-            " found, expected JPEG (ff d8 ff) or PNG (89 50 4e 47); set the camera's image_transport to one of them"
+            f"{COMPRESSED_IMAGE}: found data of format {shown(header.format)} that begin with {start.hex(' ')},"
+            " expected JPEG (ff d8 ff) or PNG (89 50 4e 47); set the camera's image_transport to one of them"
         )
     # compressed_image_transport names the channel order that it passed to OpenCV's encoder, which expects BGR.
-    # "compressed rgb8" is therefore a file with swapped channels, which its own subscriber swaps back.
+    # "compressed rgb8" therefore means a file with swapped channels, which the transport's subscriber swaps back.
     if "compressed rgb" in header.format.lower():
         image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return DecodedImage(image, header.stamp)
@@ -106,28 +107,28 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
 def _check_size(message: str, height: int, width: int) -> None:
     if height == 0 or width == 0:
         raise ImageError(
-            f"{message}: size {width} x {height} found, expected an image with pixels; check the camera driver"
+            f"{message}: found size {width} x {height}, expected an image with pixels; check the camera driver"
         )
     if height > MAX_SIDE or width > MAX_SIDE or height * width > MAX_PIXELS:
         raise ImageError(
-            f"{message}: size {width} x {height} found, expected at most {MAX_SIDE} a side and {MAX_PIXELS} pixels;"
+            f"{message}: found size {width} x {height}, expected at most {MAX_SIDE} a side and {MAX_PIXELS} pixels;"
             " the message is damaged, or the camera must publish smaller images"
         )
 
 
 def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
-    """Return a view of the pixel bytes without padding, [height, width * pixel_bytes]."""
+    """Return a view of the pixel bytes without the padding of rows, [height, width * pixel_bytes]."""
     height, width = header.height, header.width
     row = width * pixel_bytes
     if header.step < row:
         raise ImageError(
-            f"{IMAGE}: step {header.step} found, expected at least {row} ({width} pixels of {header.encoding});"
-            " the driver fills in step or encoding wrongly"
+            f"{IMAGE}: found step {header.step}, expected at least {row} ({width} pixels of {header.encoding});"
+            " the driver sets step or encoding incorrectly"
         )
     if header.step * height != len(data):  # cv_bridge requires equality, too; otherwise the image is cut or sheared
         raise ImageError(
-            f"{IMAGE}: {len(data)} bytes of data found, expected {header.step * height} (step {header.step} x"
-            f" {height} rows); the driver fills in size or step wrongly"
+            f"{IMAGE}: found {len(data)} bytes of data, expected {header.step * height} (step {header.step} x"
+            f" {height} rows); the driver sets the image size or step incorrectly"
         )
     return np.frombuffer(data, np.uint8).reshape(height, header.step)[:, :row]
 
@@ -137,17 +138,17 @@ def _other(header: ImageHeader) -> ImageError:
     _refuse_depth(IMAGE, "encoding", header.encoding)
     known = ", ".join(name for name in ENCODINGS if not name.startswith("bayer_"))
     return ImageError(
-        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {known} or a Bayer mosaic; set the"
+        f"{IMAGE}: found encoding {shown(header.encoding)}, expected one of {known} or a Bayer mosaic; set the"
         " camera driver to one of them (8UC3 and the like do not say which channel is red)"
     )
 
 
 def _refuse_depth(message: str, what: str, name: str) -> None:
-    """Raise ImageError if the encoding or format is depth or has more than 8 bits a channel."""
+    """Raise ImageError if the encoding or format is for depth or for more than 8 bits a channel."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
-            f"{message}: {what} {shown(name)} found, which has depth or more than 8 bits a channel, expected a"
+            f"{message}: found {what} {shown(name)}, which has depth or more than 8 bits a channel, expected a"
             " colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
         )
 
@@ -166,7 +167,7 @@ def _decode_jpeg(data: memoryview) -> UInt8Array:
         raise _damaged("JPEG", data, error) from error
     _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
     if colorspace in ("CMYK", "YCCK"):
-        raise ImageError(f"{COMPRESSED_IMAGE}: JPEG in {colorspace} found, expected YCbCr or grey as cameras write")
+        raise ImageError(f"{COMPRESSED_IMAGE}: found a JPEG in {colorspace}, expected YCbCr or greyscale")
     try:
         # Strict: an image whose lower half is missing must not steer an arm.
         image = np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
@@ -182,8 +183,8 @@ def _decode_png(data: memoryview) -> UInt8Array:
     _check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
     if data[24] > 8:
         raise ImageError(
-            f"{COMPRESSED_IMAGE}: PNG with {data[24]} bits a channel found, expected 8; subscribe to a colour image"
-            " instead of depth, or set the camera to 8 bits"
+            f"{COMPRESSED_IMAGE}: found a PNG with {data[24]} bits a channel, expected 8; subscribe to a colour"
+            " image instead of depth, or set the camera to 8 bits"
         )
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:

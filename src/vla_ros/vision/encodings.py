@@ -21,7 +21,7 @@ class Encoding:
     channels: int  # values per pixel
     code: int | None  # conversion of cv2.cvtColor; None if the values are RGB
     value_bytes: int = 1
-    multiple: int = 1  # divisor of every valid width
+    multiple: int = 1  # valid widths are multiples of this
 
     @property
     def pixel_bytes(self) -> int:
@@ -29,7 +29,7 @@ class Encoding:
         return self.channels * self.value_bytes
 
 
-# The YUV formats are BT.601 with limited range, as UVC cameras send them and cv_bridge converts them.
+# The YUV formats are BT.601 with limited range, as sent by UVC cameras and converted by cv_bridge.
 _UYVY = Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple=2)
 _YUY2 = Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple=2)
 

@@ -25,7 +25,7 @@ def jpeg_exif(data: memoryview) -> bytes:
 
 
 def turned(image: UInt8Array, exif: bytes) -> UInt8Array:
-    """Apply the orientation (2 to 8) in the image's EXIF data; missing or damaged data have none."""
+    """Apply the orientation (2 to 8) in the image's EXIF data; ignore missing or damaged data."""
     orientation: object = 1
     if exif:
         with contextlib.suppress(Exception):  # Pillow raises many kinds of errors for damaged bytes

@@ -26,13 +26,13 @@ Images of LIBERO's renderer need ``rotate_180``, which the OpenVLA evaluation ap
 
 
 def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
-    """Return start and end of the centre crop that keeps the share ``area`` of the image, relative to each side.
+    """Return start and end of the centre crop that keeps the share ``area`` of the image, for both axes.
 
-    Sides are scaled by ``sqrt(area)`` in float32, as in the OpenVLA evaluation code. Coordinates are those of
-    ``tf.image.crop_and_resize``: 0 is the centre of the first pixel, 1 the centre of the last pixel.
+    Sides are scaled by ``sqrt(area)`` in float32, as in the OpenVLA evaluation code. As in
+    ``tf.image.crop_and_resize``, 0 is the centre of the first pixel and 1 the centre of the last pixel.
     """
     if not 0.0 < area <= 1.0:
         raise ConfigError(f"camera.crop_area: found {area}, expected more than 0 and at most 1")
-    side = np.sqrt(np.float32(area))  # of the rounded area, as TensorFlow does
+    side = np.sqrt(np.float32(area))  # of the rounded area, as in TensorFlow
     low = (np.float32(1) - side) / np.float32(2)
     return low, low + side

@@ -11,7 +11,7 @@ from vla_ros.types import UInt8Array
 class LazyImages(Mapping[str, UInt8Array]):
     """Maps image keys to uint8 [H, W, 3]; each image is prepared on first access.
 
-    ``makers`` maps a key to the function that prepares its image. ``spent_ms`` is the time spent so far.
+    ``makers`` maps a key to the function that prepares its image. ``spent_ms`` is the total preparation time.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], UInt8Array]]) -> None:
@@ -21,7 +21,7 @@ class LazyImages(Mapping[str, UInt8Array]):
 
     @property
     def prepared(self) -> int:
-        """Number of images that were prepared."""
+        """Number of images prepared so far."""
         return len(self._made)
 
     def __getitem__(self, key: str) -> UInt8Array:

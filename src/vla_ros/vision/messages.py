@@ -1,9 +1,9 @@
 """CDR of ``sensor_msgs/Image`` and ``sensor_msgs/CompressedImage``: reading without a copy, and writing.
 
 The layout is the OMG's plain CDR, version 1: a 4-byte encapsulation header (second byte 0: big endian, 1: little
-endian), then the fields, each aligned to its size counted from the end of that header. A string is a uint32 length
-(with the closing zero byte) and its bytes, a byte sequence a uint32 length and its bytes. Both messages begin with
-a ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
+endian), then the fields, each aligned to a multiple of its size from the end of that header. Strings and byte
+sequences are a uint32 length followed by the bytes; strings end with a zero byte, which the length includes. Both
+messages begin with a ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ImageHeader:
     frame_id: str
     height: int
     width: int
-    encoding: str  # pixel format by its name in ``sensor_msgs/image_encodings.hpp``
+    encoding: str  # pixel format, a name in ``sensor_msgs/image_encodings.hpp``
     is_bigendian: bool  # byte order of channels wider than a byte; meaningless for 8-bit encodings
     step: int  # bytes from one row to the next, including padding
 
@@ -66,7 +66,7 @@ class _Reader:
         kind = bytes(self.take(4, "the encapsulation header")[:2])
         if kind not in (b"\0\0", b"\0\1"):
             raise ImageError(
-                f"{message}: encapsulation {kind[0]:#04x} {kind[1]:#04x} found, expected plain CDR (0x00 0x00 big"
+                f"{message}: found encapsulation {kind[0]:#04x} {kind[1]:#04x}, expected plain CDR (0x00 0x00 big"
                 " endian or 0x00 0x01 little endian); the publisher must use XCDR1, as ROS 2 does"
             )
         self._order: Literal["little", "big"] = "little" if kind[1] else "big"
@@ -81,7 +81,7 @@ class _Reader:
         return self._bytes[start : self._offset]
 
     def uint32(self, what: str) -> int:
-        self._offset += -self._offset % 4  # the header has 4 bytes, so both origins give the same alignment
+        self._offset += -self._offset % 4  # the header's 4 bytes do not change the alignment
         return int.from_bytes(self.take(4, what), self._order)
 
     def sequence(self, what: str) -> memoryview:
@@ -91,7 +91,7 @@ class _Reader:
         data = bytes(self.sequence(what))
         if data and data[-1]:
             raise ImageError(f"{self._message}: {what} does not end in a zero byte; the CDR is damaged")
-        # A frame_id in another character set must not make the image unusable.
+        # A frame_id in another encoding must not make the image unusable.
         return data[:-1].decode("utf-8", errors="replace")
 
     def stamp(self) -> int:
@@ -99,8 +99,8 @@ class _Reader:
         nanosec = self.uint32("header.stamp.nanosec")
         if sec >= 2**31 or nanosec >= _SECOND:  # sec is an int32: the upper half is negative
             raise ImageError(
-                f"{self._message}: header.stamp of sec {sec} and nanosec {nanosec} found, expected sec below"
-                f" {2**31} and nanosec below {_SECOND}; damaged CDR, or a driver without a clock"
+                f"{self._message}: found header.stamp with sec {sec} and nanosec {nanosec}, expected sec below"
+                f" {2**31} and nanosec below {_SECOND}; the CDR is damaged, or the driver has no clock"
             )
         return sec * _SECOND + nanosec
 
@@ -108,8 +108,8 @@ class _Reader:
 def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     """Return the header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
 
-    Raises ImageError for truncated bytes, lengths beyond the buffer and an impossible stamp. `decode.decode_image`
-    checks that size, step and data agree.
+    Raises ImageError if the bytes are truncated, a length exceeds the buffer or the stamp is invalid.
+    `decode.decode_image` checks that size, step and data agree.
     """
     reader = _Reader(cdr, IMAGE)
     stamp = reader.stamp()
@@ -138,7 +138,7 @@ def image_header(cdr: CdrBytes) -> ImageHeader:
 
 
 def image_stamp(cdr: CdrBytes) -> int:
-    """Return ``header.stamp`` in nanoseconds of any message that begins with a ``std_msgs/Header``."""
+    """Return ``header.stamp``, in nanoseconds, of any message that begins with a ``std_msgs/Header``."""
     return _Reader(cdr, "std_msgs/Header").stamp()
 
 
@@ -163,7 +163,7 @@ def _header(stamp: int, frame_id: str) -> bytes:
     sec, nanosec = divmod(stamp, _SECOND)
     if not 0 <= sec < 2**31:
         raise ImageError(
-            f"stamp {stamp} ns found, expected 0 to {2**31 - 1} seconds, as builtin_interfaces/Time has"
+            f"found a stamp of {stamp} ns, expected 0 to {2**31 - 1} s, the range of builtin_interfaces/Time"
         )
     return _aligned(b"\0\1\0\0" + struct.pack("<iI", sec, nanosec) + _string(frame_id))
 
@@ -173,19 +173,19 @@ def encode_image(
 ) -> bytes:
     """Return the little-endian CDR of a ``sensor_msgs/Image`` with the bytes of ``image``, without conversion.
 
-    ``image`` is uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``, ``stamp``
-    is in nanoseconds, ``step`` the bytes from row to row (None: no padding).
+    ``image`` is uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``. ``stamp``
+    is in nanoseconds; ``step`` is the number of bytes from row to row (None: no padding).
     """
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise ImageError(
-            f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width] or"
+            f"found an image of type {image.dtype} and shape {image.shape}, expected uint8 [height, width] or"
             " [height, width, channels]"
         )
     height, width = image.shape[:2]
     row = width * (image.shape[2] if image.ndim == 3 else 1)
     step = row if step is None else step
     if step < row:
-        raise ImageError(f"step {step} found, expected at least the {row} bytes of a row")
+        raise ImageError(f"found step {step}, expected at least the {row} bytes of a row")
     pixels: UInt8Array = np.ascontiguousarray(image).reshape(height, row)
     if step > row:
         pixels = np.pad(pixels, ((0, 0), (0, step - row)))

@@ -31,12 +31,12 @@ class Preprocessor:
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
     def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
-        """Return a decoded image, uint8 [H, W, 3] RGB, with its pending orientation and processor."""
+        """Return a decoded image, uint8 [H, W, 3] RGB, with the orientation and processor still to be applied."""
         return RawImage(image, *self._cameras[camera_index], stamp)
 
 
 def process(raw: RawImage) -> UInt8Array:
-    """Apply orientation and image processor on the host: uint8 [height, width, 3] RGB of the processor's size."""
+    """Apply orientation and image processor on the host; returns uint8 [height, width, 3] RGB."""
     upright = TURNS[raw.orientation](raw.pixels)
     return upright if raw.processor is None else raw.processor(upright)
 

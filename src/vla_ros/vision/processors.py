@@ -1,6 +1,6 @@
-"""Image processors that resize uint8 RGB images bit for bit as the published code does.
+"""Image processors that resize uint8 RGB images with the same bits as the published code.
 
-Normalisation is left to the policies.
+The policies normalise the images.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
     """Encode and decode ``image`` as TensorFlow's JPEG codec does, to reproduce the loss in the training data.
 
     OpenCV's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
-    produce the pixels of TensorFlow 2. ``image`` is uint8 [height, width, 3] and already upright, because the loss
-    depends on the position of the 16 x 16 blocks.
+    produce the same pixels as TensorFlow 2. ``image`` is uint8 [height, width, 3]; it must already be upright,
+    because the loss depends on the position of the 16 x 16 blocks.
     """
     _, encoded = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
     return np.asarray(simplejpeg.decode_jpeg(encoded.data, colorspace="RGB", fastdct=True), np.uint8)
@@ -45,7 +45,7 @@ def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
 def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
     """Resize as ``tf.image.resize(method="lanczos3", antialias=True)`` does, and round to uint8."""
     height, width, _ = image.shape
-    if (height, width) == size:  # TensorFlow returns the image, too
+    if (height, width) == size:  # TensorFlow, too, returns the image unchanged
         return image
     return resample.lanczos3((height, width), size)(image)
 
@@ -53,8 +53,8 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
     """Crop the centre to the share ``area`` in (0, 1] and resize bilinearly, as the OpenVLA evaluation does.
 
-    Reproduces TensorFlow's ``crop_and_resize`` on [0, 1] and its conversion to uint8, ``floor(255.5 x)``, in the
-    same order of float32 operations.
+    Performs the float32 operations of TensorFlow's ``crop_and_resize`` on [0, 1] and of its conversion to uint8,
+    ``floor(255.5 x)``, in TensorFlow's order.
     """
     rows = resample.crop_taps(image.shape[0], size[0], area)
     columns = resample.crop_taps(image.shape[1], size[1], area)
@@ -65,7 +65,7 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     across = np.repeat(columns.share, 3)
 
     def along_columns(at: NDArray[np.intp]) -> Levels:
-        """Return the rows ``at`` of the image in [0, 1], resized along the columns: [height, width * 3]."""
+        """Return the rows ``at`` of the image, in [0, 1], with the target's columns: [height, width * 3]."""
         some = flat[at]
         return _between(_in_one(some.take(left.ravel(), axis=1)), _in_one(some.take(right.ravel(), axis=1)), across)
 
@@ -83,7 +83,7 @@ def _in_one(image: UInt8Array) -> Levels:
 
 
 def _between(one: Levels, other: Levels, share: Levels) -> Levels:
-    """Compute ``one + (other - one) * share`` in place of ``other``."""
+    """Compute ``one + (other - one) * share`` and overwrite ``other`` with it."""
     other -= one
     other *= share
     other += one
@@ -107,7 +107,7 @@ class _Resize(ImageProcessor):
 class ResizeNaive(_Resize):
     """``resize-naive`` of the OpenVLA processor: bicubic, regardless of the aspect ratio.
 
-    With a crop, the crop's bilinear resize to ``size`` replaces the bicubic one, as in the OpenVLA code.
+    With a crop, a bilinear resize to ``size`` replaces the bicubic one, as in the OpenVLA code.
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
@@ -118,7 +118,7 @@ class ResizeNaive(_Resize):
         return crop_center(image, self.crop_area, self.size)
 
     def resampling(self, source: tuple[int, int]) -> Resampling:
-        """Integer or single float32 operations, identical on every device."""
+        """Return steps in integers or individually rounded float32 operations, identical on every device."""
         if self.crop_area == 1.0:
             return resample.pillow_resize(source, self.size)
         return resample.bilinear_crop(source, self.size, self.crop_area)
@@ -137,7 +137,7 @@ class LiberoResize(_Resize):
         return self._crop(resize_lanczos3(jpeg_round_trip(image), self.size))
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Integer or single float32 operations; None below five columns, which libjpeg decodes differently."""
+        """Return steps identical on every device; None below five columns, which libjpeg decodes differently."""
         if source[1] < 5:
             return None
         return (JpegRoundTrip(source), *resample.lanczos3_steps(source, self.size), *self._crop_steps())
@@ -161,7 +161,7 @@ class ResizeWithPad(ImageProcessor):
         return resize_with_pad(image, self.size)
 
     def resampling(self, source: tuple[int, int]) -> Resampling:
-        """Integer operations, identical on every device."""
+        """Return steps in integers, identical on every device."""
         if source == self.size:
             return ()
         fitted = fitted_size(source, self.size)
@@ -174,12 +174,12 @@ PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
     "libero": LiberoResize,
     "resize_with_pad": ResizeWithPad,
 }
-"""By the name that ``camera.pipeline`` gives them."""
+"""Value of ``camera.pipeline`` to image processor."""
 
 
 def require_image(image: UInt8Array) -> None:
     """Raise unless ``image`` is uint8 [height, width, 3] with pixels."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
-            f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"
+            f"found an image of type {image.dtype} and shape {image.shape}, expected uint8 [height, width, 3] RGB"
         )

@@ -1,7 +1,7 @@
 """Resampling without TensorFlow: its Lanczos-3 as matrix products, and the taps of its ``crop_and_resize``.
 
-A resize along one axis is a banded matrix. The matrix is split into blocks of output samples, each with only the
-input samples that it needs, to avoid multiplying by zeros.
+A resize along one axis multiplies by a banded matrix. The matrix is split into blocks of output samples, each with
+only the input samples that it needs, to avoid multiplying by zeros.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CHANNELS = 3
 
 
 def lanczos3_matrix(source: int, target: int) -> Matrix:
-    """Return the weights [target, source] of ``tf.image.resize`` (Lanczos-3, antialiased) on one axis, to the bit.
+    """Return the exact weights [target, source] of ``tf.image.resize`` (Lanczos-3, antialiased) along one axis.
 
-    Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at halves. The kernel is
-    stretched by the scale when the image shrinks, truncated at the border, and normalised to a sum of one.
+    Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at half-integers. The
+    kernel is stretched by the scale when the image shrinks, truncated at the border, and normalised to sum to one.
     """
     one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
     # TensorFlow rounds the scale to float32 and inverts it; for every third size this is not source / target.
@@ -66,7 +66,7 @@ def _lanczos3(distance: Matrix) -> Matrix:
 def _sine(angle: Matrix) -> Matrix:
     """Return C's ``sinf``, which TensorFlow calls, for non-negative angles: glibc's polynomials in float64.
 
-    The result is not always the nearest float32; numpy's sine differs from both.
+    Neither this result nor numpy's is always the nearest float32, and the two differ.
     """
     x = angle.astype(np.float64)
     quarter = np.floor(x * (2 / np.pi) + 0.5)
@@ -111,13 +111,13 @@ def pillow_resize(
 
 @lru_cache(maxsize=16)
 def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Resampling:
-    """Return the steps of :func:`crop_taps` between two sizes (height, width)."""
+    """Return the step that applies :func:`crop_taps` between two sizes (height, width)."""
     rows, columns = (crop_taps(source[axis], target[axis], area) for axis in (0, 1))
     return (BilinearCrop(rows, columns),)
 
 
 def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the taps of Pillow's ``bilinear`` or ``bicubic`` resize along one axis, with its rounded weights.
+    """Return the taps of Pillow's ``bilinear`` or ``bicubic`` resize along one axis, with Pillow's rounding.
 
     Returns int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
     """
@@ -131,7 +131,7 @@ def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64],
     positions = first + np.arange(int((last - first).max()))[:, None]  # [K, target]
     weights = kernel(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
     weights[positions >= last] = 0.0
-    weights /= weights.sum(axis=0)  # adds taps in Pillow's order
+    weights /= weights.sum(axis=0)  # sums the taps in Pillow's order
     fixed = np.trunc(weights * (1 << PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
     return np.minimum(positions, source - 1), fixed
 
@@ -159,18 +159,18 @@ def _blocks(matrix: Matrix, size: int) -> list[Block]:
 
 
 class Lanczos3:
-    """TensorFlow's antialiased Lanczos-3 between two sizes (height, width), rounded to uint8, to the bit.
+    """TensorFlow's antialiased Lanczos-3 between two sizes (height, width), with the same uint8 results.
 
     TensorFlow sums tap by tap, rows first. Matrix products sum in another order and are several times faster.
-    Results can differ only where a sum is close to the midpoint between two levels; these samples are recomputed in
-    TensorFlow's order.
+    Rounded results can differ only where a sum is close to the midpoint between two levels; these samples are
+    recomputed in TensorFlow's order.
     """
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         matrices = [lanczos3_matrix(source[axis], target[axis]) for axis in (0, 1)]
         self._shape = (*target, _CHANNELS)
         self._row_blocks = _blocks(matrices[0], _ROWS_PER_BLOCK)
-        # The Kronecker product with the identity leaves the channels interleaved.
+        # The Kronecker product with the identity keeps the channels interleaved.
         wide = np.kron(matrices[1], np.eye(_CHANNELS, dtype=np.float32))
         self._column_blocks = _blocks(wide, _COLUMNS_PER_BLOCK * _CHANNELS)
         self._rows, self._columns = map(taps_of, matrices)
@@ -186,7 +186,7 @@ class Lanczos3:
         middle += np.float32(0.5)
         middle -= result
         doubtful = np.flatnonzero(np.abs(middle, out=middle) <= self._doubt)
-        if len(doubtful) > result.size // 50:  # a synthetic image; computing all samples is faster then
+        if len(doubtful) > result.size // 50:  # as in synthetic images; computing all samples is then faster
             result = self._all(image)
         elif len(doubtful):
             result.reshape(-1)[doubtful] = self._some(image, doubtful)
@@ -210,7 +210,7 @@ class Lanczos3:
         rows, columns = np.divmod(pixels, len(self._columns[0]))
         down, down_weights = (part[rows] for part in self._rows)  # [n, taps]
         across, across_weights = (part[columns] for part in self._columns)
-        beside = across * _CHANNELS + channels[:, None]  # within a row
+        beside = across * _CHANNELS + channels[:, None]  # offsets within a row
         flat, step = image.reshape(-1), image.shape[1] * _CHANNELS
         tall, result = np.zeros(across.shape, np.float32), np.zeros(len(samples), np.float32)
         for tap in range(down.shape[1]):
@@ -251,7 +251,7 @@ def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
 
 @lru_cache(maxsize=16)
 def lanczos3_steps(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
-    """Return the steps of :func:`lanczos3` for another device; none between equal sizes, as in TensorFlow."""
+    """Return the steps of :func:`lanczos3` for another device; none if the sizes are equal, as in TensorFlow."""
     if source == target:
         return ()
     rows, columns = (taps_of(lanczos3_matrix(source[axis], target[axis])) for axis in (0, 1))

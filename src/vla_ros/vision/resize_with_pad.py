@@ -1,7 +1,7 @@
 """Resizes images without distortion and pads them with black, as openpi and LeRobot do.
 
-When images shrink, openpi uses Pillow's antialiasing filter and LeRobot interpolates between four pixels. On fine
-textures the results differ by up to 70 levels, so a checkpoint needs the method it was trained with.
+When images shrink, openpi uses Pillow's antialiasing filter, whereas LeRobot interpolates between four pixels. On
+fine textures, the results differ by up to 70 levels, so a checkpoint needs the method it was trained with.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Taps = tuple[NDArray[np.intp], NDArray[np.intp], Levels]
 
 
 def fitted_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """Return the (height, width) of ``source`` scaled to fit into ``target``, at least one pixel each."""
+    """Scale the size ``source`` (height, width) to fit into ``target``; each side is at least one pixel."""
     ratio = max(source[0] / target[0], source[1] / target[1])
     return max(1, int(source[0] / ratio)), max(1, int(source[1] / ratio))
 
 
 def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Resize uint8 [H, W, 3] as openpi does, bit for bit: Pillow's antialiased bilinear filter.
+    """Resize uint8 [H, W, 3] with Pillow's antialiased bilinear filter, bit for bit as openpi does.
 
-    Returns uint8 [height, width, 3]: ``image`` itself if it has this size.
+    Returns uint8 [height, width, 3], which is ``image`` itself if it already has this size.
     """
     if image.shape[:2] == target:
         return image
@@ -40,7 +40,7 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
 def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resampling) -> Image.Image:
     """Resize to (height, width) with Pillow: columns first, then rows, rounded to 8 bits in between.
 
-    This is the order of the versions used in training; newer versions may resize the rows of tall images first.
+    Pillow versions used in training have this order; newer versions may resize the rows of tall images first.
     """
     height, width = size
     resized = Image.fromarray(np.ascontiguousarray(image))
@@ -51,7 +51,7 @@ def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resam
 
 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:
-    """Resize uint8 [H, W, 3] as LeRobot does: bilinear, without antialiasing and rounding.
+    """Resize uint8 [H, W, 3] as LeRobot does: bilinear, without antialiasing or rounding.
 
     Returns float32 [height, width, 3] in [0, 1].
     """
@@ -66,7 +66,7 @@ def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 22
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> Taps:
-    """Return the neighbours in ``source`` of each sample of ``target``, and the weight of the second one."""
+    """Return the two neighbours in ``source`` of each sample of ``target``, and the second neighbour's weight."""
     scale = np.float64(np.float32(source) / np.float32(target))
     # Rounded once, as in a fused multiply-add.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
@@ -80,7 +80,7 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
 
 
 def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """Return the (row, column) of a centred image; with odd padding, the extra pixel is at the bottom or right."""
+    """Return the corner (row, column) of a centred image; an odd pixel of padding is at the bottom or right."""
     return (target[0] - source[0]) // 2, (target[1] - source[1]) // 2
 
 
