@@ -280,6 +280,8 @@ def test_files_are_found_by_path_or_by_name_in_the_package(tmp_path: Path) -> No
     assert load(files).control.rate_hz == 2.0
     with pytest.raises(ConfigError, match=r"config 'dmo': no such file; expected a file or one of aloha, demo, "):
         parser.parse_args(["--config", "dmo"])
+    with pytest.raises(ConfigError, match=r"config '.*': a folder; expected a file"):
+        parser.parse_args(["--config", str(own.parent)])
 
 
 @pytest.mark.parametrize("name", ["ur5e", "config/robots/ur5e.yaml"])

@@ -223,7 +223,7 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(
 ) -> None:
     loaded: list[float] = []
     monkeypatch.setattr(policy, "load", lambda progress: loaded.append(1.0))
-    with pytest.raises(ConfigError, match=r"no feature \['front'\]; its features are \['image', 'state'\]"):
+    with pytest.raises(ConfigError, match="no feature front; its features are image, state"):
         Service(policy, aliases={"front": "x"}).load()
     assert not loaded
     monkeypatch.setattr(policy, "describe", lambda: PolicySpec((), open=True))
@@ -266,7 +266,8 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
         (["--tls-key", "x", "--tls-certificate", "y"], "--tls-certificate: y"),
         (["--api-key-file", os.devnull], "does not contain a key"),
         (["--image", "front"], "expected KEY=NAME"),
-        (["--image", "front=x"], "the policy has no feature ['front']"),
+        (["--image", "front=a", "--image", "front=b"], "found front=a front=b, expected each KEY once"),
+        (["--image", "front=x"], "the policy has no feature front; its features are"),
         (["--metadata", os.devnull], "expected a map"),
         (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
     ],

@@ -32,7 +32,8 @@ def config_file(name: str) -> Path:
             return path
     known = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
     expected = f"a file or one of {', '.join(known)}" if known else "a file (the package's own are missing)"
-    raise ConfigError(f"config '{name}': no such file; expected {expected}")
+    found = "a folder" if Path(name).expanduser().is_dir() else "no such file"
+    raise ConfigError(f"config '{name}': {found}; expected {expected}")
 
 
 @cache

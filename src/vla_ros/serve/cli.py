@@ -195,8 +195,11 @@ def aliases(given: list[str]) -> dict[str, str]:
     """Parse the arguments of ``--image``, each ``KEY=NAME``."""
     pairs = [text.partition("=") for text in given]
     if not all(key and name for key, _, name in pairs):
-        raise ConfigError(f"--image: found {given}, expected KEY=NAME")
-    return {key: name for key, _, name in pairs}
+        raise ConfigError(f"--image: found {' '.join(given)}, expected KEY=NAME")
+    names = {key: name for key, _, name in pairs}
+    if len(names) < len(pairs):
+        raise ConfigError(f"--image: found {' '.join(given)}, expected each KEY once")
+    return names
 
 
 def own_metadata(path: Path | None) -> dict[str, object] | None:

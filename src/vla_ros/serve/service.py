@@ -173,7 +173,8 @@ class Service:
         keys = [*spec.image_keys, *(state.key for state in spec.state)]
         unknown = sorted(self._aliases.keys() - set(keys))
         if unknown:
-            raise ConfigError(f"--image: the policy has no feature {unknown}; its features are {keys}")
+            found, known = ", ".join(unknown), ", ".join(keys)
+            raise ConfigError(f"--image: the policy has no feature {found}; its features are {known}")
 
     async def _reply(self, message: bytes | str, arrived: float, known: _Conversation) -> tuple[bytes | str, str]:
         """Return the reply, and the outcome for the metrics."""

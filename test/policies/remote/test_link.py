@@ -191,6 +191,6 @@ def test_a_missing_server_is_reported_within_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match=r"Connection refused \(tried for 0.3 s\)"):
+    with pytest.raises(ServerLostError, match=r"Connection refused \(tried for 0.3 s\); check that the server"):
         link_to(port).start(0.3)
     assert time.monotonic() - began < 5.0

@@ -79,7 +79,8 @@ class Link:
         while (peer := self._peer) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ServerLostError(f"policy.server: {self._why} (tried for {timeout:g} s)")
+                advice = "check that the server runs and that host and port are right"
+                raise ServerLostError(f"policy.server: {self._why} (tried for {timeout:g} s); {advice}")
             error = self._attempt(min(left, _CONNECT))
             if error is not None and not isinstance(error, ServerLostError):
                 raise error
