@@ -190,7 +190,7 @@ class Director:
             rig.order(**order)
         if row.reaction is Reaction.ENDS:
             if not wait_until(lambda: not rig.node.alive, _ENDED):
-                self._complain(f"lives: the node runs on {row.lasts[0] + _ENDED:g} s after its launcher ended")
+                self._complain(f"lives: the node still runs {row.lasts[0] + _ENDED:g} s after its launcher ended")
             self._restart_node()
             return
         if row.reaction is Reaction.STOPS:
@@ -240,13 +240,13 @@ class Director:
             until = following.begin if following else float("inf")
             if row.reasons and injection.end and not self._is_named(injection.begin, until):
                 self._complain(
-                    f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} named"
+                    f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} was reported"
                 )
             if row.launched and injection.end:
                 held = self._holds(injection)
                 if held != 1:
                     self._complain(
-                        f"hold: at {injection.begin - self._began:.3f} s, {held} were sent, expected one"
+                        f"hold: at {injection.begin - self._began:.3f} s, {held} holds were sent, expected one"
                     )
         if row.simulated:
             self._nothing_from_before_a_jump()

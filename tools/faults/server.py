@@ -1,8 +1,8 @@
 """Serves the wild policy with the real policy server, and breaks its responses.
 
 A line on standard input sets the fault: ``delay`` sends responses too late, ``lose`` sends none, ``mix`` sends the
-response to another request, ``truncate`` the first half, ``oversize`` two megabytes, and ``error`` a text; ``cut``
-closes the connection. An empty line ends the fault.
+response to another request, ``truncate`` the first half, ``oversize`` two megabytes, ``error`` an error message;
+``cut`` closes the connection. An empty line ends the fault.
 """
 
 from __future__ import annotations

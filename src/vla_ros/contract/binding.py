@@ -18,7 +18,7 @@ from vla_ros.kinematics.solver import Kinematics
 class Binding:
     """The sources of a policy's inputs and the targets of its actions on a robot."""
 
-    spec: PolicySpec  # the policy's spec, completed from the options
+    spec: PolicySpec  # the policy's spec, completed with the options
     # Image key to index in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
     states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order

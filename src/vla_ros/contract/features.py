@@ -21,7 +21,7 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
-    """Return ``spec`` with everything that the checkpoint leaves open set from the options.
+    """Return ``spec``, with options filled in where the checkpoint leaves it open.
 
     Features that the policy does not take are ignored, so that one preset fits several policies. Raises ConfigError
     if an option contradicts the spec.

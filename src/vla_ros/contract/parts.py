@@ -84,7 +84,7 @@ class Part:
         return (float(found[1]), float(found[2])) if found else None
 
     def size(self, joints: int, fingers: int = 0) -> int:
-        """Return the part's size for an arm with so many joints and fingers; 0 for a feed of any length."""
+        """Return the part's size, given an arm's numbers of joints and fingers; 0 for a feed of any length."""
         if self.quantity in (FEED, UNUSED):
             return self.count
         size = QUANTITIES[self.quantity].size

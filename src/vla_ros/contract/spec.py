@@ -15,7 +15,7 @@ from vla_ros.types import ImageProcessor
 class Moment:
     """When a feature is measured, counted back from now."""
 
-    steps: int = 0  # control steps (of :attr:`PolicySpec.rate_hz`, else ``control.rate_hz``) ago; not negative
+    steps: int = 0  # control steps ago, at :attr:`PolicySpec.rate_hz` or else ``control.rate_hz``; not negative
     seconds: float = 0.0  # seconds ago, instead of steps; not negative
 
 

@@ -198,7 +198,7 @@ def _scale(
     if part.range is None and part.form != "1":
         return 0.0, 1.0, 0.0
     if arm.kinematics is None or not set(names) <= set(arm.joints):
-        raise ConfigError(f"robot.urdf: {need}, whose scale is the URDF's limits of {', '.join(names)}")
+        raise ConfigError(f"robot.urdf: {need}, which is scaled by the URDF's limits of {', '.join(names)}")
     columns = [arm.joints.index(name) for name in names]
     if part.range is None:
         limits = arm.kinematics.velocity_limits[columns]

@@ -61,7 +61,7 @@ def shorten_for_tip(
 ) -> tuple[FloatArray, Violation | None]:
     """Shorten the step from ``origin`` to ``positions`` until the tip is within its limits.
 
-    Returns joint positions [N] and the violation of ``positions``, or None. This is necessary because inverse
+    Returns joint positions [N] and the violation of ``positions``, or None. The check is necessary because inverse
     kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
     ``stands`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
     The step of the tip starts at joint positions ``start`` [N]; None means ``origin``.
@@ -91,7 +91,7 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return the larger ratio of the step to its limit, and the violation if the ratio is above 1."""
+    """Return the larger of the step's ratios to its two limits, and the violation if it exceeds 1."""
     if end is start:  # kinematics caches poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)

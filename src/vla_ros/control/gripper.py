@@ -39,8 +39,8 @@ class Gripper:
         """Return the opening in [0, 1] for a gripper value, clipped to [closed, open].
 
         In binary mode the result is 1 above ``threshold + hysteresis``, 0 at or below ``threshold - hysteresis``,
-        and unchanged in between; the hysteresis does not apply to the first value. Raises ValueError if the value
-        is NaN or infinite.
+        and unchanged in between; the first value is compared with ``threshold`` only. Raises ValueError if the
+        value is NaN or infinite.
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")

@@ -21,7 +21,7 @@ def held_position(before: FloatArray | None, measured: FloatArray) -> FloatArray
 
 
 def held_fingers(arm: ArmConfig, positions: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the finger positions of a hold, without unknown ones (None).
+    """Return the finger positions of a hold, without unknown positions (None).
 
     Raises:
         Refused: A position is unknown, but the driver's message must name every joint.

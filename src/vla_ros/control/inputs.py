@@ -33,7 +33,7 @@ _REMEMBERED = 1024  # joint states; one second at 1 kHz, the rate of the fastest
 
 
 class Inputs:
-    """Thread-safe store of the newest inputs, and of the last joint states by stamp."""
+    """Thread-safe store of the newest inputs and of recent joint states."""
 
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock

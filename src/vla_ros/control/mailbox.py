@@ -1,7 +1,7 @@
 """A mailbox for one item: a new item replaces the waiting one, and putting never waits.
 
 A camera is faster than a model. With a queue between them, every command would be older than the last; here the
-waiting frame is always the newest. The caller who replaces or takes an item gets it, to account for it.
+waiting frame is always the newest. The caller that replaces or takes an item gets the item, to account for it.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class RateLimiter:
         self._step(begun)
 
     def executed(self, sent: float, begun: float | None = None) -> None:
-        """Record that a chunk's step was sent, which began earlier by the chunk's latency.
+        """Record that a step of a chunk was sent; the step began earlier by the chunk's latency.
 
         The latency is the time from taking the frame to sending the chunk's first step; ``begun`` is when the frame
         was taken, if this is the first step. The next step is due one period after this one was due, so that delays

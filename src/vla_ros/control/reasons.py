@@ -61,7 +61,7 @@ class Reason(str, Enum):
     JOINT_STATE_INVALID = (
         "joint_state_invalid",
         Level.HOLD,
-        "a joint state lacks joints, names a joint twice, or is no number",
+        "a joint state lacks joints, names a joint twice, or contains values that are not numbers",
     )
     JOINT_STATE_CONTESTED = "joint_state_contested", Level.HOLD, "two sources alternate on a joint"
     INFERENCE_LATE = "inference_late", Level.HOLD, "an inference takes longer than timeouts.inference"

@@ -37,7 +37,7 @@ class Step:
     """One action to execute."""
 
     action: FloatArray  # float64 [D], after blending
-    index: int  # position in its chunk
+    index: int  # position of the action in its chunk
     stamp: int  # stamp of the newest chunk's observation, nanoseconds
 
 
@@ -125,8 +125,9 @@ class ChunkSchedule:
     def load(self, chunk: ActionChunk, start: int | None = None, *, rested: bool = False) -> None:
         """Switch to ``chunk``; older chunks are only used for blending.
 
-        The chunk's actions must be [K, D] with K >= 1; the first one belongs to the :attr:`position` ``start``, or
-        to the current one if None. ``rested`` is True if the old chunk ended so long ago that the arm is at rest.
+        The chunk's actions must have shape [K, D] with K >= 1; the first action belongs to the :attr:`position`
+        ``start`` (None: the current one). ``rested`` is True if the old chunk ended so long ago that the arm is at
+        rest.
         """
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")

@@ -293,7 +293,7 @@ class Watchdog:
 
 
 def _silent(seen: int | None, timeout: float, now: Now) -> bool:
-    """Return True if nothing has arrived for ``timeout`` seconds, or ever."""
+    """Return True if nothing has arrived for ``timeout`` seconds, or nothing has ever arrived."""
     return seen is None or now.steady - seen > timeout * _SECOND
 
 

@@ -31,7 +31,7 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
 
 
 def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
-    """Return the equivalent of ``numbers`` that is nearest to ``to``, so that they can be averaged.
+    """Return the equivalent of ``numbers`` nearest to ``to``, so that the two can be averaged.
 
     A quaternion and its negative are the same rotation, as are angles that differ by whole turns.
     """

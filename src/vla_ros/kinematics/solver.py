@@ -173,7 +173,7 @@ class Kinematics:
         return _clip(step, down, up)
 
     def _error(self, q: FloatArray, target: Pose) -> FloatArray:
-        """Return the error [6] of the pose at ``q``: translation over rotation vector, base axes."""
+        """Return the error [6] of the pose at ``q``: translation over rotation vector, in base axes."""
         pose = self._pose(q)
         error: FloatArray = np.empty(6)
         error[:3] = target.position - pose.position

@@ -37,7 +37,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Description:
-    """A URDF whose continuous joints are rewritten as revolute ones with very wide limits."""
+    """A URDF whose continuous joints are rewritten as revolute joints with very wide limits."""
 
     path: Path
     text: str  # the XML, for Pinocchio
