@@ -64,7 +64,7 @@ def test_state_reasons_latency_and_counts_are_shown(view: View, width: int) -> N
         "41",
         "count/camera_stale",
         "200 MiB resident",
-        "3 tokens were no action tokens",
+        "3 tokens were not action tokens",
     ):
         assert expected in text
 

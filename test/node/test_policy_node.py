@@ -357,9 +357,9 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Calla
         (
             ("control.schedule:=rtc",),
             8,
-            "found rtc, and the policy cannot continue a chunk that is executed: 'blend'",
+            "found rtc, but the policy cannot continue the chunk being executed: using 'blend'",
         ),
-        (("control.schedule:=append",), 1, "found append, and the policy returns single steps: 'sync'"),
+        (("control.schedule:=append",), 1, "found append, but the policy returns single steps: using 'sync'"),
         ((), 8, ""),
     ],
 )

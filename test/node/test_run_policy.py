@@ -93,7 +93,7 @@ def test_ten_consecutive_goals_succeed(robot: Any, start: Callable[..., Any], ca
                 robot.send_frame,
             )
         caller.succeed()
-        assert caller.end_of(handle) == (SUCCEEDED, True, "topics.success said so")
+        assert caller.end_of(handle) == (SUCCEEDED, True, "true on topics.success")
     holding(robot)
 
 
@@ -135,7 +135,7 @@ def test_a_stop_ends_a_goal_with_its_reason(robot: Any, start: Callable[..., Any
     robot.stop()
     status, success, message = caller.end_of(handle)
     assert (status, success) == (ABORTED, False)
-    assert message.startswith("stopped by operator_stop (the stop topic said so)")
+    assert message.startswith("stopped by operator_stop (true on the stop topic)")
 
 
 def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(

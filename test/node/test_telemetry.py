@@ -119,7 +119,7 @@ def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Calla
     assert robot.diagnostics["policy"]["level"] == 0
     robot.instruct("clipped")
     robot.until(lambda: robot.diagnostics["policy"]["level"] == 1, robot.send_frame)
-    assert robot.says("were no action tokens", "policy")
+    assert robot.says("were not action tokens", "policy")
     assert robot.diagnostics["policy"]["outside_bins"] == "2"
     assert int(robot.diagnostics["state"]["count/outside_bins"]) >= 2
     robot.instruct("go on")

@@ -26,7 +26,7 @@ class Clock:
 
     @property
     def ros_time_is_active(self) -> bool:
-        """True if time comes from ``/clock``; the name is that of ``rclpy.clock.ROSClock``."""
+        """True if time comes from ``/clock``; named as in ``rclpy.clock.ROSClock``."""
         return self._simulated is not None
 
     def on_clock(self, message: Any) -> None:

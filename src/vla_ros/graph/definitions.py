@@ -27,7 +27,7 @@ SERVICES = {
         "int8 return_code\naction_msgs/GoalInfo[] goals_canceling",
     ),
 }
-"""Request and response."""
+"""Request and response of each service."""
 
 ACTIONS = {
     "control_msgs/action/GripperCommand": (
@@ -49,7 +49,7 @@ ACTIONS = {
         "uint32 published_actions\nuint32 queue_depth\nstring status",
     ),
 }
-"""Goal, result and, for actions that the node serves, feedback."""
+"""Goal, result and, if the node serves the action, feedback."""
 
 _ID = "unique_identifier_msgs/UUID goal_id\n"
 # rosidl adds this member to an empty structure, and it is on the wire.
@@ -75,5 +75,5 @@ def fields() -> dict[str, Any]:
                 f"{name}_Feedback": feedback[0],
                 f"{name}_FeedbackMessage": f"{_ID}{name}_Feedback feedback",
             }
-    # rosbags makes a message of every name.
+    # rosbags renames every type to a message, so only the value is used.
     return {name: next(iter(get_types_from_msg(text or _EMPTY, name).values())) for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Reads DDS domain and discovery range from the environment and generates Cyclone DDS's configuration.
+"""Reads DDS domain and discovery range from the environment; generates Cyclone DDS's configuration.
 
 The variables have rcl's meaning ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and later), except
 that the default range is this host, so that nobody drives a neighbour's robot by accident.
@@ -35,11 +35,11 @@ class DdsEnvironment:
 
     @property
     def gid_size(self) -> int:
-        """Bytes of a GID in ``ros_discovery_info``: 24 up to Humble, 16 from Iron on."""
+        """Bytes of a GID in ``ros_discovery_info``: 24 in Humble, 16 since Iron."""
         return 24 if self.distro == "humble" else 16
 
     def describe(self) -> str:
-        """One line for the log: the settings and their source."""
+        """Return the settings and their source in one line for the log."""
         if self.range_source == "default":
             hint = "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to meet other hosts"
         else:
@@ -52,13 +52,13 @@ class DdsEnvironment:
         )
 
     def configuration(self) -> str:
-        """Cyclone DDS configuration: fragments separated by commas, later ones win."""
+        """Return Cyclone DDS's configuration: fragments separated by commas, of which later ones win."""
         return f"{self._own_configuration()},{self.user_configuration}".rstrip(",")
 
     def _own_configuration(self) -> str:
         general = ""
         discovery = ""
-        # As rmw_cyclonedds, "OFF" sets a domain tag that no other process has.
+        # As in rmw_cyclonedds, "OFF" sets a domain tag that no other process has.
         if self.range == "OFF":
             general += "<AllowMulticast>false</AllowMulticast>"
             discovery += f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"
@@ -69,7 +69,7 @@ class DdsEnvironment:
                 f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANT_INDEX}</MaxAutoParticipantIndex>"
             )
             if self.range == "LOCALHOST":
-                # Announce often: ROS processes that only listen to multicast discover this one only through these.
+                # Announce often: ROS processes that only listen to multicast discover it only this way.
                 general += "<AllowMulticast>false</AllowMulticast>"
                 discovery += "<SPDPInterval>1s</SPDPInterval>"
                 peers.insert(0, "localhost")
@@ -98,10 +98,10 @@ class DdsEnvironment:
 
 
 def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
-    """Read the variables of ROS and of Cyclone DDS; raises ConfigError for an invalid value.
+    """Read the variables of ROS and of Cyclone DDS. Raises ConfigError if a value is invalid.
 
-    These are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
-    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
+    The variables are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``,
+    ``ROS_STATIC_PEERS``, ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
     """
     variables = os.environ if environment is None else environment
     reach, source = _range(variables)

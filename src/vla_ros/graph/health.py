@@ -23,9 +23,9 @@ class Watched:
     required: bool = True
     """False if a publisher is optional, such as a stop button."""
     type_name: str = ""
-    """Such as ``sensor_msgs/msg/Image``; endpoints of another type are reported. Empty accepts every type."""
+    """The topic's type; endpoints of another type are reported. Empty accepts every type."""
     published: bool = False
-    """True if this node publishes the topic: types and QoS of subscriptions are checked; none is needed."""
+    """True if this node publishes the topic: types and QoS of subscriptions are checked, but none is required."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def launched() -> dict[str, str]:
 def end_with_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
     """Send this process SIGTERM once its launcher is gone; does nothing without a launcher.
 
-    The variable is removed from ``environment``: children of this process have this process as launcher, or none.
+    The variable is removed from ``environment``: the launcher of child processes is this process, or none.
     """
     named = environment.pop(VARIABLE, "")
     if named.isdecimal():
@@ -38,7 +38,7 @@ def end_with_launcher(environment: MutableMapping[str, str] = os.environ) -> Non
 
 
 def wait_for_end(pid: int, timeout: float | None = None) -> bool:
-    """Wait until a process has ended, reaped or not; False after ``timeout`` seconds."""
+    """Wait until a process has ended, reaped or not; return False after ``timeout`` seconds."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Message classes, CDR and type hashes without a ROS installation, from the definitions that rosbags carries.
+"""Message classes, CDR and type hashes without a ROS installation, from the definitions in rosbags.
 
 The classes behave like rclpy's: keyword arguments, ROS defaults for missing fields, constants on the class. Numeric
 arrays are converted to numpy arrays on assignment; ``byte`` fields are :class:`bytes` of length one.
@@ -39,7 +39,7 @@ class Byte(bytes):
     __slots__ = ()
 
     def __new__(cls, value: bytes | int) -> Byte:
-        """From bytes of length one, or from 0..255."""
+        """Convert bytes of length one, or an integer from 0 to 255."""
         if isinstance(value, bytes) and len(value) == 1:
             return super().__new__(cls, (value[0],))
         number = operator.index(value)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ _SCALARS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     **dict.fromkeys(("float32", "float64"), (_float, float)),
     **dict.fromkeys(_INTEGERS, (operator.index, int)),
 }
-"""Converter of assigned values, and maker of the default, of each elementary type."""
+"""For each elementary type, the converter of assigned values and the factory of the default."""
 
 
 def _instance(cls: type, value: Any) -> Any:
@@ -200,7 +200,7 @@ class MessageTypes:
         return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
-        """Return the class of ``pkg/action/Type`` with ``Goal``, ``Result``, services and any ``Feedback``."""
+        """Return the class of ``pkg/action/Type`` with ``Goal``, ``Result``, its services and any ``Feedback``."""
         parts = ("Goal", "Result", "Feedback", "FeedbackMessage")[
             : 4 if len(definitions.ACTIONS.get(name, ())) > 2 else 2
         ]
@@ -224,7 +224,7 @@ class MessageTypes:
         return list(self._store.fielddefs[name][1])
 
     def serialize(self, message: Any) -> bytes:
-        """Return the CDR of a message, little endian, with the 4-byte header."""
+        """Return a message as little-endian CDR with the 4-byte header."""
         name = type(message).TYPE
         try:
             return bytes(self._store.serialize_cdr(message, name, little_endian=True))
@@ -232,7 +232,7 @@ class MessageTypes:
             raise VlaRosError(f"{name} cannot be serialised: {error}") from error
 
     def deserialize(self, data: bytes | memoryview, cls: type[Any]) -> Any:
-        """Message from its CDR (4-byte header included). Arrays of numbers are read-only views of ``data``."""
+        """Return the message of CDR ``data`` (4-byte header included); numeric arrays are read-only views of it."""
         name = cls.TYPE
         if len(data) < 4 or data[0] != 0 or data[1] > 1:
             raise VlaRosError(f"{len(data)} bytes are not a {name}: they do not start with a CDR header")
@@ -245,7 +245,7 @@ class MessageTypes:
             raise VlaRosError(f"{len(data)} bytes are not a {name}: {error}") from error
 
     def _field(self, description: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
-        """Return the converter of assigned values, and maker of the default, for one field."""
+        """Return the converter of assigned values and the factory of the default for one field."""
         kind, argument = description
         if kind == Nodetype.NAME:
             cls = self.message(argument)
@@ -280,7 +280,7 @@ def ros_distro(environment: Mapping[str, str] | None = None) -> str:
 
 @functools.cache
 def message_types(distro: str | None = None) -> MessageTypes:
-    """Return the message types of a distribution (default: :func:`ros_distro`), made once per process."""
+    """Return the message types of a distribution (default: :func:`ros_distro`), created once per process."""
     if distro is None:
         return message_types(ros_distro())
     return MessageTypes(distro)

@@ -20,7 +20,7 @@ def check_node_name(name: str) -> str:
     if not _TOKEN.fullmatch(name):
         raise ConfigError(
             f"node name '{name}' is not valid; use letters, digits and underscores, no digit first (and no '/': "
-            "the namespace is given apart, with -r __ns:=/name)"
+            "the namespace is given separately, with -r __ns:=/name)"
         )
     return name
 
@@ -68,7 +68,7 @@ class Rule:
     kind: str | None = None
 
     def meets(self, node: str, kind: str) -> bool:
-        """Return whether the rule is for this node and this kind of name (``topic`` or ``service``)."""
+        """Return whether the rule applies to this node and kind of name (``topic`` or ``service``)."""
         return self.node in (None, node) and self.kind in (None, kind)
 
 
@@ -78,16 +78,16 @@ class RosArguments:
 
     rules: tuple[Rule, ...] = ()
     parameters: dict[str, str] = field(default_factory=dict)
-    """``-p name:=value`` as texts; only ``use_sim_time`` is used by the embedded participant."""
+    """Values of ``-p name:=value`` as text; the embedded participant uses only ``use_sim_time``."""
     files: tuple[str, ...] = ()
-    """Parameter files (``--params-file``), in the order given; not read here."""
+    """Parameter files (``--params-file``), in the order given; this module does not read them."""
 
     def node_name(self, name: str) -> str:
-        """Return the name of a node after ``-r __node:=``."""
+        """Return the name of a node after remapping (``-r __node:=``)."""
         return self._special(_NODE_KEYS, name) or name
 
     def namespace(self, namespace: str, name: str) -> str:
-        """Return the namespace of the node that was created as ``name``, after ``-r __ns:=``."""
+        """Return the namespace of the node created as ``name``, after remapping (``-r __ns:=``)."""
         return self._special(("__ns",), name) or namespace
 
     def _special(self, keys: Sequence[str], node: str) -> str:

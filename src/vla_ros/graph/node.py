@@ -1,6 +1,6 @@
-"""The ROS 2 graph as the package uses it: nodes with rclpy's names and meanings, on rclpy or the DDS participant.
+"""The ROS 2 graph: nodes with rclpy's names and semantics, backed by rclpy or by the DDS participant.
 
-Node logic is written once against these types and tested against both backends.
+Node logic is written once for these types and tested on both backends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServedGoal(Protocol):
 
 
 class RawSubscription(Protocol):
-    """A subscription of :attr:`Vocabulary.subscribe_raw`."""
+    """A subscription created by :attr:`Vocabulary.subscribe_raw`."""
 
     def poll(self) -> None:
         """Run the callback for waiting messages on this thread, which need not be the one that spins."""
@@ -94,29 +94,29 @@ class Vocabulary:
     create_action_client: Callable[[Any, Any, str], Any]
     """``(node, action_type, name)``: creates an action client as ``rclpy.action.ActionClient``.
 
-    Used are ``server_is_ready()``; ``send_goal_async(goal)`` returns a future of a handle with ``accepted`` and
-    ``get_result_async()``, whose future yields ``status`` and ``result``; ``destroy()``. Futures complete on the
-    thread that spins; call the client only from there.
+    It has ``server_is_ready()``, ``destroy()`` and ``send_goal_async(goal)``, which returns a future of a handle
+    with ``accepted`` and ``get_result_async()``, whose future yields ``status`` and ``result``. Futures complete on
+    the thread that spins; call the client only from that thread.
     """
 
     create_action_server: Callable[..., Any]
     """``(node, action_type, name, accept, start, cancel)``: serves an action; the server has ``destroy()``.
 
     The callbacks run on the thread that spins and must not block: ``accept`` decides whether to accept a goal
-    message, ``start`` receives the accepted :class:`ServedGoal`, ``cancel`` the one that a client wants to cancel.
+    message, ``start`` receives the accepted :class:`ServedGoal`, ``cancel`` a goal that a client wants to cancel.
     """
 
     subscribe_raw: Callable[[Any, Any, str, Callable[[Any, bytes], None], Any], RawSubscription]
     """``(node, msg_type, topic, callback, qos_profile)``: passes each message's CDR bytes and its publisher's id.
 
-    As ``create_subscription(raw=True)`` with fewer copies; the callback may get a read-only ``memoryview``. The id
-    is the publisher's ``endpoint_gid`` if the middleware gives it, else another number that is different for each
-    publisher (Cyclone DDS under rclpy), and b"" if it gives none.
+    Like ``create_subscription(raw=True)``, with fewer copies; the callback may get a read-only ``memoryview``. The
+    id is the publisher's ``endpoint_gid`` if the middleware provides it, else another number that differs between
+    publishers (Cyclone DDS under rclpy), or b"" if it provides neither.
     """
 
 
 class Graph(Vocabulary, ABC):
-    """A joined ROS 2 graph: creates nodes and runs their callbacks, one after the other, in :meth:`spin`."""
+    """A joined ROS 2 graph: creates nodes and runs their callbacks, one at a time, in :meth:`spin`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -127,7 +127,7 @@ class Graph(Vocabulary, ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for the log: middleware, domain and discovery range."""
+        """Describe middleware, domain and discovery range in one line for the log."""
 
     @abstractmethod
     def create_node(self, name: str, namespace: str | None = None) -> Node:
@@ -143,10 +143,10 @@ class Graph(Vocabulary, ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Destroy the nodes and disconnect. Called once, when no thread spins."""
+        """Destroy the nodes and disconnect. Called once, when no thread is spinning any more."""
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()``, checked at least every ``period`` seconds, or until the graph is closed.
+        """Run callbacks until ``until()`` is True, checked at least every ``period`` s, or the graph is closed.
 
         Unless the program has its own handlers, SIGINT and SIGTERM raise KeyboardInterrupt between two callbacks,
         so that nodes can still publish. Exceptions in a callback are logged, and the next callback runs.
@@ -177,7 +177,7 @@ class Graph(Vocabulary, ABC):
                 self._closing = True
                 self._wake()
         if self._spinner is threading.current_thread():
-            return  # spin closes when it has come back from this callback
+            return  # spin closes the graph after this callback
         with self._spinning:
             if not self._closed:
                 self._closed = True

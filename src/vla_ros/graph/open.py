@@ -17,8 +17,8 @@ def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str =
     """Join the graph of ``ROS_DOMAIN_ID``.
 
     ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy if it
-    imports, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises ConfigError, or
-    MissingDependencyError with what to install or source.
+    imports, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises
+    ConfigError if an argument is invalid, or MissingDependencyError with what to install or source.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend '{backend}' is unknown; expected one of {', '.join(BACKENDS)}")
@@ -32,7 +32,7 @@ def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str =
         try:
             return _dds(args, log_level)
         except MissingDependencyError as other:
-            raise MissingDependencyError(f"no way to join the ROS 2 graph: {error}; or else: {other}") from other
+            raise MissingDependencyError(f"cannot join the ROS 2 graph: {error}; alternatively: {other}") from other
 
 
 def _rclpy(args: Sequence[str], log_level: str) -> Graph:

@@ -34,7 +34,7 @@ class HistoryPolicy(Enum):
 
 @dataclass(frozen=True)
 class QoSProfile:
-    """How one endpoint sends or receives; ``depth`` is the number of samples that KEEP_LAST keeps."""
+    """QoS of one endpoint; ``depth`` is the number of samples that KEEP_LAST keeps."""
 
     reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
     durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
@@ -46,7 +46,7 @@ _RELIABLE = ReliabilityPolicy.RELIABLE
 _BEST_EFFORT = ReliabilityPolicy.BEST_EFFORT
 
 PROFILES: dict[str, QoSProfile] = {
-    # Only the newest image counts, and sending a lost one again would delay it.
+    # Only the newest image counts, and resending a lost one would delay it.
     "camera": QoSProfile(_BEST_EFFORT, depth=1),
     # A command must arrive, and a newer one replaces it.
     "command": QoSProfile(_RELIABLE, depth=1),

@@ -1,4 +1,4 @@
-"""An action server on rclpy whose goals the node ends by itself; goals occupy no thread."""
+"""An action server on rclpy: the node ends the goals explicitly, and goals occupy no thread."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def create_action_server(
         goal = goals.get(bytes(handle.goal_id.uuid))
         if goal is None:
             return CancelResponse.REJECT
-        # The goal is canceling only after this has returned.
+        # The goal becomes CANCELING only after this function returns.
         node.executor.create_task(cancel, goal)
         return CancelResponse.ACCEPT
 

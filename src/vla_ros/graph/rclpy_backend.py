@@ -1,4 +1,4 @@
-"""The rclpy backend: ``rclpy`` nodes are used directly; loop, profiles and classes are added here."""
+"""The rclpy backend: ``rclpy`` nodes, with a loop, QoS profiles and message classes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _qos(name: str) -> QoSProfile:
 
 
 class RclpyGraph(RclpyVocabulary, Graph):
-    """A graph on rclpy, with its own context, so that several may exist in one process."""
+    """A graph on rclpy, with its own context, so that a process can have several graphs."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
         super().__init__()
@@ -125,9 +125,9 @@ class RclpyGraph(RclpyVocabulary, Graph):
 
 
 def spin_once(executor: Any, logger: Any, period: float) -> bool:
-    """Run one callback, waiting at most ``period`` seconds for it; False once the context was shut down.
+    """Run one callback, waiting at most ``period`` seconds; return False once the context is shut down.
 
-    An exception in it is logged, not raised.
+    An exception in the callback is logged, not raised.
     """
     try:
         executor.spin_once(timeout_sec=period)

@@ -31,7 +31,7 @@ class _Allocator(ctypes.Structure):
 
 
 class _Bytes(ctypes.Structure):
-    """``rcutils_uint8_array_t``, which ``rcl_serialized_message_t`` is."""
+    """``rcutils_uint8_array_t``, of which ``rcl_serialized_message_t`` is an alias."""
 
     _fields_ = (
         ("buffer", ctypes.c_void_p),
@@ -169,7 +169,7 @@ def subscribe_raw(
 ) -> RawSubscription:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
-    The callback may keep the view. The id is a gid if the rmw gives one; Cyclone DDS gives another number, which is
+    The callback may keep the view. The id is a gid if the rmw provides it; Cyclone DDS provides another number,
     different for each publisher.
     """
     buffers = _Buffers(_Rcl())

@@ -30,9 +30,9 @@ class Wiring:
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
 
-        rclpy does not expose the gid, so the new entry in discovery is taken; a publisher created at the same
-        instant by a node of the same name on another host would be mistaken for it. Raises VlaRosError after two
-        seconds.
+        rclpy does not expose the gid, so the new entry in discovery is taken; it could be mistaken for one that a
+        node of the same name on another host creates at the same instant. Raises VlaRosError if there is none
+        within two seconds.
         """
         node = self.node
         name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())
@@ -56,7 +56,7 @@ class Wiring:
     def subscribe_raw(
         self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str
     ) -> RawSubscription:
-        """Call ``callback`` with each message's CDR bytes and its publisher's id: for camera frames."""
+        """Call ``callback`` with each message's CDR bytes and its publisher's id."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
         made = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
         self.undo(made.destroy)

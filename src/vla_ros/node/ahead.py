@@ -1,8 +1,8 @@
-"""Runs inferences: on the control thread, or ahead of time on another thread while the plan is executed.
+"""Runs inferences on the control thread, or on another thread while the plan is executed.
 
-Ahead of time, a chunk is requested when the remaining steps last about as long as an inference (or
-``control.refill_steps`` are left). With the schedule ``rtc``, the observation contains the rest of the plan and how
-much of it will have been executed by then.
+On another thread, an inference starts when the remaining steps last about as long as an inference, or when
+``control.refill_steps`` are left. With the schedule ``rtc``, the observation contains the rest of the plan and the
+number of its steps that will have been executed when the chunk arrives.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class InferenceRequest:
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock
     position: int  # position of the schedule to which the chunk's first action belongs
-    task: tuple[int, int]  # epoch of the inputs and number of the arming
-    interruptions: int  # number of interruptions of motion until then
+    task: tuple[int, int]  # epoch of the inputs and number of armings
+    interruptions: int  # number of interruptions of motion before the request
     previous: PreviousChunk | None  # the plan that the chunk continues, or None
-    beside: bool  # True if commands are sent meanwhile
+    beside: bool  # True if commands are sent during the inference
 
 
 class InferenceRunner:
-    """Runs one inference at a time; notifies ``changed`` when it has ended. Used from the control thread."""
+    """Runs one inference at a time and notifies ``changed`` when it ends. Used from the control thread."""
 
     def __init__(self, context: Context, stepper: Stepper, changed: threading.Condition) -> None:
         self._context, self._clock, self._stepper = context, context.clock, stepper
@@ -54,7 +54,7 @@ class InferenceRunner:
         return self._worker.ready
 
     def refill(self, control: ControlConfig, period: float) -> float:
-        """Return how many steps of the plan may be left when the next chunk is requested; infinite at first."""
+        """Return at how many remaining steps to request the next chunk; infinite before the first one."""
         overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
         return control.refill_steps or self._worker.seconds / period + overlap
 
@@ -69,12 +69,11 @@ class InferenceRunner:
         beside: bool,
         position: int | None = None,
     ) -> None:
-        """Start to infer on a frame; without ``beside``, wait for the result.
+        """Start an inference on a frame; without ``beside``, wait for its result.
 
-        ``data`` holds the newest message of each camera, ``inputs`` the joint states, feeds and instruction;
-        ``task`` and ``beside`` are those of :class:`InferenceRequest`. ``period`` is the duration of a step in
-        seconds. ``position`` is that of the step just sent, if the frame is no newer than that step; None means the
-        next step.
+        ``data`` holds the newest message of each camera, ``inputs`` the joint states, feeds and instruction. For
+        ``task`` and ``beside`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds. If
+        the frame is no newer than the step just sent, ``position`` is that step's; None means the next step's.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
         previous, position = None, schedule.position if position is None or not schedule.left else position
@@ -98,12 +97,12 @@ class InferenceRunner:
         self._worker.begin(job, beside=beside)
 
     def take(self) -> tuple[Inference, bool]:
-        """Return the result, and True if it came within ``timeouts.inference``; raises ImageError or Refused."""
+        """Return the result and whether it met ``timeouts.inference``. Raises ImageError or Refused."""
         self._request = None
         return self._worker.result(), self._in_time
 
     def close(self, timeout: float) -> bool:
-        """Wait for the pending inference; False after ``timeout`` seconds."""
+        """Wait for the pending inference; return False after ``timeout`` seconds."""
         return self._worker.close(timeout)
 
     def _ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Decides when commands between two steps of the plan are due, and during deceleration."""
+"""Decides when commands are due between two steps of the plan and during deceleration."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 
-_SHORTEST = 0.9  # shortest time between two commands if one was late, in intervals
+_SHORTEST = 0.9  # shortest time between two commands, in intervals, if the first was late
 
 
 class Between:
     """Schedules commands between steps, and after the last step until the arm rests.
 
     ``limiter`` provides the duration of a step; ``rate_hz`` is ``control.command_rate_hz`` and may be assigned.
-    ``due`` is when the next command is due (seconds of the steady clock; infinite for never), ``step`` the last
-    step that was sent, and ``rests`` True once a command was due after the end of that step.
+    ``due`` is the time of the next command in seconds of the steady clock, or infinite if there is none. ``step``
+    is the last step that was sent; ``rests`` is True once a command was due at its end or later.
     """
 
     def __init__(self, limiter: RateLimiter, rate_hz: float) -> None:
@@ -35,29 +35,30 @@ class Between:
 
     @property
     def rest_due(self) -> float:
-        """Like :attr:`due`, while the arm decelerates: a step must not follow such a command any sooner."""
+        """Earliest time of the next step: :attr:`due` while the arm decelerates, else -infinity."""
         return self.due if self.rests else -math.inf
 
     def begin(self, step: StepResult, made: float, end: float) -> None:
-        """Record a step that was sent at ``made``, perhaps late; the next step is due at ``end``."""
+        """Record that ``step`` was sent at ``made``, perhaps late; the next step is due at ``end``."""
         self.step, self._sent, self._end, self.rests = step, made, end, False
         self.due = max(end - self._limiter.period + self.interval, made + _SHORTEST * self.interval)
 
     def ease(self) -> None:
-        """Decelerate from the next command on."""
+        """Decelerate, starting with the next command."""
         if self.step is not None:
             self._end = min(self._end, self.due)
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Schedule no further commands."""
         self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
         self._sent = 0.0
 
     def next(self, now: float) -> tuple[float, float, float, int]:
-        """Return the timing of the command that is due.
+        """Return the timing of the command that is due: (following, left, passed, late).
 
-        Seconds until the following command; seconds left to reach the step's positions, 0 to come to rest; seconds
-        since the last command; number of steps by which the command is late, 0 during its step.
+        The following command is due in ``following`` seconds. The step's positions must be reached in ``left``
+        seconds; 0 means that the arm comes to rest. The last command was sent ``passed`` seconds ago. ``late`` is
+        the number of steps by which the command is late, 0 during its step.
         """
         interval = self.interval
         following = max(self.due + interval, now + _SHORTEST * interval)

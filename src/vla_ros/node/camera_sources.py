@@ -18,7 +18,7 @@ class CameraSources:
         self._known: dict[str, set[str]] = {}
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources whose frames currently alternate on one topic; the subject is the topic."""
+        """Return two sources whose frames alternate on a topic (the contest's subject), or None."""
         return self._sources.contest(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
@@ -37,7 +37,7 @@ class CameraSources:
             return
         size = next(f"{each.width}x{each.height}" for each in camera.each if each.topic == topic)
         if known:
-            self._context.logger.warning(f"{topic}: its frames were {next(iter(known))} and are {kind} from now on")
+            self._context.logger.warning(f"{topic}: its frames were {next(iter(known))} and are {kind} now")
         elif camera.transport == "raw" and not kind.startswith(f"{size} "):
             text = f"{topic}: its frames are {kind}; camera.width and camera.height expect {size}"
             self._context.logger.warning(text)
@@ -45,7 +45,7 @@ class CameraSources:
 
 
 def _kind(data: CdrBytes, transport: str) -> str:
-    """Describe size, encoding and frame id of a frame in words."""
+    """Describe the size, encoding and frame id of a frame."""
     if transport == "compressed":
         compressed = read_compressed(data)[0]
         return f"{shown(compressed.format)} (frame_id {shown(compressed.frame_id)})"

@@ -1,4 +1,4 @@
-"""Claims names that only one node per host may use: a node name, a command topic.
+"""Claims a name that only one node per host may use, such as a node name or a command topic.
 
 Discovery may take seconds. An abstract Unix socket decides at once, and the kernel releases it when its process
 ends. Nodes on other hosts, or in containers with their own network, are found by discovery only.
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _NAME = re.compile(rb"[/\w]{1,300}")
-_ANSWER = 0.2  # s; at the start, for the holder's name
+_ANSWER = 0.2  # s; wait for the holder's name at the start
 
 
 @dataclass
 class Claimant:
-    """Another node with the same claim; ``name`` is "" and ``pid`` 0 until known. Its ``str`` is for people."""
+    """Another node with the same claim; until they are known, ``name`` is "" and ``pid`` 0."""
 
     connection: socket.socket | None
     pid: int = 0
@@ -34,7 +34,7 @@ class Claimant:
         return f"{self.name or 'a node'} (process {self.pid or 'unknown'})"
 
     def is_there(self) -> bool:
-        """Return True while its process holds the claim; reads its name once it has arrived."""
+        """Return True while the node is connected; store its name once it has arrived."""
         try:
             said = self.connection.recv(512) if self.connection else b""
         except BlockingIOError:
@@ -50,7 +50,7 @@ class Claim:
     """Holds ``what`` (such as ``command /arm/joint_command``), or waits for it, until :meth:`close`.
 
     The holder listens and the others stay connected to it, so that each side notices when the other ends.
-    ``environment`` identifies the graph, by domain and Cyclone DDS configuration.
+    Domain and Cyclone DDS configuration in ``environment`` identify the graph.
     """
 
     def __init__(self, what: str, name: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -89,7 +89,7 @@ class Claim:
             self._server = None
 
     def _take(self) -> None:
-        """Become the holder, or connect to it."""
+        """Become the holder, or connect to the current holder."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.setblocking(False)
         try:

@@ -37,7 +37,7 @@ class ThrottledLogger:
         self._newest: dict[str, tuple[str, Severity]] = {}
 
     def log(self, kind: str, text: str, severity: Severity = "warning") -> None:
-        """Log ``text`` at the next flush, unless a newer one of its kind arrives; from any thread."""
+        """Log ``text`` at the next flush unless a newer text of its kind replaces it. Any thread may call it."""
         self._newest[kind] = text, severity
 
     def flush(self) -> None:
@@ -49,7 +49,7 @@ class ThrottledLogger:
 
 @dataclass(frozen=True)
 class Context:
-    """Shared by receivers, control loop and outputs."""
+    """State shared by receivers, control loop and outputs."""
 
     options: LiveConfig
     clock: Clock

@@ -1,7 +1,8 @@
 """The control loop: sends the steps of the plan when they are due, and requests new chunks.
 
 Receiving threads only store data; the loop decides and sends. It uses each frame once and never waits without a
-timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread; replay and tests, on a simulated clock.
+timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread; replay and tests run it on a simulated
+clock.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Did(Enum):
 
 
 class ControlLoop:
-    """Runs a :class:`Stepper` on live inputs; ``prepare`` and ``supervise`` are those of :class:`Sender`.
+    """Runs a :class:`Stepper` on live inputs; for ``prepare`` and ``supervise`` see :class:`Sender`.
 
-    There is one mailbox per ``camera.topics``; the loop follows the first camera and takes the newest frame of the
-    others.
+    There is one mailbox for each of ``camera.topics``. The loop infers on new frames of the first camera, together
+    with the newest frames of the others.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class ControlLoop:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Stop permanently, after the current inference; False if that did not end within ``timeout`` seconds."""
+        """Stop permanently after the current inference; return False if that takes over ``timeout`` seconds."""
         with self._ended:
             self._sender.ended = True
             self._ended.notify_all()
@@ -109,9 +110,9 @@ class ControlLoop:
             self._refuse(told, self._runner.pending.frame)
 
     def run_once(self) -> Did:
-        """Run one iteration: wait at most 0.1 s for the next thing that is due, and do it.
+        """Run one iteration: wait at most 0.1 s for the next event and handle it.
 
-        That is the next step of the plan, a command between steps, a finished inference, or a frame to infer on.
+        An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
         """
         self._take_options()
         self._wait(min(self._step_due, self._between.due) - self._clock.steady())
@@ -125,7 +126,7 @@ class ControlLoop:
         return did
 
     def _step(self) -> Did:
-        """Execute the step that is due, of a new chunk or of the plan, and request the next chunk in time."""
+        """Execute the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
         idle = self._runner.pending is None
         if idle and self._is_time_to_infer and (self._planned or self._frames.wait(self._patience)):
             self._ask()
@@ -139,9 +140,9 @@ class ControlLoop:
 
     @property
     def _step_due(self) -> float:
-        """Return when the next step may be sent or a frame taken; infinite while the arm waits for something else.
+        """Earliest time of the next step or frame; infinite while the loop waits for an inference or for rest.
 
-        In lockstep the simulation sets the rhythm.
+        In lockstep it is -infinity: the simulation sets the rhythm.
         """
         if self._config.control.lockstep:
             return -math.inf
@@ -159,7 +160,7 @@ class ControlLoop:
 
     @property
     def _is_beside(self) -> bool:
-        """True if commands are sent while the policy infers: of the plan, or on the way to its last step."""
+        """True if commands are sent during an inference: the plan's steps, or commands towards its last step."""
         control = self._config.control
         return self._is_ahead or (control.command_rate_hz > 0 and not control.lockstep)
 
@@ -178,7 +179,7 @@ class ControlLoop:
         return schedule.left <= self._runner.refill(self._config.control, self._limiter.period)
 
     def _take_options(self) -> None:
-        """Apply changed options between two steps; the policy gets them when it is not inferring."""
+        """Apply changed options between steps; the policy gets them once it is not inferring."""
         config, inferring = self._context.options.current, self._runner.pending is not None
         if config is not self._config or (self._unconfigured and not inferring):
             self._config, self._unconfigured = config, inferring
@@ -197,9 +198,9 @@ class ControlLoop:
                 )
 
     def _discard_void_plan(self) -> None:
-        """Discard a plan that belongs to another task or is from before a hold: the arm resumes with a fresh frame.
+        """Discard a plan from another task or from before a hold, so that the arm resumes with a fresh frame.
 
-        While motion is allowed, the arm decelerates to rest.
+        If motion is still allowed, the arm first decelerates to rest.
         """
         if self._runner.pending is None:
             self._take_task()
@@ -222,11 +223,11 @@ class ControlLoop:
 
     @property
     def _patience(self) -> float:
-        """Longest wait for a frame in seconds."""
+        """Longest wait for a frame, in seconds."""
         return max(0.0, min(_PATIENCE, self._between.due - self._clock.steady()))
 
     def _ask(self, position: int | None = None) -> None:
-        """Infer on the newest frame of each camera, if the first has one (:meth:`InferenceRunner.start`)."""
+        """Infer on the newest frames if the first camera has one (see :meth:`InferenceRunner.start`)."""
         self._take_task()  # first: a frame from before an arming must not belong to the task after it
         frame = self._frames.waiting()
         if frame is None:
@@ -268,7 +269,7 @@ class ControlLoop:
                 self._rest()
             return
         self._context.stats.record({"wait": 1e3 * request.began - request.frame.arrived.steady / 1e6})
-        self._take_options()  # limits that were tightened meanwhile apply to this command
+        self._take_options()  # limits tightened during the inference apply to this command
         now = self._clock.steady()
         dt = self._limiter.planned_time(now) if request.beside else self._limiter.step_time(request.began)
         reference = self._inputs.joints_at(request.frame.stamp)
@@ -280,7 +281,7 @@ class ControlLoop:
             self._ask(position)  # a period later it may be too late
 
     def _load(self, request: InferenceRequest) -> Inference:
-        """Switch to the chunk that the policy returned; Refused if it is wrong, late or void."""
+        """Switch to the chunk that the policy returned. Raises Refused if it is invalid, late or void."""
         schedule = self._stepper.schedule
         answer, in_time = self._runner.take()
         self._context.watchdog.images(self._clock.now(), readable=True)
@@ -315,7 +316,7 @@ class ControlLoop:
         self._execute(self._stepper.next_command(self._sender.fresh_joints(), dt), dt, None)
 
     def _execute(self, step: StepResult, dt: float, request: InferenceRequest | None) -> None:
-        """Send a step that lasts ``dt`` seconds: the first one of a chunk or a later one of the plan."""
+        """Send a step that lasts ``dt`` seconds; ``request`` is given only for the first step of a chunk."""
         made = self._clock.steady()
         sent = self._finish(step, dt, request.frame if request else None)
         now = self._clock.steady()
@@ -332,7 +333,7 @@ class ControlLoop:
             self._between.stop()
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
-        """Publish the action, and send the step's command if that is allowed; True if it was sent."""
+        """Publish the action and, if allowed, send the step's command; return True if it was sent."""
         self._context.sink.step(step)
         try:
             if step.refused is not None:
@@ -367,7 +368,7 @@ class ControlLoop:
         return sent
 
     def _send_between(self) -> None:
-        """Send the command that is due between two steps, or during deceleration after the last."""
+        """Send the command that is due between two steps, or during deceleration after the last step."""
         try:
             sent = self._sender.send_between(dry=self._is_ahead and self._runner.pending is not None)
         except Refused as refused:
@@ -377,7 +378,7 @@ class ControlLoop:
             self._rest()
 
     def _rest(self) -> None:
-        """Stop commands between steps, and hold for a failed inference."""
+        """Stop sending commands between steps, and hold if an inference failed."""
         self._between.stop()
         failed, self._failed = self._failed, None
         if failed is not None:

@@ -1,4 +1,4 @@
-"""The newest frame of each camera, and the report of exactly one outcome per frame."""
+"""Keeps the newest frame of each camera and reports exactly one outcome per frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_ros.vision.messages import CdrBytes
 
 
 class Frames:
-    """Takes frames from the mailboxes of all cameras, when the first camera has one. Used from one thread."""
+    """Takes frames from the mailboxes of all cameras when the first camera has one. Used from one thread."""
 
     def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class Frames:
         return self._first.wait(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
-        """Return ``frame``, or the one about to arrive if the rate limiter decides to wait for it."""
+        """Return ``frame``, or the next frame if the rate limiter waits for it and it arrives in time."""
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
         newer = self._first.take(wait) if wait else None
@@ -46,7 +46,7 @@ class Frames:
         return newer
 
     def use(self, frame: Frame) -> None:
-        """Make ``frame`` the first camera's newest, and take the newest of the others."""
+        """Make ``frame`` the first camera's newest, and take the other cameras' newest frames."""
         self._use(0, frame)
         for index, mailbox in enumerate(self._others, start=1):
             if (other := mailbox.take()) is not None:

@@ -13,15 +13,16 @@ from vla_ros.node.claim import Claim
 from vla_ros.node.namesake import namesakes
 
 PERIOD = 0.1
-"""Seconds between looks."""
+"""Seconds between checks."""
 
 
 class GraphWatch:
-    """Checks who else is on the graph. Called on the thread that spins; :attr:`found` may be read from any.
+    """Checks for nodes that contest this node's topics or name.
 
-    ``commands`` maps each (resolved) command topic, which is claimed until :meth:`close`, to this node's publisher
-    id. ``contests`` returns reason, topic and sources of each contest, ``middleware`` why new processes cannot
-    reach the node, or "".
+    It is called on the thread that spins; any thread may read :attr:`found`. ``commands`` maps each resolved
+    command topic to this node's publisher id; the topics are claimed until :meth:`close`. Nodes in ``allowed`` may
+    share them. ``contests`` returns the reason, topic and sources of each contest; ``middleware`` returns why new
+    processes cannot reach the node, or "".
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class GraphWatch:
     def look(self, *, at_once: bool = False) -> None:
         """Check the graph and store the problems in :attr:`found`.
 
-        A publisher whose node's name is not discovered yet counts from the second check on, so that the reason can
+        A publisher whose node's name is not discovered yet counts from the second check, so that the reason can
         name it; with ``at_once`` it counts immediately.
         """
         self._before, self._unnamed = self._unnamed, set()
@@ -68,7 +69,7 @@ class GraphWatch:
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
-        """Name the other nodes that serve ``service`` (``~/enable``), which a call also reaches; "" if none."""
+        """Name the other nodes that serve ``service`` and so receive its calls, too; "" if there are none."""
         name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
         if namesakes(self._node):
             return f"another node called {self._node.get_fully_qualified_name()}"
@@ -97,7 +98,7 @@ class GraphWatch:
             claimants = self._claims[topic].others()
             if ANY in self._allowed:
                 continue
-            # Only the name tells who may share the topic, so wait for it.
+            # Allowed nodes are known only by name, so wait for the name.
             rival = [each for each in claimants if each.name or not self._allowed or self._again(each.pid)]
             rival = [each for each in rival if each.name not in self._allowed]
             known = {each.name for each in rival} | ({""} if rival else set())  # an unnamed publisher is a rival's

@@ -16,21 +16,22 @@ TYPES = {
     "parallel_gripper_command": {"": "control_msgs/action/ParallelGripperCommand"},
     "franka": {"/move": "franka_msgs/action/Move", "/grasp": "franka_msgs/action/Grasp"},
 }
-"""Action types for each of ``config.GRIPPER_ACTIONS``, by the suffix of ``topics.gripper``."""
+"""Action types for each of ``config.GRIPPER_ACTIONS``, by the suffix appended to ``topics.gripper``."""
 
-_CHANGE = 0.02  # smallest change that is a new goal, as a share of closed to open; any change at the ends
-_RETRY = 1.0  # s; between goals for the same position
+_CHANGE = 0.02  # smallest change that is a new goal, as a share of the stroke; at its ends every change is
+_RETRY = 1.0  # s; pause after a failed goal
 _PERIOD = 0.02  # s
-_FRANKA_SPEED = 0.1  # m/s; its server needs one
+_FRANKA_SPEED = 0.1  # m/s; the action server requires a speed
 _SUCCEEDED = 4  # action_msgs/msg/GoalStatus
 _STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "canceled", "aborted")
 
 
 class GripperGoals:
-    """Sends a goal when the target position of the arm's gripper changes; it replaces the previous goal.
+    """Sends a goal when the target position of the arm's gripper changes, replacing the previous goal.
 
     Goals are sent on the thread that spins, so that no gripper delays the arm. A failed goal is reported as
-    ``gripper_failed`` and sent again after a second if it is still wanted. A stalled gripper has gripped something.
+    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that
+    stalls has gripped something; its goal has not failed.
     """
 
     def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:
@@ -49,11 +50,11 @@ class GripperGoals:
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
-        """Set the target position, or None; from any thread, within ``safety.motion()``."""
+        """Set the target position, or None to send no goal. Any thread may call it within ``safety.motion()``."""
         self._wanted = fingers
 
     def look(self) -> None:
-        """Send a goal if one is due, and detect goals without an answer. Runs on the graph thread."""
+        """Send a goal if one is due, and detect goals that got no answer. Runs on the graph thread."""
         now, config = self._context.clock.steady(), self._context.options.current
         self.is_ready = all(client.server_is_ready() for client in self._clients.values())
         if self._due and now > self._due:
@@ -93,7 +94,7 @@ class GripperGoals:
                 effort=[effort] if effort else [],
             )
             return "", self._types[""].Goal(command=command)
-        width, speed = 2 * position, speed or _FRANKA_SPEED  # a position is that of one of two fingers
+        width, speed = 2 * position, speed or _FRANKA_SPEED  # the position is that of one of the two fingers
         if not effort or position != self._gripper.closed_position:
             return "/move", self._types["/move"].Goal(width=width, speed=speed)
         # Whatever is between the fingers counts as grasped.
@@ -102,7 +103,7 @@ class GripperGoals:
         return "/grasp", grasp
 
     def _guarded(self, number: int, take: Callable[[int, Any], None]) -> Callable[[Any], None]:
-        """Return a callback of a future that belongs to goal ``number``."""
+        """Return a future's callback that calls ``take`` only while goal ``number`` is the newest."""
 
         def on_done(future: Any) -> None:
             if number == self._number:

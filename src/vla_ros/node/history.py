@@ -1,4 +1,4 @@
-"""Keeps recent frames of the cameras whose past images a policy uses, with the measurements at their arrival."""
+"""Keeps recent frames of the cameras whose past images a policy uses, with the measurements at each arrival."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ class History:
         return bool(self._spans)
 
     def add(self, camera: int, past: Past) -> None:
-        """Add a frame.
-
-        A frame older than the previous one means that the clock has jumped.
-        """
+        """Add a frame; if the clock has jumped back, forget all earlier ones."""
         frames = self._frames.get(camera)
         if frames is None:
             return
@@ -52,7 +49,7 @@ class History:
                 self._append(camera, past)
 
     def at(self, camera: int, stamp: int, now: Past) -> Past:
-        """Return the frame nearest to ``stamp`` since :meth:`begin` that is not newer than ``now``."""
+        """Return the frame since :meth:`begin`, not newer than ``now``, that is nearest to ``stamp``."""
         with self._lock:
             frames = self._frames[camera]
             if not frames or frames[-1].stamp < now.stamp:
@@ -61,7 +58,7 @@ class History:
         return min((*known, now), key=lambda past: abs(past.stamp - stamp))
 
     def begin(self) -> None:
-        """Begin an episode: earlier frames no longer count."""
+        """Begin an episode: forget earlier frames."""
         with self._lock:
             for frames in self._frames.values():
                 frames.clear()

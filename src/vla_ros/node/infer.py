@@ -30,7 +30,7 @@ from vla_ros.vision.preprocess import Preprocessor, process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros infer``."""
+    """Add the arguments of ``vla-ros infer``."""
     add_config_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the same as -p policy.checkpoint:=DIR")
     parser.add_argument(
@@ -83,10 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Path | None = None) -> dict[str, Any]:
-    """Load the policy of ``config`` and run it once; returns observation and result, ready for JSON.
+    """Load the policy of ``config`` and run it once; return observation and result, ready for JSON.
 
-    ``images`` are ``[KEY=]FILE`` each, ``states`` ``[KEY=]1,2,3``; ``noise`` is an array that a sampling policy
-    starts from (``PolicySpec.noise``). Robot sections of ``config`` may be empty.
+    ``images`` are strings ``[KEY=]FILE``, ``states`` strings ``[KEY=]1,2,3``. ``noise`` is a .npy file with the
+    noise that a sampling policy starts from (``PolicySpec.noise``). Robot sections of ``config`` may be empty.
     """
     policy = create(config)
     policy.load()
@@ -139,7 +139,7 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
 
 
 def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str, list[str]]:
-    """Return the arguments by key; those without a key are assigned to the keys in order."""
+    """Group the arguments by key; assign those without a key to the remaining keys in order."""
     found: dict[str, list[str]] = {}
     waiting = list(keys)
     for text in given:
@@ -235,7 +235,7 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
 
 
 def _described(image: UInt8Array) -> dict[str, Any]:
-    """Return shape and digest of the pixels, to compare the policy's input on two machines."""
+    """Return an image's shape and digest, to compare the policy's input on two machines."""
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 

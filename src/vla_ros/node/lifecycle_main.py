@@ -1,7 +1,8 @@
 """``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
 Signals only set a flag, which is checked between callbacks and between steps of loading, because an exception
-raised inside an import may get lost. After :data:`PATIENCE` KeyboardInterrupt is raised wherever the thread is.
+raised inside an import may get lost. :data:`PATIENCE` seconds later, KeyboardInterrupt is raised wherever the
+thread is.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
 PATIENCE = 3.0
-"""Seconds from a signal to KeyboardInterrupt if the flag was not checked before."""
+"""Seconds from a signal to KeyboardInterrupt if the flag is not checked earlier."""
 
 
 class Signals:
-    """Handles SIGINT and SIGTERM from its creation on; ``name`` is the first one received, or ""."""
+    """Handles SIGINT and SIGTERM; ``name`` is the name of the first one received, or ""."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_launcher()
     try:
         return end_process(_run(signals, arguments))
-    except KeyboardInterrupt:  # before there was a node
+    except KeyboardInterrupt:  # before the node was created
         signals.ignore()
         _say(f"ended by {signals.name}: nothing was started")
         return 0
@@ -78,7 +79,7 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     # rclpy's own handlers would shut the context down on a signal, before the last hold is sent.
     try:
         rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
-    except RuntimeError as error:  # arguments that rcl cannot read
+    except RuntimeError as error:  # arguments that rcl cannot parse
         _say(str(error).partition(", at /")[0])
         return 1
     node: VlaPolicyNode | None = None

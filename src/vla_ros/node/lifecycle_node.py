@@ -28,10 +28,10 @@ ERROR = TransitionCallbackReturn.ERROR
 class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     """A managed node that runs a policy, in any single-threaded executor.
 
-    ``interrupted`` is called between two steps of loading; True ends loading with KeyboardInterrupt. ``options``
-    are further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``). ``failure``
-    is why the last transition failed, or "". Raises ConfigError for parameters with unknown names or invalid
-    values.
+    ``interrupted`` is called between loading steps; if it returns True, loading ends with KeyboardInterrupt.
+    ``options`` are further arguments of ``rclpy.node.Node`` (``context``, ``namespace``,
+    ``parameter_overrides``). ``failure`` is why the last transition failed, or "". Raises ConfigError if a
+    parameter has an unknown name or an invalid value.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Start to use frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
+        """Start using frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
         try:
             self._running.activate()
         except Exception as error:

@@ -1,6 +1,6 @@
-"""Refuses a second node of the same name, because both would serve ``~/enable``.
+"""Refuses to start a second node of the same name, because both would serve ``~/enable``.
 
-On one host a :class:`~vla_ros.node.claim.Claim` decides. Nodes elsewhere are found by discovery, which takes a
+On one host a :class:`~vla_ros.node.claim.Claim` decides. Discovery finds nodes on other hosts; it takes a
 moment and does not report processes that were killed before this node started.
 """
 
@@ -17,11 +17,11 @@ from vla_ros.node.claim import Claim
 from vla_ros.policies.base import Progress
 
 PATIENCE = 5.0
-"""Seconds in which a node of the same name may leave the graph, because it may just be ending."""
+"""Seconds to wait for a node of the same name, which may be shutting down, to leave the graph."""
 
 _CURE = (
-    "both would answer ~/enable. End that one first, or give this one another name (--ros-args -r __node:=NAME, or "
-    "name:= of the launch file)"
+    "both would answer ~/enable. Shut that node down first, or give this one another name (--ros-args -r "
+    "__node:=NAME, or name:= of the launch file)"
 )
 
 _PERIOD = 0.1
@@ -34,9 +34,9 @@ def namesakes(node: Node) -> int:
 
 
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
-    """Claim a node's full name on this host; ConfigError if another node holds the claim."""
+    """Claim a full node name on this host. Raises ConfigError if another node holds it."""
     claim = Claim(f"name {name}", name, environment)
-    for other in () if claim.is_held else claim.others():  # the others of the holder refuse and end
+    for other in () if claim.is_held else claim.others():  # the holder may start; the others refuse
         claim.close()
         raise ConfigError(f"{name} is already running on this host (process {other.pid or 'unknown'}): {_CURE}")
     return claim

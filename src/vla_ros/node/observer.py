@@ -1,4 +1,4 @@
-"""Makes the policy's observations from camera messages and measurements."""
+"""Builds the policy's observations from camera messages and measurements."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import Preprocessor, process
 
-_PROCESSED, _BYTES = 32, 32 << 20  # most past images that are kept after processing, and their size
+_PROCESSED, _BYTES = 32, 32 << 20  # limits of the past images kept after processing: number and size
 
 
 class Observer:
-    """Makes observations according to a binding. One thread uses it; any thread may call :meth:`remember`.
+    """Builds observations according to a binding. One thread uses it; any thread may call :meth:`remember`.
 
     Assign ``timeouts`` to change the allowed ages.
     """
@@ -66,9 +66,9 @@ class Observer:
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
         """Build an observation: decode the images; orientation, crop and resize are deferred until first access.
 
-        ``frames`` has one serialised message per ``camera.topics``, None if none has come yet. Raises ImageError if
-        a message is no image, and Refused if a camera, a part of a state vector or the instruction is missing or
-        stale.
+        ``frames`` has a serialised message for each of ``camera.topics``, or None if none has come yet. Raises
+        ImageError if a message is not an image, and Refused if a camera, a part of a state vector or the
+        instruction is missing or stale.
         """
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
@@ -140,8 +140,8 @@ class Observer:
     def _span(self, key: str, moments: Sequence[Moment]) -> float:
         if not self._rate and any(moment.steps for moment in moments):
             raise ConfigError(
-                f"control.rate_hz: found 0, but moments of '{key}' are in steps; set the rate, or say them in "
-                "seconds (features.moments)"
+                f"control.rate_hz: found 0, but moments of '{key}' are in steps; set the rate, or give the "
+                "moments in seconds (features.moments)"
             )
         return max(map(self._seconds, moments))
 

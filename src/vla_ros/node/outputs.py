@@ -1,4 +1,4 @@
-"""Publishes commands to the drivers: each arm's topic and, if the gripper has its own driver, the gripper's.
+"""Publishes commands to the drivers of the arms and of grippers that have their own driver.
 
 Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and no
 motion follows a stop.
@@ -44,7 +44,7 @@ class Outputs:
 
     @property
     def subscribers(self) -> tuple[str, int]:
-        """The command topic (action, service) with the fewest drivers, and their number."""
+        """The command topic, action or service with the fewest drivers, and their number."""
         counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
         peers: Mapping[str, GripperGoals | Servo] = {**self._goals, **self._servos}
         counts |= {name: int(peer.is_ready) for name, peer in peers.items()}
@@ -54,7 +54,8 @@ class Outputs:
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         """Build the messages of all arms' commands; return a function that sends them.
 
-        Call that function within ``safety.motion()``: send a hold if motion is *not* allowed, a motion if it is.
+        Call that function within ``safety.motion()``: for a hold only if motion is *not* allowed, for a motion only
+        if it is.
         """
         sends = [send for command in commands for send in self._messages(command)]
 
@@ -89,8 +90,8 @@ class Outputs:
     def expire(self) -> None:
         """Send zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
 
-        A velocity moves the arm until another one is sent; during a long inference the last one would move it far
-        beyond the intended step. Positions need not expire.
+        A velocity command remains in force until the next one: during a long inference it would move the arm far
+        beyond the intended step. Position commands need not expire.
         """
         now = self._context.clock.steady()
         if not any(now >= expires for _, expires in self._standing.values()):
@@ -101,4 +102,4 @@ class Outputs:
                 self.prepare([self._split(command)[0].stopped() for command in expired])()
         if expired:
             seconds = lifetime(self._context.options.current)
-            self._context.safety.report(Reason.TWIST_EXPIRED, f"no other velocity for {seconds:.3g} s")
+            self._context.safety.report(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")

@@ -40,14 +40,14 @@ from vla_ros.telemetry.telemetry import Telemetry
 from vla_ros.vision.messages import IMAGE_TYPES
 
 SUPERVISION_PERIOD = 0.02
-"""Seconds between checks of the watchdog, by which a stale input may be detected late."""
+"""Seconds between checks of the watchdog: a stale input is detected at most this late."""
 
 
 class PolicyNode:
     """A policy on the graph.
 
-    ``graph`` provides message classes and QoS profiles. ``node`` is an rclpy node or one of ``graph.create_node``;
-    callbacks run on the thread that spins it.
+    ``graph`` provides message classes and QoS profiles. ``node`` is an rclpy node or one from
+    ``graph.create_node``; callbacks run on the thread that spins it.
     """
 
     def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
@@ -74,10 +74,10 @@ class PolicyNode:
     # The life of a managed node
 
     def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
-        """Load the policy and create the endpoints; nothing moves. ``policy`` replaces the one of ``policy.name``.
+        """Load the policy and create the endpoints; nothing moves. ``policy`` replaces that of ``policy.name``.
 
-        Raises VlaRosError if the policy does not load, does not fit robot and options, or another node has this
-        node's name. Partial work is undone.
+        Raises VlaRosError if the policy does not load, does not fit the robot and the options, or another node has
+        this node's name. Partial work is undone.
         """
         stepper = Stepper(self.config, policy or create(self.config))
         try:
@@ -95,17 +95,17 @@ class PolicyNode:
         self._logger.info(f"features:\n{stepper.binding.table()}")
         if (wanted := self.config.control.schedule) not in ("auto", stepper.schedule.kind):
             why = (
-                "returns single steps" if stepper.spec.horizon == 1 else "cannot continue a chunk that is executed"
+                "returns single steps" if stepper.spec.horizon == 1 else "cannot continue the chunk being executed"
             )
             self._logger.warning(
-                f"control.schedule: found {wanted}, and the policy {why}: '{stepper.schedule.kind}' is used"
+                f"control.schedule: found {wanted}, but the policy {why}: using '{stepper.schedule.kind}'"
             )
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)
 
     def activate(self) -> None:
-        """Start to infer on frames. The arm moves after ``~/enable``, or at once with ``control.armed``."""
+        """Start inferring on frames. The arm moves after ``~/enable``, or at once with ``control.armed``."""
         assert self._stepper is not None, "configure() comes first"
         self._loop = ControlLoop(
             self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
@@ -131,7 +131,7 @@ class PolicyNode:
         return ended
 
     def cleanup(self) -> None:
-        """Destroy the endpoints and free the policy. Safe to call in every state."""
+        """Destroy the endpoints and free the policy. Safe to call in any state."""
         self.deactivate()
         self._throttled.flush()
         self._telemetry = None
@@ -145,10 +145,10 @@ class PolicyNode:
         """True if new processes can no longer reach the node; its process should be restarted."""
         return Reason.MIDDLEWARE_GONE in self.safety.status.blocks
 
-    # Requests of a person
+    # Requests from a person
 
     def enable(self, armed: bool) -> tuple[bool, str]:
-        """Arm or disarm; returns whether this is the state now, and a sentence for the caller."""
+        """Arm or disarm; return whether that succeeded, and a sentence for the caller."""
         if not armed:
             self.safety.disarm()
             return True, "disarmed: the arm holds"
@@ -165,7 +165,7 @@ class PolicyNode:
         return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
-        """End a stop, discard the plan and disarm; returns True and a sentence for the caller."""
+        """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
         self.inputs.new_epoch()
         if self._stepper is not None:
             self._stepper.forget_commands()
@@ -173,12 +173,12 @@ class PolicyNode:
             return True, "no longer stopped; disarmed: call ~/enable to move"
         return True, "the node was not stopped; the plan is discarded"
 
-    def stop(self, detail: str = "the stop topic said so") -> None:
+    def stop(self, detail: str = "true on the stop topic") -> None:
         """Stop until a person resets."""
         self.safety.stop(Reason.OPERATOR_STOP, detail)
 
     def instruct(self, instruction: str) -> tuple[bool, str]:
-        """Give an instruction; returns whether it was accepted, and a sentence for the caller.
+        """Set the instruction; return whether it was accepted, and a sentence for the caller.
 
         An instruction that is too long, empty or has control characters is ignored.
         """
@@ -197,7 +197,7 @@ class PolicyNode:
         return True, f"instruction: {text}" if self._set_instruction(text) else ""
 
     def _set_instruction(self, text: str) -> bool:
-        """Set the instruction, which clears ``no_instruction`` unless empty; True if the instruction changed."""
+        """Set the instruction; unless empty, it clears ``no_instruction``. Return True if it changed."""
         changed = self.inputs.set_instruction(text)
         if text:
             self.safety.clear(Reason.NO_INSTRUCTION)
@@ -296,7 +296,7 @@ class PolicyNode:
         self._watchdog.heartbeat(self._clock.now())
 
     def _on_enable(self, request: Any, response: Any) -> Any:
-        # Every node that receives a call to disarm obeys.
+        # Every node that receives a call to disarm obeys it.
         refused = self._ambiguous("~/enable") if request.data else ""
         response.success, response.message = (False, refused) if refused else self.enable(bool(request.data))
         return response
@@ -307,7 +307,7 @@ class PolicyNode:
         return response
 
     def _ambiguous(self, service: str) -> str:
-        """Return why a call is refused, or "": another node serves ``service`` and received the call, too."""
+        """Return why a call is refused if another node also serves ``service`` and received it, else ""."""
         who = self._watch.servers(service)
         if who:
             who = f"refused: {who} serves {service} as well and received this call, too; end or rename that node"
@@ -357,7 +357,7 @@ class PolicyNode:
         self._outputs.expire()
 
     def _summary(self) -> str:
-        """One line for the log: policy, inputs and outputs."""
+        """Describe policy, inputs and outputs in one line for the log."""
         assert self._stepper is not None
         spec, config = self._stepper.spec, self.config
         outputs = [

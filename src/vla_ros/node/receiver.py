@@ -1,6 +1,6 @@
 """Receives messages on the graph thread, checks them, and passes them to the control loop or drops them.
 
-A camera frame stays serialised here: its stamp is read, nothing is decoded.
+Camera frames stay serialised here: only the header is read, and no image is decoded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Frame:
     """A camera message as received."""
 
     data: CdrBytes
-    stamp: int  # stamp of its header, nanoseconds
+    stamp: int  # its header's stamp in nanoseconds
     camera: str
     arrived: Now  # time of arrival
-    interval: float = math.inf  # seconds since the previous one; infinite for the first
+    interval: float = math.inf  # seconds since the previous frame; infinite for the first
 
     def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
         """Return the frame's outcome; ``details`` are further fields."""
@@ -48,7 +48,7 @@ class Frame:
 class FrameReceiver:
     """Receives the frames of all cameras; ``observer`` gets every frame if the policy uses past frames.
 
-    ``sources`` chooses one publisher per topic.
+    ``sources`` selects the publisher to follow on each topic.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FrameReceiver:
         self._unstamped: set[str] = set()
 
     def receive(self, index: int, data: CdrBytes, publisher: bytes = b"") -> None:
-        """Receive a message of camera ``index`` from a publisher with this id, as CDR bytes."""
+        """Receive a message of camera ``index`` as CDR bytes; ``publisher`` is its publisher's id."""
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()
@@ -109,12 +109,12 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states (``topics``), of one publisher or several, and further feeds."""
+    """Receives joint states on ``topics``, from one or more publishers each, and further feeds."""
 
     def __init__(self, context: Context, controller: RobotController) -> None:
         self._context = context
         config = context.options.current
-        # In lockstep a simulation sets its arm back between episodes, faster than any limit.
+        # In lockstep a simulation resets its arm between episodes, faster than any limit.
         lockstep = config.control.lockstep
         self._arms = {arm.name: arm for arm in controller.arms}
         self.topics: dict[str, list[str]] = {}  # topic to the arms that it covers
@@ -137,7 +137,7 @@ class StateReceiver:
                 yield topic, contest
 
     def joints(self, topic: str, message: Any, publisher: bytes = b"") -> None:
-        """Receive a ``sensor_msgs/JointState`` on a topic from a publisher with this id."""
+        """Receive a ``sensor_msgs/JointState`` on ``topic``; ``publisher`` is its publisher's id."""
         now = self._context.clock.now()
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
@@ -182,7 +182,7 @@ def stamp_of(message: Any) -> int:
 
 
 def joint_state_of(message: Any, now: int) -> JointState:
-    """Convert a ``sensor_msgs/JointState``; without a stamp, its time of arrival is used."""
+    """Convert a ``sensor_msgs/JointState``; ``now``, in nanoseconds, replaces a missing stamp."""
     numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
     positions = np.asarray(message.position, dtype=np.float64)
     return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)

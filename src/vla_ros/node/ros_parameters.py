@@ -1,6 +1,6 @@
-"""The tree of options as ROS parameters: declares them with description and range, reads and changes them.
+"""Declares the options as ROS parameters with description and range, reads and changes them.
 
-Only :class:`~vla_ros.node.lifecycle_node.VlaPolicyNode` needs this; it imports rclpy's interfaces.
+Only :class:`~vla_ros.node.lifecycle_node.VlaPolicyNode` uses this module, which imports rclpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def descriptor(entry: Entry) -> ParameterDescriptor:
-    """Return the output of ``ros2 param describe``: description, unit, choices, range, and whether it is live."""
+    """Return what ``ros2 param describe`` shows: description, unit, choices, range, and whether it is live."""
     option = entry.option
     constraints = f"{entry.expectation}; "
     constraints += "may change while running" if option.live else "set it before configure"
@@ -50,20 +50,20 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
 def declare(node: Any) -> Config:
     """Declare every option on an rclpy node; values come from parameter files, ``-p`` and the launch file.
 
-    ConfigError lists all names that are no option, and all values of a wrong type or out of range.
+    Raises ConfigError listing all names that are not options and all values of a wrong type or out of range.
     """
-    given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
+    given = getattr(node, "_parameter_overrides", {})  # rclpy has no public accessor
     deciding: tuple[str, ...] = (
         "policy.name",
         "preset",
         "robot.arms",
-    )  # which parameters there are, and their defaults
+    )  # these determine which parameters exist, and their defaults
     chosen = {name: _plain(override.value) for name, override in given.items()}
     base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
     if base.robot.arms:  # shared options are the defaults of each arm's options
         deciding += tuple(OF_AN_ARM.values())
         base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
-    # To rclpy an empty list has no type, and so no value.
+    # In rclpy an empty list has no type and therefore no value.
     lists = [name for name, entry in entries(base).items() if entry.is_list]
     empty: dict[str, Any] = {name: [] for name in lists if name in chosen and not chosen[name]}
     known, defaults = entries(base), {**flatten(base), **empty}
@@ -91,8 +91,8 @@ def _declare_one(node: Any, entry: Entry, default: Any) -> str:
 def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any]) -> list[str]:
     """Return overrides that are not options.
 
-    rclpy ignores them, so a misspelt limit would not apply. Files and single parameters cannot be told apart here,
-    so options of another policy in a file look like mistakes: they are ignored with a warning.
+    rclpy ignores them, so a misspelt limit would not apply. A file may contain options of another policy,
+    and values from files and single parameters cannot be told apart here: both are ignored with a warning.
     """
     problems = []
     for name in given:

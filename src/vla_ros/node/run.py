@@ -33,7 +33,7 @@ NODE_NAME = "vla_policy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros run``."""
+    """Add the arguments of ``vla-ros run``."""
     add_config_arguments(parser)
     parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames arrive (control.armed)")
     parser.add_argument(
@@ -129,7 +129,7 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
     """Carry out requests that arrived together as signals; return a sentence for each.
 
     Signals are not ordered: a busy process may see a reset before an earlier request to arm. A request to ``arm``
-    therefore counts only without ``disarm`` and ``reset``.
+    is therefore refused if ``disarm`` or ``reset`` came with it.
     """
     said = []
     if "disarm" in requests:

@@ -31,7 +31,7 @@ class RunPolicy:
 
     A goal does not arm: if the arm is disarmed or stopped, the goal is aborted with the reason. It succeeds when
     ``topics.success`` becomes true; it is aborted by a stop, by disarming, by another instruction, and after
-    ``timeouts.run``. However it ends, the arm then holds (``no_instruction``).
+    ``timeouts.run``. When it ends, the arm holds (``no_instruction``) unless another instruction has replaced it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RunPolicy:
         self._context, self._instruct, self._remaining = context, instruct, remaining
         self._goal: ServedGoal | None = None
         self._began = self._told = 0.0  # steady clock, s
-        self._commands = 0  # before the goal
+        self._commands = 0  # sent before the goal
         kind = wiring.graph.action(TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
         wiring.action_server(TYPE, "~/run_policy", self._accept, self._start, self._cancel)
@@ -66,7 +66,7 @@ class RunPolicy:
             self._end(ABORTED, f"not started: {self._context.safety.explain()}", keep=True)
         else:
             _, said = self._instruct(goal.goal.prompt)
-            self._context.logger.info(f"run_policy: {said or 'the instruction stays'}")
+            self._context.logger.info(f"run_policy: {said or 'the instruction is unchanged'}")
             if self._context.inputs.snapshot.instruction != goal.goal.prompt.strip():
                 self._end(ABORTED, said, keep=True)
 
@@ -76,7 +76,7 @@ class RunPolicy:
 
     def _on_success(self, message: Any) -> None:
         if message.data and self._goal is not None:
-            self._end(SUCCEEDED, "topics.success said so")
+            self._end(SUCCEEDED, "true on topics.success")
 
     def _close(self) -> None:
         if self._goal is not None:

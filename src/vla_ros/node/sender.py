@@ -1,4 +1,4 @@
-"""Sends commands while they are allowed: for the plan's steps, between them, and during deceleration."""
+"""Sends commands while motion is allowed: for the plan's steps, between them, and during deceleration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_ros.node.context import Context
 from vla_ros.node.stepper import Stepper
 from vla_ros.types import JointState
 
-_SUPERVISION_VALID = 0.05  # s; older findings of the watchdog are checked again
+_SUPERVISION_VALID = 0.05  # s; after this time the watchdog is asked again
 
 
 class Sender:
@@ -51,15 +51,15 @@ class Sender:
         return before != self._interruptions or not self._safety.may_move
 
     def ease(self) -> bool:
-        """Decelerate with further commands; False if none is needed."""
+        """Decelerate with further commands; return False if none are needed."""
         self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
     def check_age(self, step: StepResult, late: int = 0) -> None:
         """Raise Refused (``frame_old``) if the frame of a step is too old for motion that lags by ``late`` periods.
 
-        The allowed age is that of a frame on arrival plus the inference time plus the step's offset. The watchdog
-        checks frames on arrival only; this detects a suspended process, or a frame that waited for a slow
+        The allowed age is ``timeouts.frame_age`` plus ``timeouts.inference`` plus the step's offset. The watchdog
+        checks frames only on arrival; this check detects a suspended process, or a frame that waited for a slow
         inference.
         """
         timeouts = self._context.options.current.timeouts
@@ -70,7 +70,7 @@ class Sender:
             raise Refused(Reason.FRAME_OLD, found)
 
     def send(self, step: StepResult, dt: float, *, beside: bool) -> bool:
-        """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent."""
+        """Send the commands of a step that lasts ``dt`` seconds, or the first ones on the way; True if sent."""
         commands = step.commands
         if beside and self._between.commands > 1:
             onward = self._stepper.onward(self.fresh_joints(), self._between.interval, dt, 0.0)
@@ -84,7 +84,8 @@ class Sender:
     def send_between(self, *, dry: bool) -> bool:
         """Send the command that is due between two steps, or during deceleration after the last; True if sent.
 
-        Once the arm rests, nothing more is sent. ``dry``: the plan has run out because the next chunk is late.
+        Once the arm rests, nothing more is sent. ``dry`` means that the plan has run out because the next chunk is
+        late.
         """
         step, rested = self._between.step, self._between.rests
         assert step is not None
@@ -99,14 +100,14 @@ class Sender:
         )
 
     def fresh_joints(self) -> Mapping[str, JointState]:
-        """Return the newest joint states of the arms that are not stale."""
+        """Return the newest joint state of each arm, without stale ones."""
         return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state)
 
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
         """Send the commands if that is allowed, and call ``done``; True if they were sent.
 
-        If the process was suspended after the watchdog's check, the check is repeated. A loop that was told to end
-        sends nothing, because another loop may own the arm. Deceleration needs no valid task.
+        If the process was suspended after the watchdog's check, the check is repeated. Once the loop has
+        ``ended``, nothing is sent, because another loop may own the arm. Deceleration needs no valid task.
         """
         send = self._prepare(commands)
         while not self.ended:

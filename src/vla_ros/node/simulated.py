@@ -24,8 +24,8 @@ _LOG = logging.getLogger(__name__)
 class SimulatedNode:
     """Receivers, watchdog, safety and control loop around a loaded policy; a driver always counts as present.
 
-    ``sink`` receives each step and the outcome of each frame; ``prepare`` is that of :class:`Sender`. ``watched``
-    are the watchdog's options if they differ from ``config``. ``arms`` names the arms that need joint states.
+    ``sink`` receives each step and the outcome of each frame; for ``prepare`` see :class:`Sender`. ``watched``
+    has the watchdog's options if they differ from ``config``. ``arms`` names the arms that need joint states.
     """
 
     def __init__(

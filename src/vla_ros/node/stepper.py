@@ -37,14 +37,15 @@ class Inference:
 
     observation: Observation
     chunk: ActionChunk  # checked for shape and NaN
-    # ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
+    # ``preprocess``, ``inference`` and the policy's own stages, as in :class:`StepResult`.
     stages_ms: Mapping[str, float]
 
 
 class Stepper:
     """A loaded policy with the observer, schedule and controllers around it.
 
-    One thread uses it, and one more may call :meth:`ask`; any thread may call `hold` and `forget_commands`.
+    One thread uses it, and a second one may call :meth:`ask`; any thread may call :meth:`hold` and
+    :meth:`forget_commands`.
     """
 
     def __init__(self, config: Config, policy: Policy) -> None:
@@ -52,15 +53,15 @@ class Stepper:
         self._policy = policy
         self._session = Session()
         self._arms = make_arms(config)
-        self._lock = threading.Lock()  # the controller: a hold may come from another thread
+        self._lock = threading.Lock()  # guards the controller: a hold may come from another thread
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the policy, and :meth:`bind`."""
+        """Load the policy and :meth:`bind` it."""
         self._policy.load(progress)
         self.bind()
 
     def bind(self) -> None:
-        """Start a session of the loaded policy, and bind it to robot and options."""
+        """Start a session of the loaded policy, and bind the policy to the robot and the options."""
         self._session = self._policy.start_session()
         self.fit(self._policy.spec)
 
@@ -85,7 +86,7 @@ class Stepper:
         return self.binding.spec
 
     def configure(self, config: Config, *, inferring: bool = False) -> None:
-        """Apply changed options from the next step on; the policy gets them when it is not inferring."""
+        """Apply changed options to the next steps; the policy gets them only if it is not inferring."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
@@ -122,7 +123,8 @@ class Stepper:
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
         """Infer on one set of frames (:meth:`Observer.observe`) and put the chunk into the schedule.
 
-        Raises as :meth:`Observer.observe`, and Refused if the policy failed or its answer has a wrong shape or NaN.
+        Raises the errors of :meth:`Observer.observe`, and Refused if the policy fails or its answer has a wrong
+        shape or NaN.
         """
         start = self.schedule.position
         answer = self.ask(frames, inputs)
@@ -132,7 +134,7 @@ class Stepper:
     def ask(
         self, frames: Sequence[CdrBytes | None], inputs: Snapshot, previous: PreviousChunk | None = None
     ) -> Inference:
-        """Like :meth:`infer`, but leave the schedule alone: another thread may execute the plan meanwhile.
+        """Like :meth:`infer`, without changing the schedule, which another thread may be executing.
 
         ``previous`` is the plan that the policy should continue.
         """
@@ -170,11 +172,11 @@ class Stepper:
         reference: ArmJoints = None,
         answer: Inference | None = None,
     ) -> StepResult:
-        """Return the commands for the next step of the chunk; call :meth:`executed` once they were sent.
+        """Return the commands for the next step of the chunk; call :meth:`executed` once they are sent.
 
-        Limits count from ``joints``, the newest joint states; ``dt`` is the time until the next command in seconds.
-        ``reference`` has the joint states at the frame's stamp, for the first step of a chunk; None takes
-        ``joints``. ``answer`` is the inference made for this step, for the record.
+        Limits are relative to ``joints``, the newest joint states; ``dt`` is the time until the next command in
+        seconds. ``reference`` has the joint states at the frame's stamp and is used for the first step of a chunk;
+        None means ``joints``. ``answer``, the inference made for this step, is added to the result.
         """
         # Overrun: changed options may have shortened the plan, but the step that is due remains valid.
         step = self.schedule.next(overrun=True)
@@ -211,7 +213,7 @@ class Stepper:
             self.controller.executed()
 
     def executed(self) -> None:
-        """Like :meth:`sent`, for a step of the schedule, which counts it."""
+        """Like :meth:`sent`, for a step of the plan: the schedule counts it as executed."""
         self.schedule.executed()
         self.sent()
 
@@ -222,9 +224,9 @@ class Stepper:
         dt: float,
         reference: ArmJoints = None,
     ) -> StepResult:
-        """Infer on one set of frames and make the first command, without time passing in between.
+        """Infer on one set of frames and return the first step, as if no time passed in between.
 
-        Raises as :meth:`infer`; why a command was refused is in the result.
+        Raises the errors of :meth:`infer`; the result contains the reason for a refused command.
         """
         answer = self.infer(frames, inputs)
         return self.next_command(inputs.arms or inputs.joints, dt, reference, answer)

@@ -37,7 +37,7 @@ class Worker(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """Expected duration: the 95th percentile of the last 20 jobs that did not fail; infinite at first."""
+        """Expected duration: the 95th percentile of the last 20 jobs that did not fail; infinite before."""
         return float(np.percentile(self._took, 95)) if self._took else math.inf
 
     @property
@@ -46,7 +46,7 @@ class Worker(Generic[T]):
         return self._outcome is not None
 
     def begin(self, job: Callable[[], T], *, beside: bool = True) -> None:
-        """Start a job and return at once; unless ``beside``, run it on this thread."""
+        """Start a job and return at once, or, without ``beside``, run it on this thread."""
         assert not self._busy, "one job at a time"
         self._outcome, self._busy, self._began = None, True, self._clock.steady()
         if not beside:
@@ -72,7 +72,7 @@ class Worker(Generic[T]):
         return value  # type: ignore[return-value]
 
     def close(self, timeout: float) -> bool:
-        """End after the current job; False if that takes longer than ``timeout`` seconds."""
+        """End after the current job; return False if that takes longer than ``timeout`` seconds."""
         self._jobs.put(None)
         if self._thread is None:
             return True

@@ -12,17 +12,17 @@ from vla_ros.types import FloatArray, UInt8Array
 
 _LEAST_SIDE = 448  # px; smaller images are enlarged to keep text readable
 _WHITE, _BLACK, _ORANGE, _BLUE = (255, 255, 255), (0, 0, 0), (255, 140, 30), (80, 170, 255)
-_FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarter of the image
+_FULL_SCALE = 0.02  # m; the arrow of a translation of this length reaches the circle of the compass
 
 
 def annotate(
     image: UInt8Array, instruction: str, action: FloatArray, spec: PolicySpec, scale: float, state: str
 ) -> UInt8Array:
-    """Draw instruction, action and state on a copy of the policy's image, uint8 [H, W, 3] RGB.
+    """Draw instruction, action and state on a copy of the policy's image (uint8 [H, W, 3], RGB).
 
     A translation is drawn on a compass, because without calibration its direction in the image is unknown: up is +x
-    of ``control.delta_frame``, left is +y, the bar beside it +z. ``scale`` is ``control.translation_scale``; 2 cm
-    reach the edge. The result is at least 448 pixels wide and high.
+    of ``control.delta_frame``, left is +y, and the bar beside it shows z. ``scale`` is
+    ``control.translation_scale``; 2 cm reach the circle. The result is at least 448 pixels wide and high.
     """
     import cv2
 

@@ -60,11 +60,11 @@ def frames_part(frames: Mapping[str, Any]) -> Part:
 def policy_part(info: Mapping[str, Any], outside: int) -> Part:
     """Report the numbers and strings of the last ``ActionChunk.info``.
 
-    ``outside`` counts the tokens of the last second that were no action tokens (``outside_bins``).
+    ``outside`` counts the tokens of the last second that were not action tokens (``outside_bins``).
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
-        message = f"{outside} tokens were no action tokens and were clipped: check checkpoint, prompt and images"
+        message = f"{outside} tokens were not action tokens and were clipped: check checkpoint, prompt and images"
         return Part("policy", WARN, message, values)
     return Part("policy", OK, "answers" if info else "reports no figures", values)
 
@@ -72,7 +72,7 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
     """Report stage times of recent frames in milliseconds.
 
-    ``frame_age`` runs from the frame's stamp to its command, or to its action while the node is disarmed.
+    ``frame_age`` is measured from the frame's stamp to its command, or to its action while the node is disarmed.
     """
     values = {}
     for stage, times in latency.items():
@@ -107,7 +107,7 @@ def process_part(resources: Mapping[str, int]) -> Part:
 
 
 def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
-    """Build a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` is in nanoseconds, ``make`` finds message classes."""
+    """Build a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` in nanoseconds; ``make`` returns a message class."""
     seconds, nanoseconds = divmod(stamp, 1_000_000_000)
     time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     header = make("std_msgs/msg/Header")(stamp=time, frame_id="")

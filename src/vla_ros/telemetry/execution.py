@@ -18,7 +18,7 @@ _REMEMBERED = 4096
 
 
 class ExecutionStats:
-    """Thread-safe record of the steps that were sent; of accelerations and ages only recent ones are kept."""
+    """Thread-safe record of the steps that were sent; only recent accelerations and ages are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,7 +34,7 @@ class ExecutionStats:
     def sent(self, step: StepResult, joints: Mapping[str, int], now: Now, period: float) -> None:
         """Record a step whose commands were sent at ``now``.
 
-        The first step sent from a chunk passes that ``chunk``. ``joints`` maps each arm to its number of joints,
+        Only the first step sent from a chunk has ``step.chunk``. ``joints`` maps each arm to its number of joints,
         which come before the fingers; ``period`` is the time between two steps in seconds.
         """
         positions, speed = _numbers(step.commands, joints)
@@ -50,8 +50,8 @@ class ExecutionStats:
     def summary(self) -> dict[str, float]:
         """Return the available figures.
 
-        ``steps`` sent, ``chunks`` begun and ``skipped`` steps of them (executed from the chunk before);
-        ``age_p50_ms`` and ``age_p99_ms`` of the frame behind a step; and :meth:`Steadiness.figures`.
+        ``steps`` sent; ``chunks`` begun; first steps of chunks that were ``skipped``, because the previous chunk
+        covered them; the age of a step's frame (``age_p50_ms``, ``age_p99_ms``); and :meth:`Steadiness.figures`.
         """
         with self._lock:
             found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
@@ -63,7 +63,7 @@ class ExecutionStats:
 
 
 def _numbers(commands: Sequence[Command], joints: Mapping[str, int]) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the positions of all arms, or their velocities where those are commanded."""
+    """Return (positions, None) of all arms, or (None, velocities) if velocities are commanded."""
     speeds = [np.array(list(each.velocities.values())) for each in commands if each.velocities is not None]
     speeds += [
         np.concatenate(each.twist) for each in commands if each.velocities is None and each.twist is not None

@@ -1,4 +1,4 @@
-"""Writes one line per frame, from camera to command; commands carry the stamp of their frame.
+"""Writes one line per frame with its times from camera to command.
 
 A full, slow or missing disk never delays a command: lines go through a bounded queue to a separate thread, and the
 first error ends the recording with one line in the log.
@@ -21,9 +21,9 @@ _WAITING = 4096  # lines
 
 
 class FrameTrace:
-    """Writes the fields of each :class:`~vla_ros.control.outcome.FrameOutcome` as a line of JSON; times in ns.
+    """Writes the fields of each :class:`~vla_ros.control.outcome.FrameOutcome` as a line of JSON; times are in ns.
 
-    ``complain`` is called once, with the error, if the file cannot be written any more; ``lost`` counts missing
+    ``complain`` is called once, with the error, if the file can no longer be written; ``lost`` counts missing
     lines. Raises ConfigError if the file cannot be opened.
     """
 
@@ -76,7 +76,7 @@ class FrameTrace:
             except OSError as error:
                 self._failed = True
                 self.lost += 1
-                found = f"'{self._path}' cannot be written any more ({error.strerror})"
+                found = f"'{self._path}' can no longer be written ({error.strerror})"
                 self._complain(f"node.trace: {found}; recording has ended, the arm is not affected")
         self._failed = True
         with contextlib.suppress(OSError):  # the disk is still full, as reported

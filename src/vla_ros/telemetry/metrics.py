@@ -73,9 +73,9 @@ class _Server(TCPServer):
 
 
 class MetricsServer:
-    """Serves ``GET /metrics`` in its own thread until :meth:`close`; ``collect`` is called there.
+    """Serves ``GET /metrics`` until :meth:`close`, on its own thread, which calls ``collect``.
 
-    Raises ConfigError if the address or port (0: a free one) is not available.
+    Port 0 selects a free port. Raises ConfigError if the address or port is not available.
     """
 
     def __init__(self, address: str, port: int, collect: Callable[[], Iterable[Metric]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def process_resources(pid: int | str = "self") -> Mapping[str, int]:
-    """``resident_bytes``, ``threads`` and ``descriptors`` of a process; empty if they cannot be read."""
+    """Return a process's ``resident_bytes``, ``threads`` and ``descriptors``; empty if they cannot be read."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "status").read_text(encoding="ascii", errors="replace").splitlines()
@@ -26,9 +26,9 @@ def process_resources(pid: int | str = "self") -> Mapping[str, int]:
 
 
 def gpu_memory() -> Mapping[str, int]:
-    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process on all GPUs; empty if none is used.
+    """Return this process's ``gpu_allocated_bytes`` and ``gpu_peak_bytes`` on all GPUs; empty if it uses none.
 
-    It imports nothing: a process that has not loaded torch has no tensors.
+    It does not import torch: a process that has not loaded torch has no tensors.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)

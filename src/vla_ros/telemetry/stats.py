@@ -20,7 +20,7 @@ _REMEMBERED = 4096
 
 
 class Stats:
-    """Thread-safe record of stage times and frame counts; ``execution`` has those of the steps that were sent.
+    """Thread-safe record of stage times and frame counts; ``execution`` has the figures of sent steps.
 
     Each frame counts once: ``received == used + sum(dropped) + (frames in progress)``.
     """
@@ -62,7 +62,7 @@ class Stats:
             self._commands += 1
 
     def frames(self) -> dict[str, Any]:
-        """Counts ``received``, ``used``, ``dropped`` (by reason), ``commands`` and ``unstamped`` frames."""
+        """Return the counts ``received``, ``used``, ``dropped`` (by reason), ``commands`` and ``unstamped``."""
         with self._lock:
             return {
                 "received": self._received,
@@ -73,11 +73,11 @@ class Stats:
             }
 
     def samples_ms(self) -> dict[str, list[float]]:
-        """Stage to its recent times in milliseconds, oldest first, for histograms."""
+        """Return each stage's recent times in milliseconds, oldest first, for histograms."""
         return {name: [round(value, 3) for value in values] for name, values in self._copies().items()}
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
-        """Stage to ``p50``, ``p99`` and ``count`` of its recent times, in milliseconds."""
+        """Return ``p50``, ``p99`` (milliseconds) and ``count`` of each stage's recent times."""
         found = {}
         for name, values in self._copies().items():
             p50, p99 = np.percentile(values, (50, 99)).tolist()
@@ -89,7 +89,7 @@ class Stats:
             return {name: list(values) for name, values in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``vla-ros run --stats``: execution, latency, frames and latency samples."""
+        """Return what ``vla-ros run --stats`` writes: execution, latency, frames and latency samples."""
         return {
             "execution": self.execution.summary(),
             "latency_ms": self.latency_ms(),

@@ -1,7 +1,7 @@
 """Measures how steadily commands follow each other: the single definition of stalls and seams.
 
-The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`), demo and benchmarks the commands
-that the robot's side receives.
+The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`), demo and benchmarks
+measure the commands that the robot receives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Steadiness:
     """Gaps between commands, and accelerations at seams and within chunks. Used from one thread.
 
     Args:
-        remembered: How many accelerations are kept, the newest; None for all.
+        remembered: How many of the newest accelerations are kept; None keeps all.
     """
 
     def __init__(self, remembered: int | None = None) -> None:
@@ -39,7 +39,7 @@ class Steadiness:
         self._acceleration: FloatArray | None = None
 
     def waited(self, at: float, period: float) -> None:
-        """Count the time since the last command, of which there should be one in each ``period``; seconds."""
+        """Count the seconds from the last command to ``at``; one command per ``period`` is expected."""
         last, self._at = self._at, at
         if last is not None:
             gap = at - last
@@ -50,7 +50,7 @@ class Steadiness:
     def moved(
         self, positions: FloatArray | None, speed: FloatArray | None, period: float, *, begins_chunk: bool
     ) -> None:
-        """Count a command to ``positions`` [N], or to go on with ``speed`` [N] for a ``period``.
+        """Count a command to move to ``positions`` [N], or at ``speed`` [N] for a ``period``.
 
         Commands count as one period apart even after a gap, so that a restart counts as acceleration at the seam.
         """
@@ -70,10 +70,10 @@ class Steadiness:
     def figures(self) -> dict[str, float]:
         """Return the available figures.
 
-        ``seconds`` between commands, ``stalled_share`` of them (by which commands were late, in gaps over 1.5
-        periods) and ``longest_gap_ms``. 99th percentiles, as norms over the joints (rad, m, s): ``acceleration``
-        within chunks, ``seam_acceleration`` at the first command of a chunk, and ``jerk``; ``seam_ratio`` divides
-        the first two.
+        ``seconds`` is the total time between commands; ``stalled_share`` is the share of it by which commands were
+        late, in gaps over 1.5 periods; ``longest_gap_ms`` is the longest gap. 99th percentiles of norms over the
+        joints (rad, m, s) are ``acceleration`` within chunks, ``seam_acceleration`` at a chunk's first command, and
+        ``jerk``. ``seam_ratio`` is ``seam_acceleration`` divided by ``acceleration``.
         """
         found = {}
         if self._seconds:

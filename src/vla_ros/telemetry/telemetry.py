@@ -93,7 +93,7 @@ class Telemetry:
             self._to_draw = step
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Record the outcome of a frame, one line of ``node.trace``."""
+        """Record the outcome of a frame as one line of ``node.trace``."""
         if self._trace is not None:
             self._trace.frame(outcome)
 

@@ -1,4 +1,4 @@
-"""Actions: three services and two topics on the wire. The client only implements goals and results."""
+"""Actions: three services and two topics on the wire. The client implements only goals and results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DdsActionClient:
         return answered
 
     def ask(self, goal_id: Any) -> Future[Any]:
-        """Return the status and result of a goal."""
+        """Request the status and result of a goal."""
         return self._results.call_async(self._type.GetResult.Request(goal_id=goal_id))
 
     def destroy(self) -> None:
@@ -145,7 +145,7 @@ class DdsActionServer:
     def _on_result(self, request: Any, response: Any) -> Any:
         goal = self._goals.get(bytes(request.goal_id.uuid))
         if goal is None:
-            return response  # of unknown status
+            return response  # with status unknown
         answer: Future[Any] = Future()
 
         def on_end(done: Future[Any]) -> None:

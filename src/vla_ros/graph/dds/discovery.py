@@ -1,7 +1,7 @@
 """Discovers the graph: DDS endpoints from the built-in topics, node names from ``ros_discovery_info``.
 
 ``rmw_dds_common/msg/ParticipantEntitiesInfo`` lists the endpoints of each node of a participant; each
-ROS process publishes its own, transient-local, whenever something changes.
+ROS process publishes one for its nodes, transient-local, whenever something changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 _INFO = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 _TOPIC = "ros_discovery_info"
 _WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
-# All participants write one instance of the topic, so a reader that keeps the last sample would lose the others.
+# All participants write one instance of the topic, so a KEEP_LAST reader would keep only one of their samples.
 _READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
 
 PUBLISHERS, SUBSCRIPTIONS = 0, 1
@@ -80,7 +80,7 @@ class Discovery:
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce a node of this participant, or its end (None); ``key`` distinguishes nodes of the same name."""
+        """Announce a node of this participant or, with None, its end; ``key`` tells nodes of one name apart."""
         with self._lock:
             if self._closed:
                 return
@@ -136,7 +136,7 @@ class Discovery:
                 delete(entity)
 
     def endpoints(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
-        """Publishers (:data:`PUBLISHERS`) or subscriptions (:data:`SUBSCRIPTIONS`) of a fully qualified topic."""
+        """Return the :data:`PUBLISHERS` or :data:`SUBSCRIPTIONS` (``kind``) of a fully qualified topic."""
         self.update()
         name = TOPIC_PREFIX + topic
         with self._lock:
@@ -185,7 +185,7 @@ class Discovery:
             return
 
     def _formats(self) -> Iterable[MessageTypes]:
-        """Return both message formats, own GID size first: a graph may mix ROS distributions."""
+        """Return both message formats, this participant's first: a graph may mix ROS distributions."""
         yield self._participant.types
         yield message_types("jazzy" if self._participant.environment.distro == "humble" else "humble")
 

@@ -34,7 +34,7 @@ class DdsPublisher:
     def publish(self, msg: Any) -> None:
         """Send a message, or its CDR (:class:`bytes`, 4-byte header included). Never waits for a subscriber.
 
-        Raises VlaRosError if it is of another type or cannot be serialised, or the node was destroyed.
+        Raises VlaRosError if the message has another type or cannot be serialised, or the node was destroyed.
         """
         if isinstance(msg, (bytes, bytearray, memoryview)):
             cdr = bytes(msg)
@@ -67,7 +67,7 @@ class DdsPublisher:
 
 
 class Inbox(ABC):
-    """A reader whose samples wake the graph's spin, which calls :meth:`dispatch` with each."""
+    """A reader whose samples wake the graph's spin, which calls :meth:`dispatch` with each sample."""
 
     def __init__(self, participant: Participant, reader: DataReader[Any], name: str, depth: int) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Inbox(ABC):
         participant.waitset.attach(self._condition)
 
     def take(self) -> list[tuple[bytes, bytes]]:
-        """CDR and publisher's gid of the waiting samples, oldest first: at most the profile's depth."""
+        """Take up to ``depth`` waiting samples, oldest first; return the CDR and publisher gid of each."""
         with self._lock:
             if self._reader is None:
                 return []

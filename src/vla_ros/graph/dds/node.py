@@ -34,7 +34,7 @@ class Context:
 
 
 class DdsNode:
-    """A node on the graph, created by :meth:`DdsGraph.create_node`. Its methods have rclpy's meaning."""
+    """A node on the graph, created by :meth:`DdsGraph.create_node`. Its methods behave as in rclpy."""
 
     def __init__(self, context: Context, name: str, namespace: str, on_destroy: Callable[[DdsNode], None]) -> None:
         self._context, self._on_destroy = context, on_destroy
@@ -58,7 +58,7 @@ class DdsNode:
         return self._name
 
     def get_namespace(self) -> str:
-        """Namespace, starting with ``/``."""
+        """Return the namespace, which starts with ``/``."""
         return self._namespace
 
     def get_fully_qualified_name(self) -> str:
@@ -126,9 +126,9 @@ class DdsNode:
         return timer
 
     def create_client(self, srv_type: Any, srv_name: str) -> DdsClient:
-        """Create a client: ``service_is_ready()``; ``call_async(request)`` returns a future of the response.
+        """Create a client with ``service_is_ready()`` and ``call_async(request)``, a future of the response.
 
-        It reaches servers on rmw_cyclonedds only.
+        It reaches only servers on rmw_cyclonedds.
         """
         name = self.resolve_service_name(srv_name)
         return self._add(lambda: DdsClient(self._context.participant, srv_type, name))
@@ -136,7 +136,7 @@ class DdsNode:
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
         """Create a service: ``callback(request, response)`` fills and returns the response, or a future of it.
 
-        It is reached by clients on rmw_cyclonedds only.
+        Only clients on rmw_cyclonedds reach it.
         """
         name = self.resolve_service_name(srv_name)
         return self._add(lambda: DdsService(self._context.participant, srv_type, name, callback, self._logger))
@@ -150,7 +150,7 @@ class DdsNode:
         return known
 
     def destroy_publisher(self, endpoint: DdsPublisher | Inbox) -> bool:
-        """Destroy a publisher, subscription, service or client; False if it is none of this node's."""
+        """Destroy a publisher, subscription, service or client; return False if it is not this node's."""
         with self._lock:
             known = endpoint in (*self.publishers, *self.inboxes)
             self.publishers, self.inboxes = _without(self.publishers, endpoint), _without(self.inboxes, endpoint)

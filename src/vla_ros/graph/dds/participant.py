@@ -20,7 +20,7 @@ from vla_ros.graph.qos import QoSProfile
 
 
 class _Domains:
-    """Domains of this process. DDS has one per number, configured by its first user."""
+    """The DDS domains of this process: one per number, configured by its first user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,12 +61,12 @@ _domains = _Domains()
 
 
 def delete(entity: Entity) -> None:
-    """Delete a DDS entity now; cyclonedds only does so on garbage collection, and its finaliser may run twice."""
+    """Delete a DDS entity now, not on garbage collection. Its finaliser may run twice."""
     entity.__del__()
 
 
 class Participant:
-    """A DDS participant with its wait set. As thread-safe as DDS; call :meth:`close` once."""
+    """A DDS participant with its wait set. Thread-safe as DDS is; call :meth:`close` once."""
 
     def __init__(self, environment: DdsEnvironment, types: MessageTypes) -> None:
         keep_freed_memory()
@@ -99,7 +99,7 @@ class Participant:
     def writer(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> tuple[DataWriter[Any], Any]:
-        """Return the writer of a DDS topic (``rt/...``), and the type of its samples."""
+        """Create a writer of a DDS topic (``rt/...``); return it and the type of its samples."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataWriter(self.dds, self._topic(topic, type_name), qos), wire_type(self.types, type_name)
@@ -109,7 +109,7 @@ class Participant:
     def reader(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> DataReader[Any]:
-        """Return the reader of a DDS topic (``rt/...``)."""
+        """Create a reader of a DDS topic (``rt/...``)."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataReader(self.dds, self._topic(topic, type_name), qos)
@@ -128,7 +128,7 @@ class Participant:
         _domains.release(self.environment.domain_id)
 
     def _user_data(self, type_name: str, extra: str) -> str:
-        # Type hashes are announced from Iron on (REP-2016); Humble does not know the key.
+        # Type hashes are announced since Iron (REP-2016); Humble does not know the key.
         if self.environment.distro == "humble":
             return extra
         return f"typehash={self.types.type_hash(type_name)};{extra}"

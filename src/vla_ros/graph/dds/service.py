@@ -81,7 +81,7 @@ class DdsService(_End):
         logger: Logger,
     ) -> None:
         self.callback, self._logger = callback, logger
-        self._held: list[tuple[bytes, Any]] = []  # responses
+        self._held: list[tuple[bytes, Any]] = []  # headers and responses that wait for discovery
         super().__init__(participant, srv_type, name, "service")
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
@@ -96,7 +96,8 @@ class DdsService(_End):
     def _respond(self, header: bytes, response: Any) -> None:
         """Send a response as soon as all clients can receive one.
 
-        A client's writer may be discovered before its reader; the client cannot know, and would lose the response.
+        A client's writer may be discovered before its reader; the client does not know this and would lose the
+        response.
         """
         if self._reaches_all():
             self._write(header, response)
@@ -117,7 +118,7 @@ class DdsService(_End):
             self._write_or_log(header, response)
 
     def _write_or_log(self, header: bytes, response: Any) -> None:
-        """Write a response; an error must not lose those behind it."""
+        """Write a response; log an error, so that later responses are still written."""
         try:
             self._write(header, response)
         except Exception as error:

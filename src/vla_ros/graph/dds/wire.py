@@ -1,4 +1,4 @@
-"""DDS types for ROS messages whose samples are CDR bytes, and their names on the wire."""
+"""DDS types of ROS messages, with CDR bytes as samples, and their names on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _deserialize(cls: Any, data: bytes, has_header: bool = True, use_version_2: 
 def wire_type(types: MessageTypes, name: str) -> Any:
     """Return the DDS type of a ROS type (``pkg/msg/Type``), described field by field, with CDR bytes as samples.
 
-    A sample is made from its CDR with the 4-byte header, and has the attributes ``cdr`` and, once received,
+    A sample is created from CDR bytes with the 4-byte header and has the attributes ``cdr`` and, once received,
     ``sample_info``.
     """
     fields = _fields(types, name)
@@ -116,7 +116,7 @@ def endpoint_qos(profile: QoSProfile, user_data: str, *, ignore_local: bool = Fa
         if profile.history is HistoryPolicy.KEEP_ALL
         else Policy.History.KeepLast(profile.depth),
         Policy.WriterDataLifecycle(autodispose=False),
-        # XCDR1, which all of ROS speaks; without it Cyclone offers XCDR2, which matches no ROS endpoint.
+        # XCDR1, which all of ROS uses; without this policy Cyclone offers XCDR2, which matches no ROS endpoint.
         Policy.DataRepresentation(use_cdrv0_representation=True),
         Policy.Userdata(user_data.encode()),
     ]
