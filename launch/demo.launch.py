@@ -1,4 +1,4 @@
-"""The simulated table-top with a policy: `vla-ros demo` with a managed ROS 2 node.
+"""A policy on the simulated table-top: `vla-ros demo` with a managed ROS 2 node.
 
     ros2 launch vla_ros demo.launch.py
     ros2 launch vla_ros demo.launch.py episodes:=20 report:=demo.html

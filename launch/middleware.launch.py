@@ -1,9 +1,9 @@
-"""The middleware of policy.launch.py for the camera driver's side: include it before the driver's nodes.
+"""Middleware settings for the camera driver, as in policy.launch.py: include it before the driver's nodes.
 
     ros2 launch vla_ros middleware.launch.py middleware:=fastdds width:=1920 height:=1080    to see what it does
 
 It sets the environment of everything that is launched after it in the same file, and starts RouDi or the zenoh
-router where they are needed and not up. Both ends of a topic need the same middleware and frame size.
+router if it is needed and not running. Both ends of a topic need the same middleware and frame size.
 """
 
 from launch.actions import OpaqueFunction

@@ -4,7 +4,7 @@
 
 Only the bag's camera, joint state and instruction topics and its clock are played, so that no recorded command
 reaches a robot. The node is never armed; its actions are recorded, and a report of `vla-ros replay` is written
-beside them. `vla-ros replay` alone needs no ROS and is faster.
+to the same folder. The command `vla-ros replay` itself needs no ROS and is faster.
 """
 
 from launch.actions import OpaqueFunction

@@ -23,7 +23,7 @@ class Argument:
     """A launch argument."""
 
     name: str  # as in ``name:=value``
-    default: str  # text; "" keeps the value of the configuration file
+    default: str  # as text; "" keeps the value of the configuration file
     description: str  # shown by ``--show-args``
     choices: tuple[str, ...] = ()  # allowed texts; empty for any
     option: str = ""  # node option that it sets, or ""
@@ -92,7 +92,7 @@ POLICY = (
 
 
 def declare(*groups: Sequence[Argument], **defaults: str) -> list[DeclareLaunchArgument]:
-    """Launch actions that declare the arguments; ``defaults`` replaces some of their defaults."""
+    """Return launch actions that declare the arguments; ``defaults`` replaces some of their defaults."""
     return [
         DeclareLaunchArgument(
             argument.name,
@@ -111,7 +111,7 @@ def value(context: LaunchContext, name: str) -> str:
 
 
 def overrides(context: LaunchContext) -> list[str]:
-    """``name:=value`` of every option given as a launch argument."""
+    """Return ``name:=value`` for every option given as a launch argument."""
     given = [
         f"{argument.option}:={text}" if argument.yaml else assignment(argument.option, text)
         for argument in POLICY

@@ -26,16 +26,16 @@ _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 
 def interrupted_with_launch(*command: str) -> list[str]:
-    """Send SIGINT to ``command`` when the launch ends, for programs that do not watch their launcher.
+    """Return a ``command`` that gets SIGINT when the launch ends, for programs that do not watch their launcher.
 
-    Linux sends the signal when the thread that started the process ends, here the thread that runs `launch`.
+    Linux sends the signal when the thread that started the process ends; here that thread runs `launch`.
     """
     setpriv = shutil.which("setpriv")  # of util-linux
     return [*([setpriv, "--pdeathsig", "INT", "--"] if setpriv else []), *command]
 
 
 def ends_with_launch(action: _Action) -> _Action:
-    """Interrupt the process of ``action`` at exit if it still runs, and wait for its end."""
+    """At exit, interrupt the process of ``action`` if it still runs, and wait until it ends."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         # `launch` is only notified of signals with a Python handler (signal.set_wakeup_fd). By default SIGTERM
         # kills it silently, and Linux withholds the signal from the first process of a container.
@@ -58,8 +58,8 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
 def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
     """Interrupt the process of ``action`` when the launch shuts down.
 
-    An interactive `launch` treats SIGINT as Ctrl-C, which its processes receive as well, and does nothing for five
-    seconds. Use this only for processes that tolerate a second SIGINT.
+    An interactive `launch` assumes that SIGINT is a Ctrl-C, which its processes receive as well, and does nothing
+    for five seconds. Use this only for processes that tolerate a second SIGINT.
     """
 
     def on_shutdown(event: object, shut: LaunchContext) -> None:

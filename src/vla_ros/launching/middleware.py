@@ -27,7 +27,7 @@ from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder,
 def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
     """Set the environment of later actions, start the daemon, and log whether the profile is active.
 
-    Raises RuntimeError if the RMW is not installed or the distribution unknown.
+    Raises RuntimeError if the RMW is not installed or the distribution is unknown.
     """
     name = value(context, "middleware") or "default"
     try:
@@ -65,7 +65,7 @@ def _daemon(profile: Profile, folder: Path) -> list[Any]:
         started = f"started {name}, pid {pid}, log {log}; it keeps running, one per host"
         return [LogInfo(msg=f"middleware {profile.name}: {started}")]
 
-    # rmw_zenohd reads the environment that was just set.
+    # An action, so that rmw_zenohd reads the environment that was just set.
     return [OpaqueFunction(function=start), _say_when(profile, up, 20)]
 
 

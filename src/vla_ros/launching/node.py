@@ -25,9 +25,9 @@ def policy_node(
 ) -> Node:
     """Return the managed node.
 
-    Later parameter ``files`` override earlier ones; the default is the file in ``config``. ``assignments``
-    (``name:=value``) override the files; None means those of the launch arguments. ``more`` is passed to
-    ``launch_ros.actions.Node``.
+    Later parameter ``files`` override earlier ones; the default is the launch argument ``config``.
+    ``assignments`` (``name:=value``) override the files; the default is the other launch arguments. ``more`` is
+    passed to ``launch_ros.actions.Node``.
     """
     chosen = given_file(context)
     files = files or ([chosen] if chosen else [])

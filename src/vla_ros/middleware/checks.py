@@ -21,10 +21,10 @@ from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
 STOCK_FAST_DDS = 160_000
-"""Bytes per frame of which Fast DDS's stock segment of 512 KiB holds three (measured with 224x224 rgb8)."""
+"""Largest frames, in bytes, of which Fast DDS's stock 512 KiB segment holds three (measured with 224x224 rgb8)."""
 
 STOCK_CYCLONE = 1_000_000
-"""Bytes per frame that Cyclone's stock receive buffer was measured to carry (640x480 rgb8)."""
+"""Largest frames, in bytes, that Cyclone's stock receive buffer carries (measured with 640x480 rgb8)."""
 
 _STOCK = "stock settings, which hold frames of this size"
 
@@ -49,7 +49,7 @@ class Report:
     name: str  # the requested profile
     facts: tuple[str, ...]  # settings in force
     problems: tuple[Problem, ...]  # empty if the profile is active
-    fatal: bool = False  # whether nothing can run until the problems are fixed (the RMW is not installed)
+    fatal: bool = False  # True if nothing can run until the problems are fixed (the RMW is not installed)
 
     @property
     def active(self) -> bool:
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """Facts or problems in one line."""
+        """Describe the facts or the problems in one line."""
         if self.active:
             return "active: " + ", ".join(self.facts)
         listed = "; ".join(f"{problem.found} (to fix it: {problem.fix})" for problem in self.problems)
@@ -73,8 +73,8 @@ def examine(
 ) -> Report:
     """Compare the environment and the host with the needs of the profile ``name``.
 
-    ``default`` checks the settings in force. ``environment`` is the node's; None means this process's, with the RMW
-    of its rclpy.
+    The profile ``default`` checks the settings in force. ``environment`` is the node's; None means this process's,
+    with the RMW of its rclpy.
     """
     variables = os.environ if environment is None else environment
     rmw = _rmw(environment) or DEFAULT_RMW
@@ -94,7 +94,7 @@ def examine(
 def _rmw(environment: Mapping[str, str] | None) -> str:
     """Return the RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of ``environment``; "" if unknown."""
     named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
-    # rclpy uses the RMW that is set, or ends the process if that is not installed.
+    # rclpy uses the RMW that is set, or ends the process if that RMW is not installed.
     if environment is not None or (named and "rclpy" not in sys.modules):
         return named
     try:

@@ -22,17 +22,17 @@ ROUDI_MEMORY = Path("/dev/shm/iceoryx_mgmt")
 """Shared memory that RouDi 2.0 creates at each start and that every iceoryx process maps."""
 
 ROUDI_WAIT = 60.0
-"""Seconds to wait for a RouDi that does not run."""
+"""Seconds to wait for RouDi if it is not running."""
 
 ROUDI_ANSWER = 15.0
-"""Seconds for a RouDi that runs to answer; usually some milliseconds."""
+"""Seconds to wait for a running RouDi to answer, which usually takes milliseconds."""
 
 ROUDI_MISSING = (
     "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -m off -c roudi.toml"
 )
 
 ROUDI_GONE = (
-    "RouDi has ended or was restarted: no process that starts from now on can reach this one, not even to stop "
+    "RouDi has ended or was restarted: no new process can reach this one, not even to stop "
     "it. Stop all processes that use iceoryx, start RouDi, then start them again"
 )
 
@@ -89,16 +89,16 @@ def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
         "processes that use iceoryx, kill RouDi, start it, then start them again"
     )
     command = [sys.executable, "-I", "-S", "-c", _GUARD, str(seconds), text, str(os.getpid())]
-    # In a session of its own, so that it does not receive Ctrl-C.
+    # In its own session, so that it does not receive Ctrl-C.
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
-        guard.communicate()  # the end of its input ends it
+        guard.communicate()  # closes the guard's input, which ends it
 
 
 class RoudiWatch:
-    """Detects that the RouDi of this process has ended, even if a new one has replaced it (``memory``)."""
+    """Detects that the RouDi of this process has ended, even if a new RouDi has replaced it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
     for command in sorted(processes.glob("[0-9]*/cmdline")):
         try:
             arguments = command.read_text(encoding="utf-8").split("\0")
-        except (OSError, UnicodeDecodeError):  # it has ended
+        except (OSError, UnicodeDecodeError):  # the process has ended
             continue
         if Path(arguments[0]).name != "iox-roudi":
             continue
@@ -160,8 +160,8 @@ def zenoh_router_is_up() -> bool:
 def start_detached(command: Sequence[str], log: Path) -> int:
     """Start a daemon in its own session and return its process id.
 
-    An interrupted RouDi ends every process that uses it, including the camera driver, so it must not receive the
-    Ctrl-C of the launch that started it.
+    An interrupted RouDi ends every process that uses it, including the camera driver, so it must not receive
+    the Ctrl-C of the launch that started it.
     """
     with log.open("ab") as output:
         daemon = subprocess.Popen(

@@ -39,7 +39,7 @@ DISTRIBUTIONS = {
 
 
 def sourced_distribution(environment: Mapping[str, str] | None = None, fallback: str = "") -> Distribution:
-    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced."""
+    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if that is not set."""
     variables = os.environ if environment is None else environment
     name = variables.get("ROS_DISTRO", "").strip() or fallback
     if not name:

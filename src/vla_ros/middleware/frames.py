@@ -9,8 +9,8 @@ from vla_ros.errors import ConfigError
 
 PAGE = 4096
 IN_FLIGHT = 8
-"""Frames of one camera that may exist at once: 5 in the driver's history (SensorDataQoS), one being written, one at
-each of two readers."""
+"""Frames of one camera that may exist at once: 5 in the driver's history (SensorDataQoS), one being written, and
+one in each of two readers."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """Return the frames of a configuration, each as large as those of its largest camera."""
+        """Return the frames of a configuration, all with the greatest width and height of its cameras."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
 

@@ -8,14 +8,14 @@ from vla_ros.middleware.frames import IN_FLIGHT, PAGE, Frames, round_up
 MIB = 1024**2
 
 UDP_DATAGRAM = 65500
-"""Bytes of Fast DDS's largest UDP datagram. It splits messages by the smallest limit of its transports, over shared
-memory too."""
+"""Largest UDP datagram of Fast DDS in bytes. Fast DDS splits messages by the smallest limit of its transports, over
+shared memory, too."""
 
 MIN_SEGMENT = 16 * MIB
-"""Smallest Fast DDS segment, as it also carries all other messages of a process."""
+"""Smallest Fast DDS segment in bytes; a segment also carries all other messages of its process."""
 
 MAX_RECEIVE_BUFFER = 128 * MIB
-"""Linux doubles the requested size and accounts in 32 bits; more than this is never useful."""
+"""Largest useful receive buffer in bytes: Linux doubles the requested size and counts it in 32 bits."""
 
 
 def segment_bytes(frames: Frames) -> int:
@@ -83,7 +83,7 @@ def fastdds_xml(frames: Frames) -> str:
 def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = False, interface: str = "") -> str:
     """Generate XML for Cyclone DDS: receive buffers and, with ``iceoryx``, shared memory through RouDi.
 
-    The distribution decides the syntax; with ``interface`` "" Cyclone chooses the network interface.
+    The distribution determines the syntax. If ``interface`` is "", Cyclone chooses the network interface.
     """
     chosen = f'name="{interface}"' if interface else 'autodetermine="true"'
     # Loopback does not announce multicast, but Cyclone can use it there.
@@ -124,17 +124,17 @@ def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = F
 
 
 SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), (MIB, 24))
-"""(chunk size in bytes, chunks) for everything but raw images. iceoryx uses the smallest pool that fits, never a
-larger one when that is empty."""
+"""(chunk size in bytes, number of chunks) for everything but raw images. iceoryx uses the smallest pool that fits;
+if that pool is empty, it does not use a larger one."""
 
 
 def image_chunks(frames: Frames) -> int:
-    """Return RouDi's image chunks: twice the frames in flight, as readers may still hold dropped samples."""
+    """Return how many image chunks RouDi needs: twice the frames in flight, as readers may hold dropped samples."""
     return 2 * IN_FLIGHT * frames.cameras
 
 
 def roudi_toml(frames: Frames) -> str:
-    """Generate TOML for RouDi (iceoryx 2.0): pools for small messages and one for images."""
+    """Generate TOML for RouDi (iceoryx 2.0): pools for small messages and one pool for images."""
     pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
     pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
     total = sum(size * count for size, count in pools)

@@ -52,7 +52,7 @@ class Profile:
         """Return the text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
         lines = [f"# {self.name} on ROS 2 {self.distribution.name} for {self.frames}: source this file."]
         stale = sorted({*ALL_VARIABLES} - set(self.environment(folder)))
-        if self.rmw:  # variables of another profile would still act
+        if self.rmw:  # variables of another profile would still take effect
             lines.append("unset " + " ".join(stale))
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment(folder).items()]
         if self.daemon:
@@ -90,7 +90,7 @@ def select(name: str, frames: Frames, distribution: Distribution, interface: str
         variables["CYCLONEDDS_URI"] = f"file://{FOLDER}/{file}"
         if shared:
             files["roudi.toml"] = profiles.roudi_toml(frames)
-            # With monitoring, RouDi removes slow processes, too, and an armed node that is removed aborts: no hold.
+            # With monitoring, RouDi also removes slow processes; an armed node then aborts without a hold.
             daemon = ("iox-roudi", "-m", "off", "-c", f"{FOLDER}/roudi.toml")
     elif name == "zenoh":
         variables = profiles.zenoh_override(frames, distribution)
@@ -108,7 +108,7 @@ def default_folder(profile: Profile, environment: Mapping[str, str] | None = Non
 
 
 def write(profile: Profile, folder: Path) -> Path:
-    """Write the files to ``folder``; returns the path of the one to ``source``."""
+    """Write the files to ``folder``; return the path of the file to ``source``."""
     source = folder / f"{profile.name}.sh"
     try:
         folder.mkdir(parents=True, exist_ok=True)
