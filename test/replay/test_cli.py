@@ -184,7 +184,7 @@ def test_compare_names_the_better_one_and_the_options_that_differ(jpeg_bag, tmp_
 def test_compare_refuses_other_files(tmp_path, capsys):
     (tmp_path / "a.json").write_text('{"schema": "something"}')
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 1
-    assert "expected a file of `vla-ros replay --json`" in capsys.readouterr().err
+    assert "expected a file written by `vla-ros replay --json`" in capsys.readouterr().err
 
 
 def test_an_ambiguous_topic_is_asked_about_on_a_terminal(write_bag, make, tmp_path):

@@ -23,7 +23,7 @@ _METADATA = "metadata.yaml"
 def find_bags(paths: Sequence[Path]) -> list[Path]:
     """Find all bags in ``paths`` (storage files, bag folders, folders of these), sorted by name.
 
-    Raises BagError if a path is missing or holds no bag.
+    Raises BagError if a path is missing or contains no bag.
     """
     bags: list[Path] = []
     for path in paths:
@@ -50,7 +50,7 @@ def _bags_below(path: Path) -> Iterator[Path]:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Return the sort key that puts ``bag_10`` after ``bag_9``."""
+    """Return a sort key that puts ``bag_10`` after ``bag_9``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
@@ -82,7 +82,7 @@ class Bag:
 
     @property
     def losses(self) -> list[Loss]:
-        """What could not be read so far."""
+        """The parts of the bag that could not be read so far."""
         return list(
             dict.fromkeys([*self._losses, *(loss for storage in self._storages for loss in storage.losses)])
         )
@@ -97,14 +97,14 @@ class Bag:
 
     @property
     def empty(self) -> frozenset[str]:
-        """Topics without messages according to metadata.yaml, which lists all that the recorder subscribed to."""
+        """Topics without messages, from metadata.yaml, which lists all subscribed topics."""
         counts = self._information.get("topics_with_message_count") or ()
         return frozenset(str(item["topic_metadata"]["name"]) for item in counts if not int(item["message_count"]))
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
         """Yield the messages of ``topics`` received at or after ``start`` (nanoseconds), in order of time.
 
-        ``verify`` checks the checksums if the format has any.
+        ``verify`` checks the checksums if the format has checksums.
         """
         for storage in self._storages:
             for record in storage.records(topics, start, verify=verify):
@@ -114,7 +114,7 @@ class Bag:
                     yield whole
 
     def _decompressed(self, record: Record) -> Record | None:
-        """Decompress a message compressed by itself; None if it is damaged."""
+        """Decompress an individually compressed message; return None if it is damaged."""
         try:
             return record._replace(data=decompress(record.data, "zstd"))
         except BagError as error:
@@ -145,7 +145,7 @@ class Bag:
         listed = [Path(name).name for name in self._information.get("relative_file_paths", ())]
         for name in listed:
             if name not in by_name:
-                self._lose(name, "whole file", f"{_METADATA} names it, but it does not exist")
+                self._lose(name, "whole file", f"{_METADATA} lists this file, but it does not exist")
         ordered = [by_name.pop(name) for name in listed if name in by_name]
         return [*ordered, *by_name.values()]
 

@@ -1,7 +1,7 @@
 """Compare two replay results (JSON files of `vla-ros replay --json`): two checkpoints, or two settings.
 
-Prints each figure of both results, which is better, and the options that differ. A difference is marked if the 95 %
-intervals do not overlap, because then the choice of episodes does not explain it.
+Prints each figure of both results, which result is better, and the options that differ. A difference is marked if
+the 95 % intervals do not overlap, because then the choice of episodes does not explain the difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
     ("deadline.share", "deadlines missed", -1),
     ("frames.compared", "frames compared", 0),
 )
-"""Path in the JSON file, name, and 1 if more is better, -1 if less is."""
+"""Path in the JSON file, name, and 1 if higher is better, -1 if lower is better, 0 otherwise."""
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros compare``."""
+    """Add the arguments of ``vla-ros compare``."""
     parser.add_argument("first", type=Path, metavar="A.json", help="result of vla-ros replay --json")
     parser.add_argument("second", type=Path, metavar="B.json", help="another result")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison; - prints only it")
@@ -88,16 +88,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a replay result; raises VlaRosError if the file is missing or holds something else."""
+    """Read a replay result; raises VlaRosError if the file is missing or is not a result."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise VlaRosError(f"{path}: {error.strerror}; expected a file of `vla-ros replay --json`") from None
+        raise VlaRosError(f"{path}: {error.strerror}; expected a file written by `vla-ros replay --json`") from None
     except ValueError as error:
         raise VlaRosError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise VlaRosError(f"{path}: found {found!r}, expected a file of `vla-ros replay --json` ({SCHEMA})")
+        raise VlaRosError(f"{path}: found {found!r}, expected a file written by `vla-ros replay --json` ({SCHEMA})")
     return content
 
 
@@ -109,7 +109,7 @@ def _get(content: Mapping[str, Any], path: str) -> Any:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the figures that at least one result has."""
+    """Yield a row for each figure that at least one result has."""
     for path, name, sense in MEASURES:
         section, _, key = f".{path}".rpartition(".")
         a, b = _get(first, path), _get(second, path)
@@ -123,7 +123,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row
 
 
 def _frames(content: Mapping[str, Any]) -> list[Any]:
-    """Return what tells whether two results are about the same frames."""
+    """Return values that are equal if two results are about the same frames."""
     bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]
     return [bags, content["frames"]["compared"], content["mode"], content["truth"]["source"]]
 

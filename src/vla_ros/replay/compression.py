@@ -1,4 +1,4 @@
-"""Decompresses zstd and lz4 up to the announced size, so that no bag exhausts the memory."""
+"""Decompresses zstd and lz4 up to the announced size, so that bags cannot exhaust memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vla_ros.errors import MissingDependencyError
 from vla_ros.replay.records import BagError
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""First bytes of a zstd frame (RFC 8878); CDR starts with a zero byte, so they mark a compressed message."""
+"""First bytes of a zstd frame (RFC 8878); CDR starts with a zero byte, so these bytes mark a compressed message."""
 
 MAX_CHUNK = 1 << 30
-"""Largest accepted decompressed size of one chunk or message in bytes; recorders stay far below."""
+"""Maximum decompressed size of a chunk or message in bytes; recorders stay far below it."""
 
 MAX_RATIO = 500
-"""Largest accepted ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
+"""Maximum compression ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
 
 _BLOCK = 1 << 20
 
@@ -37,7 +37,8 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     """Decompress one frame of ``kind`` ``zstd`` or ``lz4``.
 
     ``size`` is the exact size of the result if the format stores it. ``partial`` accepts a truncated frame and
-    returns its beginning. Raises BagError for damaged data, another size or more than :data:`MAX_CHUNK`.
+    returns its beginning. Raises BagError if the data are damaged, do not have this size or exceed
+    :data:`MAX_CHUNK`.
     """
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:
@@ -49,19 +50,19 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     elif kind == "lz4":
         decompressor, damage = _library("lz4.frame", "lz4").LZ4FrameDecompressor(), (RuntimeError, EOFError)
     else:
-        raise BagError(f"compression {kind!r} found, expected none, zstd or lz4")
+        raise BagError(f"found compression {kind!r}, expected none, zstd or lz4")
     try:
         result: bytes = decompressor.decompress(bytes(data), max_length=limit)
         if not decompressor.eof and not partial:
-            # Only the frame's end mark may be left, and no further byte.
+            # Only the frame's end mark may be left, without further data.
             if decompressor.decompress(b"", max_length=1):
-                raise BagError(f"decompresses to more than the {limit} bytes that were announced")
+                raise BagError(f"decompresses to more than the announced {limit} bytes")
             if not decompressor.eof:
                 raise BagError("compressed data end too early")
     except damage as error:
         raise BagError(f"compressed data are damaged ({error})") from None
     if size is not None and len(result) != size and not partial:
-        raise BagError(f"decompresses to {len(result)} bytes, {size} were announced")
+        raise BagError(f"decompresses to {len(result)} bytes, but {size} were announced")
     return result
 
 

@@ -25,12 +25,12 @@ from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Ask, select
 
 BagProgress = Callable[[str, int], None]
-"""Called with a bag's name and how many of its frames are done."""
+"""Called with the name of a bag and the number of its frames that are done."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One bag, how to play it, and the folder of partial results."""
+    """One bag, how to play it, and the folder for partial results."""
 
     path: Path
     config: Config
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The samples of a bag, or why there are none."""
+    """The samples of a bag, or the problem because of which there are none."""
 
     samples: Samples | None
     spec: PolicySpec | None
@@ -66,12 +66,12 @@ def play_all(
 ) -> list[Outcome]:
     """Play the jobs; return an outcome for each, or fewer after an interruption.
 
-    ``policy`` returns the loaded policy, which all bags share; each of several ``workers`` (processes) loads its
-    own. ``ask`` asks a person about ambiguous topics (one process only).
+    ``policy`` returns the loaded policy, which all bags share. With several ``workers``, each worker process loads
+    its own policy. ``ask`` asks a person about ambiguous topics (only without worker processes).
     """
     outcomes: list[Outcome] = []
     if workers > 1 and len(jobs) > 1:
-        # As JSON, because pickle may not find the class of a policy's options.
+        # Options are sent as JSON, because pickle may not find the class of a policy's options.
         flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
         with _pool(min(workers, len(jobs))) as run, contextlib.suppress(KeyboardInterrupt):
             for job, outcome in zip(jobs, run(_play_here, flat), strict=True):
@@ -88,9 +88,9 @@ def play_all(
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Callable[..., Iterator[Outcome]]]:
-    """Yield the ``map`` of a pool of processes: Ray's if Ray is installed, otherwise local ones.
+    """Yield the ``map`` of a process pool: Ray's if Ray is installed, otherwise a local one.
 
-    Ray distributes them over its cluster (``RAY_ADDRESS``, otherwise this machine) and its GPUs.
+    Ray distributes the processes over its cluster (``RAY_ADDRESS``, otherwise this machine) and its GPUs.
     """
     try:
         import ray
@@ -113,13 +113,13 @@ def _pool(workers: int) -> Iterator[Callable[..., Iterator[Outcome]]]:
 
 
 def _limit_threads(count: int) -> None:
-    """Limit the threads of libraries loaded from now on: workers that share a core block each other."""
+    """Limit the threads of libraries loaded later, because workers on one core block each other."""
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
 
 
 @functools.cache
 def _load(flat: str) -> tuple[Config, Policy]:
-    """Return the options from JSON and the loaded policy; both are kept for this worker's next job."""
+    """Return the options and the loaded policy; both are cached for this worker's next job."""
     config = build(json.loads(flat))
     policy = create(config)
     policy.load()
@@ -135,7 +135,10 @@ def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
 def play(
     job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = lambda bag, frames: None
 ) -> Outcome:
-    """Play one bag; the outcome says why if the bag cannot be read, a wrong configuration raises ConfigError."""
+    """Play one bag; if the bag cannot be read, the outcome contains the problem.
+
+    Raises ConfigError if the configuration is wrong.
+    """
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Computes the figures of the JSON file from the samples of all bags; docs/replay.md explains each."""
+"""Computes the figures of the JSON file from the samples of all bags; docs/replay.md explains each figure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw")
 
 
 def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
-    """Return the names of an action's numbers, with the arm if there are several; ``joints`` are commanded."""
+    """Return the names of an action's numbers, with the arm's name if there are several.
+
+    ``joints`` are the commanded joints, in order.
+    """
     left, several = iter(joints), len({part.arm for part in spec.action}) > 1
     found: list[str] = []
     for part, columns in spec.columns():
@@ -36,7 +39,7 @@ def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparer:
-    """Compares predicted with recorded actions of a policy."""
+    """Compares a policy's predicted actions with the recorded actions."""
 
     spec: PolicySpec
     config: Config
@@ -76,7 +79,7 @@ class Comparer:
         return {name: skill.interval(*pair, frames.episodes) for name, pair in counts.items()}
 
     def ahead(self, frames: Samples) -> dict[str, Any]:
-        """Return the figures of the baselines, the policy's skill against each, and the cosines at turns."""
+        """Return the baselines' figures, the policy's skill against each, and cosines at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
         guesses = skill.baselines(recorded, episodes, self.spec.grippers, self.config.gripper.open_value)
         arms = skill.translations(self.spec)
@@ -88,7 +91,7 @@ class Comparer:
         }
 
     def gripper(self, frames: Samples) -> dict[str, Any]:
-        """Return the accuracy, F1 and the timing of opening and closing."""
+        """Return the accuracy and F1 of the grippers, and the timing of opening and closing."""
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
         accuracy, f1 = metrics.gripper_scores(closed, wanted)
         events = metrics.match_events(closed, wanted, frames.seconds, frames.episodes)
@@ -118,7 +121,7 @@ class Comparer:
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
     def motion(self, frames: Samples) -> dict[str, float]:
-        """Return the jerk and share of idle steps, predicted and recorded."""
+        """Return the jerk and the share of idle steps of predicted and recorded motion."""
         is_position = self.spec.motion == "joint_position"
         columns = skill.columns_of(self.spec)
         still = metrics.still_threshold(frames.recorded[:, columns])
@@ -156,7 +159,7 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
     known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
-    # A number at the end of its range is right within a quarter of the standard deviation of the recorded one.
+    # A number at the end of its range is right if it is within a quarter of the recorded standard deviation.
     off = np.abs(predicted - recorded) > np.maximum(0.25 * np.nan_to_num(metrics.std(recorded)), 1e-9)
     wrong = np.where(
         np.isfinite(recorded + frames.normalized[rows]), metrics.at_edge(frames.normalized[rows]) & off, np.nan

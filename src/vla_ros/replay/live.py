@@ -19,18 +19,18 @@ from vla_ros.replay.records import Record
 from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.types import JointState
 
-_BEFORE = 1_000_000_000  # ns; joint states and feeds this long before the first frame still count
+_BEFORE = 1_000_000_000  # ns; joint states and feeds are used from this long before the first frame
 
 Event = tuple[int, Callable[[], None]]
 
 
 class LiveRun:
-    """The node's receivers, watchdog, safety and control loop around a recording, with the arm armed.
+    """Runs the node's receivers, watchdog, safety and control loop, armed, on a recording.
 
-    Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. The age of
-    stamps is not checked, because they may be from any clock, and a stop is reset at once. ``sink`` gets each step
-    and the outcome of each frame. ``episode`` gets the time of each frame of the first camera and returns the
-    instruction if the frame starts an episode.
+    Messages arrive at their recorded times; inference takes as long as on this machine, multiplied by ``speed``.
+    The age of stamps is not checked, because stamps may be from any clock, and a stop is reset at once. ``sink``
+    receives each step and the outcome of each frame. ``episode`` is called with the time of each frame of the first
+    camera and returns the instruction if the frame starts an episode.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LiveRun:
         )
 
     def run(self, enough: Callable[[], bool]) -> None:
-        """Run until the recording has ended or ``enough()``."""
+        """Run until the recording has ended or ``enough`` returns True."""
         node = self.node
         node.safety.arm()
         while not enough():
@@ -80,7 +80,7 @@ class LiveRun:
         self, first: Record | None, records: Iterator[Record], cameras: Mapping[str, int]
     ) -> Iterator[Event]:
         for record in itertools.chain([first] if first else [], records):
-            # Copied: the view of the file may be invalid when the frame is used.
+            # Copied, because the view of the file may be invalid when the frame is used.
             yield record.time, partial(self._receive, cameras[record.topic], record.time, bytes(record.data))
 
     def _receive(self, camera: int, time: int, data: bytes) -> None:

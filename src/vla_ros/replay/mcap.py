@@ -2,7 +2,8 @@
 
 The file is read record by record from its start, so only the last records are lost if the recorder lost power.
 Uncompressed messages are views of the mapped file, so images are not copied before they are used. Mapped pages are
-released, so memory does not grow with the bag. The library rosbags needs the index at the end and copies messages.
+released, so memory does not grow with the bag. (The library rosbags needs the index at the end and copies
+messages.)
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _KNOWN = frozenset(range(1, 16))
 _HEAD = struct.Struct("<BQ")
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _CHUNK_HEAD = struct.Struct("<QQQI")
-_RESIDENT_BYTES = 64 << 20  # of the mapped file in memory, about
+_RESIDENT_BYTES = 64 << 20  # approximate part of the mapped file in memory
 _RUN_BYTES = 4 << 20  # messages outside chunks are grouped into runs of about this size
 
 
 @dataclass
 class _Chunk:
-    """Position of consecutive records."""
+    """The position of a chunk, or of a run of messages outside chunks."""
 
     offset: int
     stored: int  # bytes in the file
@@ -63,7 +64,7 @@ class McapFile:
         self._bytes = memoryview(self._map)
         self._advise("MADV_RANDOM")  # the walk reads one page of each chunk
         if bytes(self._bytes[:8]) != MAGIC:
-            raise BagError(f"{path}: does not begin as an MCAP file; found {bytes(self._bytes[:8])!r}")
+            raise BagError(f"{path}: does not begin like an MCAP file; found {bytes(self._bytes[:8])!r}")
         self._walk()
         for chunk in self._chunks:  # an unfinished file has no summary that names all topics
             if not chunk.channels or chunk.channels - self._channels.keys():
@@ -137,7 +138,7 @@ class McapFile:
         return onward
 
     def _indexed(self) -> Iterator[int]:
-        """Yield the offsets of the chunks that the summary at the end lists, if it is intact."""
+        """Yield the chunk offsets in the summary at the end of the file, if it is intact."""
         foot = len(self._bytes) - len(MAGIC) - 20 - _HEAD.size
         if foot < len(MAGIC) or bytes(self._bytes[-8:]) != MAGIC:
             return
@@ -163,7 +164,7 @@ class McapFile:
         return run
 
     def _add_chunk(self, body: int, end: int, whole: bool) -> bool:
-        """Remember a chunk; False if its header is invalid."""
+        """Record the position of a chunk; return False if its header is invalid."""
         try:
             start, last, size, crc = _CHUNK_HEAD.unpack_from(self._bytes, body)
             compression, at = _text(self._bytes, body + _CHUNK_HEAD.size)
@@ -181,7 +182,7 @@ class McapFile:
         return True
 
     def _define(self, kind: int, body: memoryview) -> None:
-        """Register a schema or a channel; damaged ones are skipped with their messages."""
+        """Register a schema or channel; if it is damaged, skip it and its messages."""
         try:
             if kind == _SCHEMA:
                 self._schemas[struct.unpack_from("<H", body)[0]] = _text(body, 2)[0]
@@ -197,7 +198,7 @@ class McapFile:
             self._lose(f"topic {topic}", f"messages are in {encoding!r}, expected cdr; they are left out")
 
     def _contents(self, chunk: _Chunk, verify: bool) -> Iterator[tuple[int, memoryview]]:
-        """Yield kind and body of each record in a chunk; none if the chunk is damaged."""
+        """Yield the kind and body of each record in a chunk; nothing if it is damaged."""
         data = self._bytes[chunk.offset : chunk.offset + chunk.stored]
         try:
             if chunk.compression:

@@ -1,8 +1,8 @@
 """Compares predicted with recorded actions: error, direction, gripper and motion.
 
 ``predicted`` and ``recorded`` are float64 [M, D], one row per compared frame, in the action's units. Unknown
-numbers are NaN and left out; a figure without data is NaN. ``episodes`` is int64 [M], ascending; no difference
-spans two.
+numbers are NaN and left out; a figure without data is NaN. ``episodes`` is int64 [M], ascending; differences are
+not taken across episodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vla_ros.config import GripperConfig
 from vla_ros.types import FloatArray, IntArray
 
 EDGE = 2 / 510 * 1.01
-"""OpenVLA's first and last bin centres, 1/255 from the ends of [-1, 1], count as the ends."""
+"""Numbers this close to an end of [-1, 1] count as the end; OpenVLA's outermost bin centres are 1/255 away."""
 
 STILL_SHARE = 0.05
 """A recorded translation below this share of the 95th percentile counts as standing still."""
@@ -80,13 +80,19 @@ def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray
 
 
 def is_closed(values: FloatArray, gripper: GripperConfig) -> FloatArray:
-    """Return 1 where a gripper number [M] means closed, 0 where open, NaN where unknown, as control decides."""
+    """Return 1 where a gripper number [M] means closed, 0 where open, NaN where unknown.
+
+    The threshold is the same as in control.
+    """
     opening = (values - gripper.closed_value) / (gripper.open_value - gripper.closed_value)
     return np.where(np.isfinite(values), (opening <= gripper.threshold).astype(float), np.nan)
 
 
 def gripper_scores(predicted: FloatArray, recorded: FloatArray) -> tuple[float, float]:
-    """Return the accuracy, and F1 of the gripper being closed, of states [M] from :func:`is_closed`."""
+    """Return the accuracy of gripper states [M], and the F1 of the state closed.
+
+    The states are from :func:`is_closed`.
+    """
     both, differ = predicted * recorded, np.abs(predicted - recorded)
     return 1.0 - float(mean(differ, axis=None)), float(ratio(2 * np.nansum(both), np.nansum(2 * both + differ)))
 
@@ -96,7 +102,7 @@ class Events(NamedTuple):
 
     recorded: int
     predicted: int
-    delays: FloatArray  # float64 [matched], predicted minus recorded time of the events that match, in seconds
+    delays: FloatArray  # float64 [matched], predicted minus recorded time of the matched events, in seconds
 
     @property
     def f1(self) -> float:
@@ -106,7 +112,7 @@ class Events(NamedTuple):
 
 
 def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list[tuple[float, bool, int, int]]:
-    """Return (time, closes, episode, gripper) of each change of a gripper; unknown states are skipped."""
+    """Return (time, closes, episode, gripper) for each change of a gripper's known state."""
     found = []
     for gripper, states in enumerate(np.atleast_2d(closed.T)):
         known = np.flatnonzero(np.isfinite(states))
@@ -119,9 +125,10 @@ def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list
 def match_events(
     predicted: FloatArray, recorded: FloatArray, times: FloatArray, episodes: IntArray, window: float = 1.0
 ) -> Events:
-    """Match predicted with recorded events of one gripper, kind and episode, nearest in time first.
+    """Match predicted with recorded events, nearest in time first.
 
-    States [M, G] are from :func:`is_closed`; ``times`` [M] and ``window``, the longest delay, are seconds.
+    Matching events have the same gripper, kind and episode. States [M, G] are from :func:`is_closed`; ``times`` [M]
+    and the maximum delay ``window`` are in seconds.
     """
     found, wanted = _switches(predicted, times, episodes), _switches(recorded, times, episodes)
     pairs = sorted(
@@ -146,8 +153,9 @@ def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
 def jerk(motion: FloatArray, times: FloatArray, episodes: IntArray, order: int = 2) -> float:
     """Return the root mean square of the jerk, in the motion's unit per second cubed.
 
-    ``motion`` [M, N] holds displacements per step for ``order`` 2 (their second difference is the third of the
-    position) and positions for ``order`` 3. The median step of ``times`` [M], seconds, is the period.
+    With ``order`` 2, ``motion`` [M, N] contains displacements per step, whose second difference is the third
+    difference of the positions; with ``order`` 3 it contains positions. The period is the median step of ``times``
+    [M], seconds.
     """
     steps = np.diff(times)[np.diff(episodes) == 0]
     steps = steps[steps > 0]

@@ -49,9 +49,9 @@ _KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkey
 class Options:
     """How bags are played."""
 
-    speed: float = 0.0  # 0: open loop; otherwise as it would have run at this multiple of the recorded speed
+    speed: float = 0.0  # 0 for open loop; otherwise as it would have run at this multiple of the recorded speed
     every: int = 1  # use every k-th frame (open loop)
-    limit: int = 0  # most frames of each bag; 0 for all
+    limit: int = 0  # maximum number of frames of each bag; 0 for all
     instruction: str = ""  # replaces the recorded instruction; "" keeps it
     tolerance_s: float = 0.2  # maximum delay from a frame to its recorded action
     gap_s: float = 2.0  # a longer pause between frames starts a new episode
@@ -61,8 +61,8 @@ class Options:
 class Player:
     """Plays one bag.
 
-    ``config`` is from :func:`~vla_ros.replay.prepare.fit`, and the stepper's policy is loaded. ``resume`` holds the
-    samples of an interrupted run. The file ``partial`` gets the results so far every 20 s.
+    ``config`` is from :func:`~vla_ros.replay.prepare.fit`, and the stepper's policy is loaded. ``resume`` contains
+    the samples of an interrupted run. The results so far are saved in the file ``partial`` every 20 s.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Player:
         return len(self._stages) + sum(self._dropped.values()) >= self._options.limit > 0
 
     def _open_loop(self, records: Iterator[Record]) -> None:
-        """Use every k-th frame of the first camera with the newest frames of the others."""
+        """Use every k-th frame of the first camera with the newest frames of the other cameras."""
         first, *others = self._selection.cameras
         newest: dict[str, bytes] = {}
         number = itertools.count()
@@ -183,7 +183,7 @@ class Player:
         self._keep(now, step, step.refused.reason if step.refused else None, _NAN)
 
     def _drop(self, reason: Reason, detail: str) -> None:
-        # One text for each reason: numbers in the details differ from frame to frame.
+        # Each reason keeps its first text, because numbers in the details differ from frame to frame.
         self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
         self._progress(len(self._stages))
 
@@ -215,7 +215,10 @@ class Player:
         self._progress(len(self._stages))
 
     def _episode(self, now: int) -> str | None:
-        """Return the instruction if a frame starts an episode: it is new, or frames paused or went back in time."""
+        """Return the instruction if a frame starts an episode, otherwise None.
+
+        An episode starts when the instruction changes, after a pause, or when time runs backwards.
+        """
         last, self._last_time = self._last_time, now
         recorded = self._recording.instruction(now)
         paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9

@@ -1,4 +1,4 @@
-"""Fits options and stepper to a bag, and reads single frames."""
+"""Adapts options and stepper to a bag, and reads single frames again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def step_seconds(config: Config, spec: PolicySpec) -> float:
 
 
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Make a stepper around a loaded policy, and a note: without a URDF it makes no joint commands."""
+    """Return a stepper for a loaded policy, and a note, or "".
+
+    Without a URDF the stepper makes no joint commands, which the note says.
+    """
     stepper = Stepper(config, policy)
     try:
         stepper.bind()
@@ -49,20 +52,20 @@ def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
 
 
 class RecordedFrame(NamedTuple):
-    """A frame of a bag, read once more."""
+    """A frame of a bag that was read again."""
 
-    row: int  # of the samples
-    time: int  # nanoseconds of the recorder
+    row: int  # row in the samples
+    time: int  # receive time of the recorder in nanoseconds
     images: tuple[bytes | None, ...]  # newest message of each camera at that time
     bag: Bag
     selection: Selection
-    config: Config  # as :func:`fit` returns it
+    config: Config  # from :func:`fit`
 
 
 def read_again(
     samples: Samples, rows: IntArray, config: Config, topics: Mapping[str, str]
 ) -> Iterator[RecordedFrame]:
-    """Read the frames ``rows`` of a bag once more; none if the bag can no longer be read."""
+    """Read the frames ``rows`` of a bag again; yield none if it can no longer be read."""
     if not len(rows):
         return
     with contextlib.ExitStack() as stack:

@@ -39,7 +39,7 @@ MOMENTS = "Images after orientation, crop and resize; errors in standard deviati
 
 
 class Moment(NamedTuple):
-    """A frame: index of the bag, row in its samples, and its error as :func:`frame_errors` returns it."""
+    """A frame: the index of its bag, its row in the samples, its error from :func:`frame_errors`."""
 
     bag: int
     row: int
@@ -130,7 +130,7 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def against(figures: Mapping[str, Any]) -> Markup:
-    """Return charts of the policy's figures beside those of the baselines, and of its skill."""
+    """Return charts of the policy's and the baselines' figures, and of the policy's skill."""
     shown, skill = [], figures["skill"]
     for title, value, others, ends in comparisons(figures):
         guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
@@ -150,7 +150,7 @@ def tried(figures: Mapping[str, Any]) -> Markup:
 
 
 def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Return every number of the action over time, by episode: the first, then the worst."""
+    """Return charts of every action number over time, for the first and the worst episodes."""
     listed = [
         (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
         for bag, error in zip(result.samples, errors, strict=True)
@@ -241,7 +241,10 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
 
 
 def latency(result: Result) -> list[Markup]:
-    """Percentiles by stage, distribution, latency over time and, as it would have run, the frames' age."""
+    """Return latency percentiles by stage, the distribution, and the latency over time.
+
+    Includes the frames' age unless in open loop.
+    """
     figures, deadline = result.figures, result.figures["deadline"]
     stages = [{"stage": stage, **values} for stage, values in figures["latency_ms"].items()]
     parts = [page.mapped(stages, {"stage": "stage", **{f"{p} [ms]": p for p in ("p50", "p90", "p99")}})]
@@ -275,7 +278,7 @@ def episodes(figures: Mapping[str, Any]) -> Markup:
 
 
 def bags(figures: Mapping[str, Any]) -> list[Markup]:
-    """Return counters and pairing rules; for each bag its topics, what was ignored and what could not be read."""
+    """Return counters and pairing rules, and each bag's topics, ignored messages and losses."""
     parts = [page.facts({key: figures[key] for key in ("frames", "commands", "truth")})]
     for bag in figures["bags"]:
         facts = page.facts({key: bag[key] for key in ("topics", "left_out", "execution")})

@@ -29,7 +29,7 @@ class Result:
     figures: dict[str, Any]  # content of the JSON file, with NaN for missing figures
     verdict: Verdict
     samples: tuple[Samples, ...]  # one per bag, with the policy's numbers
-    counted: tuple[Samples, ...]  # the same with gripper numbers as they reach the fingers: the figures count these
+    counted: tuple[Samples, ...]  # the same with gripper numbers as sent to the fingers, for the figures
     frames: Samples  # ``counted`` of all bags joined
     spec: PolicySpec  # meaning of the policy's numbers
     config: Config  # the node's options
@@ -83,7 +83,10 @@ _HEADLINES = {
 
 
 def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[str, float], Sequence[float] | None]]:
-    """Return each headline figure: its name, the policy's, the baselines' and the 95 % interval, or None."""
+    """Return the headline figures of the policy and the baselines.
+
+    Each has a name, the policy's value, the baselines' values, and the 95 % interval of the policy's value or None.
+    """
     base, turns, ends = figures["baselines"], figures["turns"], figures["intervals"]
     found: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = [
         (name, figures[key], {guess: values[key] for guess, values in base.items()}, ends.get(key))

@@ -29,7 +29,7 @@ class Samples:
     predicted: FloatArray  # float64 [F, D]
     recorded: FloatArray  # float64 [F, D], NaN where unknown
     normalized: FloatArray  # float64 [F, D], NaN if the policy does not return them
-    openings: FloatArray  # float64 [F, G], of each measured gripper (0 closed, 1 open), NaN if not measured
+    openings: FloatArray  # float64 [F, G], measured opening of each gripper (0 closed, 1 open), NaN if not measured
     commands: dict[str, FloatArray]  # joint to float64 [F], NaN without a command
     stages_ms: dict[str, FloatArray]  # stage to float64 [F], NaN where it did not run
     age_ms: FloatArray  # float64 [F], recorded time from a frame's arrival to its command; NaN in open loop
@@ -60,7 +60,7 @@ class Samples:
         return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
 
     def take(self, rows: IntArray) -> Samples:
-        """Return the frames ``rows``; the counters stay those of all frames."""
+        """Return the frames ``rows``; the counters still count all frames."""
         taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
         for name in _TABLES:
             taken[name] = {key: column[rows] for key, column in getattr(self, name).items()}
@@ -74,7 +74,7 @@ _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wa
 
 
 def commanded(samples: Samples, grippers: Sequence[int], gripper: GripperConfig) -> Samples:
-    """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode."""
+    """Replace gripper numbers with the numbers sent to the fingers: in binary mode, open or closed."""
     if gripper.mode != "binary":
         return samples
     changed = {name: getattr(samples, name).copy() for name in ("predicted", "recorded")}
@@ -97,7 +97,7 @@ def save(samples: Samples, path: Path) -> None:
 
 
 def load(path: Path) -> Samples:
-    """Read what :func:`save` wrote; raises BagError if the file is damaged or of another version."""
+    """Read what :func:`save` wrote; raises BagError if it is damaged or of another version."""
     try:
         with np.load(path, allow_pickle=False) as file:
             values: dict[str, Any] = json.loads(str(file["plain"]))
@@ -139,7 +139,7 @@ def gather(bags: Sequence[Samples]) -> Samples:
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
-    """Concatenate the arrays and add the counters; other fields are those of the last part."""
+    """Concatenate the arrays and add the counters; other fields come from the last part."""
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
     for name in _TOTALS:
         first, *rest = (getattr(part, name) for part in parts)

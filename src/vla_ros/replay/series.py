@@ -65,18 +65,24 @@ class Feed:
         return table.joint_state(row)
 
     def age(self, time: int) -> int:
-        """Return the nanoseconds since the newest message at ``time``; before the first message since the epoch."""
+        """Return the age of the newest message at ``time`` in nanoseconds; ``time`` without a message."""
         received = [int(table.times[row]) for table in self.tables if (row := table.newest(time)) >= 0]
         return time - max(received, default=0)
 
     def at(self, time: int, stamp: int) -> JointState | None:
-        """Return the newest message at ``time``; with a ``stamp`` (lockstep), the first from that stamp on."""
+        """Return the newest message at ``time``.
+
+        With a ``stamp`` (lockstep), returns the first message with this stamp or a later one.
+        """
         rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables if stamp]
         found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
         return min(found, key=lambda state: state.stamp) if found else self.newest(time)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
-        """Return the message received until ``now`` with the nearest header stamp within ``tolerance``, or None."""
+        """Return the message received by ``now`` whose header stamp is nearest to ``stamp``.
+
+        Returns None if the stamps differ by more than ``tolerance`` nanoseconds.
+        """
         near = []
         for table in self.tables:
             received = table.newest(now) + 1
@@ -89,8 +95,8 @@ class Feed:
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     """Merge joint states of several publishers as the live node does (``control.joints``).
 
-    Returns ``feed`` itself if one publisher has all ``needed`` joints, or if they never arrive within ``timeout``
-    seconds of each other; a later error then names the missing joints.
+    Returns ``feed`` itself if one publisher has all ``needed`` joints, or if these joints never arrive within
+    ``timeout`` seconds of each other; a later error then names the missing joints.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed
@@ -107,7 +113,7 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a bag besides images."""
+    """The content of a bag, except for images."""
 
     joints: Feed | None  # measured joint states, or None
     truth: Feed | None  # recorded commands or actions, or None
@@ -121,7 +127,7 @@ class Recording:
         return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
-        """Return the instruction at ``time``; the first one also applies before it was recorded."""
+        """Return the instruction at ``time``; the first instruction also applies earlier."""
         if not self.instructions:
             return default
         at = bisect.bisect_right(self.instructions, time, key=lambda item: item[0]) - 1
@@ -144,7 +150,10 @@ class _Collector:
         velocities: Sequence[float] = (),
         efforts: Sequence[float] = (),
     ) -> bool:
-        """Add a message; False if its numbers of names and values differ. Velocities and efforts may be dropped."""
+        """Add a message; return False unless it has one value per name.
+
+        Velocities and efforts are dropped unless there is one per name.
+        """
         if not names or len(values) != len(names):
             return False
         more = [each if len(each) == len(names) else () for each in (velocities, efforts)]
@@ -166,12 +175,15 @@ class _Collector:
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
-    """Read all topics of ``selection`` but cameras; joint states are :func:`merged` for the joints ``needed``."""
+    """Read all topics of ``selection`` except cameras.
+
+    Joint states are :func:`merged` for the joints ``needed``.
+    """
     several = next((topics for topics in (selection.joint_states, selection.truth) if len(topics) > 1), ())
     if several and len(set(needed)) < len(needed):
         raise BagError(
-            f"the arms' joints on {' and '.join(several)} have the same names; a recording can only be read where "
-            "each joint has a name of its own"
+            f"the arms' joints on {' and '.join(several)} have the same names; a recording can be read only if "
+            "each joint has a unique name"
         )
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": (topic,) for key, topic in selection.state}
@@ -200,7 +212,7 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
 
 
 def messages(bag: Bag, topics: Collection[str], skipped: Counter[str]) -> Iterator[tuple[int, str, Any]]:
-    """Yield time of reception, topic and message; damaged messages are counted in ``skipped``."""
+    """Yield receive time, topic and message; damaged messages are counted in ``skipped``."""
     store, types = message_types(), bag.topics
     classes = {topic: store.message(types[topic]) for topic in topics}
     for record in bag.records(topics, verify=False):
@@ -213,7 +225,7 @@ def messages(bag: Bag, topics: Collection[str], skipped: Counter[str]) -> Iterat
 
 
 def _columns(message: Any, kind: str) -> tuple[Any, ...]:
-    """Return the stamp, names and numbers of a message; of joint states also velocities and efforts."""
+    """Return a message's stamp, names and numbers; for joint states also velocities and efforts."""
     if kind == ARRAY:
         return 0, tuple(f"[{i}]" for i in range(len(message.data))), message.data
     stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
