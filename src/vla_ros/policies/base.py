@@ -1,8 +1,8 @@
-"""The interface of every model family, and the registry that finds one by name.
+"""The interface of every policy, and the registry that finds policies by name.
 
-A third party adds a policy with the entry-point group ``vla_ros.policies``: the entry point names a class
-that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.config.Config`. The class attribute
-``Options`` is the dataclass of its options (:mod:`vla_ros.config.registry`).
+A third party adds a policy through the entry-point group ``vla_ros.policies``. The entry point names a class
+that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.config.Config`. Its class attribute
+``Options`` is the dataclass of the policy's options (:mod:`vla_ros.config.registry`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def no_progress(fraction: float, message: str) -> None:
 class Session:
     """State of one robot between observations; empty in this base class.
 
-    Policies extend it with previous tokens or chunks, an encoded instruction, history, a noise seed.
+    Subclasses add what their policy remembers, such as previous tokens, an encoded instruction or a noise seed.
     """
 
     def reset(self) -> None:
@@ -61,26 +61,29 @@ class Policy(ABC):
     def claims(config: Mapping[str, Any]) -> int:
         """Return how well this policy fits a checkpoint, given the content of its ``config.json``.
 
-        0: it cannot run the checkpoint; 1: other policies may run this layout, too; 2: the layout is its own.
+        0 means that it cannot run the checkpoint, 1 that other policies may run this layout, too, and 2 that only
+        this policy runs it.
         """
         return 0
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read weights, warm up and run the self-test. May take minutes; called once, before the first inference.
+        """Read weights, warm up and run the self-test; may take minutes.
+
+        Called once, before the first inference.
 
         Raises:
-            VlaRosError: The policy cannot be loaded; the text says what to do about it.
+            VlaRosError: The policy cannot be loaded; the message says what to do.
         """
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
     def describe(self) -> PolicySpec:
-        """Return the inputs and outputs that are known without weights or a device (``vla-ros run --dry-run``).
+        """Return the inputs and outputs without weights or a device, for ``vla-ros run --dry-run``.
 
         Raises:
             VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or wrong.
         """
-        if not hasattr(self, "spec"):  # known only from weights, or from a server
-            raise VlaRosError(f"{type(self).__name__}: does not describe its features before it is loaded")
+        if not hasattr(self, "spec"):  # known only from the weights or the server
+            raise VlaRosError(f"{type(self).__name__}: its inputs and outputs are unknown until it is loaded")
         return self.spec
 
     def start_session(self) -> Session:
@@ -104,29 +107,29 @@ class Policy(ABC):
         for session, observation in requests:
             try:
                 answers.append(self.infer(session, observation))
-            except VlaRosError as error:  # noqa: PERF203 (one robot's error is not the others')
+            except VlaRosError as error:  # noqa: PERF203 (an error affects only its own robot)
                 answers.append(error)
         return answers
 
     def prepare(self, batch: int) -> bool:
         """Prepare for batches of this size; called after :meth:`load`, which prepares for one request.
 
-        Returns False if the policy infers for one robot at a time. Raises OutOfMemoryError if memory does not
-        suffice.
+        Returns False if the policy infers for one robot at a time. Raises OutOfMemoryError if there is not enough
+        memory.
         """
         return type(self).infer_batch is not Policy.infer_batch
 
-    def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have none)
+    def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have no live options)
         """Apply the policy's live options (``Option.live``)."""
 
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
-        """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
+        """Un-normalise actions [..., D] with the statistics of each other dataset, by name.
 
-        Used to diagnose a wrong ``policy.unnorm_key``; empty if there are no other datasets.
+        Used to diagnose a wrong ``policy.unnorm_key``; empty if the checkpoint has no other datasets.
         """
         return {}
 
-    def close(self) -> None:  # noqa: B027 (nor memory of their own)
+    def close(self) -> None:  # noqa: B027 (some policies hold no memory)
         """Free the memory; the policy can be loaded again."""
 
 
@@ -134,9 +137,9 @@ class Policy(ABC):
 class LazyPolicy:
     """An entry-point target that declares a policy's options without importing its libraries."""
 
-    Options: type[PolicyConfig]  # dataclass of its options
+    Options: type[PolicyConfig]  # dataclass of the policy's options
     target: str  # ``module:class`` of the policy
-    claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # as :meth:`Policy.claims`
+    claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # see :meth:`Policy.claims`
 
     def __call__(self, config: Config) -> Policy:
         """Import the module and create the policy."""
@@ -152,7 +155,7 @@ def create(config: Config) -> Policy:
 
 
 def policy_of(checkpoint: str | Path) -> str:
-    """Return the name of the policy that claims a checkpoint, or the default policy's if none does."""
+    """Return the name of the policy that claims a checkpoint, or of the default one."""
     if str(checkpoint) in SHIPPED:
         return SHIPPED[str(checkpoint)]
     try:
@@ -163,7 +166,7 @@ def policy_of(checkpoint: str | Path) -> str:
 
 
 def options_of(config: Config, kind: type[T]) -> T:
-    """Return the section ``policy`` if it has the type ``kind``; otherwise raise ConfigError."""
+    """Return the section ``policy``; raises ConfigError if its type is not ``kind``."""
     if not isinstance(config.policy, kind):
-        raise ConfigError(f"policy.name: '{config.policy.name}' has other options than {kind.__name__}")
+        raise ConfigError(f"policy.name: '{config.policy.name}' does not have the options {kind.__name__}")
     return config.policy

@@ -1,6 +1,6 @@
-"""Reads the files of a checkpoint's folder: JSON, statistics, safetensors. No torch is imported here.
+"""Reads the files in a checkpoint's folder: JSON, statistics, safetensors. Does not import torch.
 
-Only safetensors: other weight files are pickles, which can run code when they are opened.
+Weights are read from safetensors only, because other weight files are pickles, which can run code when opened.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SINGLE = "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 Produce = Callable[[Sequence[str]], Iterator[tuple[str, "Tensor"]]]
-"""Names to names and tensors, in any order."""
+"""Takes tensor names, and yields each name with its tensor, in any order."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object; raises CheckpointError if the file is missing or holds something else."""
+    """Read a JSON object; raises CheckpointError if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -47,7 +47,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
-    """Read a whole number of at least ``least`` from a JSON object; ``default`` replaces a missing one or null."""
+    """Read a whole number of at least ``least`` from a JSON object.
+
+    ``default`` replaces a missing value or null. Raises CheckpointError if the value is not such a number.
+    """
     value = config.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -66,7 +69,10 @@ class StoredTensor:
 
 
 def checkpoint_folder(text: str) -> Path:
-    """Return the existing folder that ``policy.checkpoint`` names, or that of a checkpoint of the package."""
+    """Return the folder that ``policy.checkpoint`` names; raises CheckpointError if missing.
+
+    The names of checkpoints that come with the package are accepted, too.
+    """
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
     if text in SHIPPED:
@@ -74,16 +80,17 @@ def checkpoint_folder(text: str) -> Path:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
-            f"policy.checkpoint: {folder} is not a folder, nor one of {', '.join(SHIPPED)}. Nothing is downloaded "
-            "at run time: fetch the checkpoint first (for example: hf download openvla/openvla-7b --local-dir DIR)"
+            f"policy.checkpoint: {folder} is neither a folder nor one of {', '.join(SHIPPED)}. Nothing is "
+            "downloaded at run time: fetch the checkpoint first (for example: hf download openvla/openvla-7b "
+            "--local-dir DIR)"
         )
     return folder
 
 
 def read_manifest(folder: Path) -> dict[str, StoredTensor]:
-    """List every tensor of ``model.safetensors``, or of its index and shards, reading only file headers.
+    """List every tensor of ``model.safetensors``, or of the index's shards, from the headers.
 
-    Raises CheckpointError if a file is missing, damaged or lacks a tensor that the index promises.
+    Raises CheckpointError if a file is missing or damaged, or lacks a tensor that the index lists.
     """
     if (folder / INDEX).exists():
         return _read_shards(folder)
@@ -95,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, StoredTensor]:
 
 
 def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
-    """Return a function that yields stored tensors by their names in ``manifest``, one at a time."""
+    """Return a function that yields tensors one at a time, by name in ``manifest``."""
 
     def read(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
@@ -130,7 +137,7 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
         promised = {key for key, file in index.items() if file == name}
         absent = sorted(promised - stored.keys())
         if absent:
-            raise CheckpointError(f"{folder / name}: {list_some('missing that the index promises', absent)}")
+            raise CheckpointError(f"{folder / name}: {list_some('of the tensors in the index missing', absent)}")
         manifest.update(stored)
     return manifest
 
@@ -140,7 +147,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with safe_open(str(file), framework="pt") as shard:
             stored = {}
-            for key in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+            for key in shard.keys():  # noqa: SIM118 (a safetensors file is not a mapping)
                 entry = shard.get_slice(key)
                 stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()), key)
             return stored
@@ -149,16 +156,16 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             pointer = stream.read(64).startswith(b"version https://git-lfs")
         advice = "a git-lfs pointer, not the file itself: run 'git lfs pull'" if pointer else "download it again"
         raise CheckpointError(
-            f"{file}: damaged, {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
+            f"{file}: damaged: its {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
         ) from error
 
 
 def read_statistics(
     found: Any, names: tuple[str, str], where: str, dtype: type[np.floating[Any]] = np.float64
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return two lists of ``found`` as arrays [N]: a lower and an upper bound, or ``mean`` and ``std``.
+    """Return two lists in ``found`` as arrays [N]: lower and upper bounds, or mean and std.
 
-    ``where`` names file and feature in CheckpointErrors.
+    ``names`` are their keys; ``where`` names the file and the feature if CheckpointError is raised.
     """
     missing = [name for name in names if name not in found] if isinstance(found, Mapping) else names
     if missing:
@@ -170,7 +177,7 @@ def read_statistics(
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{where}: {names} are not lists of numbers ({error})") from error
     if first.ndim != 1 or not first.size or first.shape != second.shape:
-        raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected one length")
+        raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected equal ones")
     least = 0.0 if names[1] == "std" else first
     if not np.isfinite([first, second]).all() or (second < least).any():
         raise CheckpointError(
@@ -181,7 +188,7 @@ def read_statistics(
 
 
 def list_some(what: str, items: Iterable[str]) -> str:
-    """Return ``what`` with the first few ``items`` as one phrase; empty if there are none."""
+    """Return the number of ``items``, ``what`` and the first five; empty if there are none."""
     entries = list(items)
     if not entries:
         return ""

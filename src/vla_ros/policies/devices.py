@@ -16,7 +16,7 @@ def choose_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError as error:
-        raise ConfigError(f"policy.device: '{text}'; expected auto, cpu, cuda or cuda:N") from error
+        raise ConfigError(f"policy.device: found '{text}', expected auto, cpu, cuda or cuda:N") from error
     if device.type == "cpu":
         return device
     if device.type != "cuda" or (device.index or 0) >= count:
@@ -27,7 +27,7 @@ def choose_device(text: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, quantization: str, device: torch.device) -> str:
-    """Resolve ``policy.dtype`` and check that the device runs the quantisation.
+    """Resolve ``policy.dtype`` and check that the device supports the quantisation.
 
     ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
     """

@@ -1,4 +1,4 @@
-"""A policy that never moves, for bring-up and for measuring everything around a model."""
+"""A policy that never moves, for bring-up and for measurements without a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HoldPolicy(Policy):
         self._gripper = config.gripper.open_value
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Zero motion, stamped with the observation's stamp."""
+        """Return zero motion and an open gripper at the observation's stamp."""
         action = np.zeros((1, self.spec.dimension))
         action[0, -1] = self._gripper
         return ActionChunk(actions=action, stamp=observation.stamp)

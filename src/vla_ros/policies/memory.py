@@ -1,4 +1,4 @@
-"""Compares a model's memory with the free memory, and explains out-of-memory errors."""
+"""Compares the memory a model needs with the free memory; explains out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ GB = 1e9
 class MemoryPlan:
     """Memory that a model needs on its device, in bytes."""
 
-    weights: int  # weights in use
+    weights: int  # the weights
     cache: int  # keys and values of one sequence
-    working: int  # peak of activations or of loading one tensor, and the libraries' buffers
+    working: int  # larger peak of running and of loading a tensor, plus the libraries' buffers
 
     @property
     def total(self) -> int:
-        """Total bytes."""
+        """Sum of the three, in bytes."""
         return self.weights + self.cache + self.working
 
     def __str__(self) -> str:
@@ -38,7 +38,10 @@ class MemoryPlan:
 
 
 def available_memory(device: str) -> int | None:
-    """Return the free bytes on ``device`` (on a CPU, also within the container's limit), or None if unknown."""
+    """Return the free bytes on ``device``, or None if unknown.
+
+    On a CPU, a container's memory limit counts, too.
+    """
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
@@ -46,10 +49,10 @@ def available_memory(device: str) -> int | None:
 
 
 Plan = Callable[[str, str, str], MemoryPlan]
-"""Data type, quantisation and device to the memory needed."""
+"""Returns the memory needed with a data type, a quantisation and a device."""
 
 Choices = Mapping[str, tuple[tuple[str, str], ...]]
-"""Type of device, ``cpu`` or ``cuda``, to the data types and quantisations to suggest, best first."""
+"""Maps ``cpu`` and ``cuda`` to the pairs of data type and quantisation to suggest, best first."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,13 @@ class MemoryCheck:
     plan: Plan
     choices: Choices
     device: str  # where the model runs
-    available: Callable[[str], int | None] = available_memory  # device to free bytes
+    available: Callable[[str], int | None] = available_memory  # returns a device's free bytes
 
     def require(self, dtype: str, quantization: str) -> str:
-        """Describe required and free memory in one line; OutOfMemoryError names the options that would fit."""
+        """Describe required and free memory in one line.
+
+        Raises OutOfMemoryError, which lists the options that would fit, if there is not enough memory.
+        """
         plan, free = self.plan(dtype, quantization, self.device), self.available(self.device)
         if free is None:
             return f"needs {plan} on {self.device}; the free memory is unknown"
@@ -74,7 +80,7 @@ class MemoryCheck:
         return f"needs {plan} on {self.device}, {free / GB:.2f} GB are free"
 
     def advise(self) -> str:
-        """Return the settings with which the model would fit into the free memory."""
+        """Describe the options with which the model would fit into the free memory."""
         fitting, sizes = [], []
         for place in dict.fromkeys((self.device, "cpu")):
             where, free = "" if place == self.device else "policy.device:=cpu ", self.available(place)
@@ -85,15 +91,15 @@ class MemoryCheck:
                         f"{where}policy.dtype:={dtype} policy.quantization:={kind} ({total / GB:.2f} GB)"
                     )
         if fitting:
-            return "What fits: " + "; ".join(fitting)
+            return "Options that fit: " + "; ".join(fitting)
         return (
-            f"Nothing fits here: the smallest choice needs {min(sizes) / GB:.2f} GB. Stop other programs that hold "
-            "memory, or take a larger machine"
+            f"No options fit: the smallest choice needs {min(sizes) / GB:.2f} GB. Stop other programs that use "
+            "memory, or use a larger machine"
         )
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn an allocator's error into OutOfMemoryError with :meth:`advise`; its summary goes to the log."""
+        """Turn an allocator's error into OutOfMemoryError with advice; logs the memory use."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
@@ -104,7 +110,7 @@ class MemoryCheck:
 
 
 def allocator_summary(device: str) -> str:
-    """Summarise memory use: the CUDA allocator's table, or the process's and the machine's figures."""
+    """Summarise memory use: the CUDA allocator's table, or the process and the free memory."""
     if device.startswith("cuda"):
         return str(torch.cuda.memory_summary(torch.device(device), abbreviated=True))
     status = Path("/proc/self/status")
@@ -131,7 +137,7 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """Return the bytes left within the container's limit (cgroup v2, then v1); page cache counts as free."""
+    """Return the bytes left in the container's limit (cgroup v2 or v1), page cache included."""
     for limit_name, used_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

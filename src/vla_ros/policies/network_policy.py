@@ -1,4 +1,4 @@
-"""The base class of policies that run a network in this process: loading, inputs, batches, self-test."""
+"""Base class of policies that run a network: loading, inputs, batches, self-test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SELF_TEST_INSTRUCTION = "pick up the red cube"
 
 
 class Closes(Protocol):
-    """Anything that holds graphs or buffers."""
+    """A loaded model with graphs or buffers."""
 
     def close(self) -> None:
         """Free graphs and buffers."""
@@ -42,10 +42,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a network runs."""
+    """The device and the data type of a network."""
 
     device: torch.device  # of the weights
-    dtype: str  # name of the type of activations and unquantised weights
+    dtype: str  # name of the data type of activations and unquantised weights
 
     def __str__(self) -> str:
         return f"{self.device} in {self.dtype}"
@@ -72,7 +72,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     title: ClassVar[str]
     takes_any_size: ClassVar[bool] = False
-    _memory: MemoryCheck  # of the model that :meth:`_open` opened
+    _memory: MemoryCheck  # the check for the model that :meth:`_open` opened
 
     def __init__(self, options: NetworkOptions) -> None:
         self._placed_by = options
@@ -120,7 +120,10 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return answer
 
     def infer_batch(self, requests: Sequence[tuple[S, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots; requests with the same number and kind of images run as one batch."""
+        """Infer for several robots.
+
+        Requests with equally many images, all processed or all raw, run as one batch.
+        """
         answers: dict[int, ActionChunk | VlaRosError] = {}
         groups: dict[tuple[int, bool], dict[int, Asked[S, R]]] = {}
         for row, (session, observation) in enumerate(requests):
@@ -138,7 +141,10 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return [answers[row] for row in range(len(requests))]
 
     def prepare(self, batch: int) -> bool:
-        """Capture graphs for usual and long prompts; return False if the model takes one robot at a time."""
+        """Capture graphs for typical and long prompts.
+
+        Returns False if the model infers for one robot at a time.
+        """
         with self._memory.explained():
             return self._warm_up(batch)
 
@@ -149,11 +155,11 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         self._loaded.close()
         self._loaded = None
         gc.collect()
-        if self._memory.device.startswith("cuda"):  # a policy on the CPU leaves another's captures alone
+        if self._memory.device.startswith("cuda"):  # a CPU policy must not disturb another's capture
             torch.cuda.empty_cache()
 
     def _try_out(self) -> None:
-        """Capture graphs and infer once; with ``policy.self_test`` twice, and compare the two answers."""
+        """Capture graphs and infer once; with ``policy.self_test``, twice, to compare chunks."""
         self._warm_up(1)
         size, numbers = self.spec.images[0].processor, []
         assert size is not None
@@ -182,7 +188,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     @abstractmethod
     def _build(self, opened: Any, where: Placement, progress: Progress) -> None:
-        """Load the weights of what :meth:`_open` returned; set :attr:`loaded` and ``spec``."""
+        """Load the weights, and set :attr:`loaded` and ``spec``; ``opened`` is from :meth:`_open`."""
 
     @abstractmethod
     def _request(self, session: S, observation: Observation, images: Mapping[str, UInt8Array | RawImage]) -> R:
@@ -190,22 +196,22 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
     @abstractmethod
     def _answer(self, asked: Sequence[Asked[S, R]]) -> Iterable[ActionChunk | VlaRosError]:
-        """Infer one chunk per request; all requests have the same number and kind of images."""
+        """Infer one chunk per request; all have equally many images, all processed or all raw."""
 
     @abstractmethod
     def _warm_up(self, batch: int) -> bool:
         """See :meth:`prepare`."""
 
     def _details(self) -> str:
-        """Return further text for the message at the end of :meth:`load`."""
+        """Return text to append to the last progress message of :meth:`load`."""
         return ""
 
     @abstractmethod
     def _resizing_device(self) -> torch.device | None:
-        """Return the device that processes images as the cameras sent them; None to process them on the host."""
+        """Return the device that processes raw camera images, or None if the host does."""
 
     def _images(self, observation: Observation) -> dict[str, UInt8Array | RawImage]:
-        """Return the present images in the spec's order, all processed or all as the cameras sent them."""
+        """Return the observation's images in the spec's order, all processed or all raw."""
         images, raw = observation.images, observation.raw_images
         keys = [one.key for one in self.spec.images if one.required or one.key in images or one.key in raw]
         device = self._resizing_device()
@@ -219,7 +225,10 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return {key: self._checked(key, images[key]) for key in keys}
 
     def _state(self, observation: Observation) -> FloatArray:
-        """Return the spec's state vectors as one, float64; ConfigError if one is missing or wrong."""
+        """Return the state vectors, in the spec's order, as one float64 vector.
+
+        Raises ConfigError if a vector is missing or invalid.
+        """
         parts: list[FloatArray] = [np.zeros(0)]
         for one in self.spec.state:
             part = observation.state.get(one.key)
@@ -243,7 +252,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
 
 
 def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
-    """Return two different images, noise and a half-red one: uint8 [height, width, 3] each."""
+    """Return two different images, uint8 [height, width, 3]: noise, and one half red."""
     noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     plain = np.full((height, width, 3), 32, dtype=np.uint8)
     plain[:, : width // 2, 0] = 224
@@ -251,15 +260,15 @@ def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
 
 
 def check_that_it_sees(first: FloatArray, second: FloatArray, folder: Path) -> None:
-    """Raise CheckpointError if a model gives the same numbers for two different images.
+    """Raise CheckpointError if a model returns the same numbers for two different images.
 
-    A model that never runs its vision towers still returns an action, always the same. This happens with incomplete
-    weights, or where the published code runs with a transformers version that skips the image.
+    A model that never runs its vision towers still returns an action, but always the same one. This happens with
+    incomplete weights, and in the published code with versions of transformers that skip the image.
     """
     change, spread = float(np.abs(first - second).max()), float(first.std())
     if not change > SEES * spread:
         raise CheckpointError(
-            f"{folder}: the model does not see: two different images change its answer by {change:.2g} (the spread "
-            f"of its numbers is {spread:.2g}). The vision towers or the projector are damaged or untrained; "
+            f"{folder}: the model does not see: its answers to two different images differ by {change:.2g} (their "
+            f"standard deviation is {spread:.2g}). The vision towers or the projector are damaged or untrained; "
             "policy.self_test:=false starts it anyway"
         )

@@ -1,6 +1,6 @@
-"""Quantises linear layers with bitsandbytes, int8 or nf4, for the reference path.
+"""Quantises linear layers to int8 or nf4 with bitsandbytes, for the reference path.
 
-Products are computed in bfloat16. On a GPU this saves memory, not time.
+Products are computed in bfloat16. On a GPU, quantisation saves memory but no time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def install(layers: nn.Module, mode: str) -> None:
-    """Replace every linear layer inside ``layers``, on ``meta``, by its quantised kind (``int8`` or ``nf4``).
+    """Replace each linear layer in ``layers`` (on ``meta``) with its int8 or nf4 version.
 
-    :func:`place` sets their weights.
+    :func:`place` sets the weights.
     """
     bnb = _bitsandbytes()
     for parent in list(layers.modules()):

@@ -1,11 +1,11 @@
-"""The checkpoints that come with the package, by name, and the policies that run them."""
+"""Names of the checkpoints that come with the package, and the policies that run them."""
 
 from pathlib import Path
 
 SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
-"""``policy.checkpoint`` to ``policy.name``. All were trained on the simulated table."""
+"""Maps ``policy.checkpoint`` to ``policy.name``. All were trained on the simulated table."""
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a checkpoint of :data:`SHIPPED`."""
+    """Return the folder of a checkpoint in :data:`SHIPPED`."""
     return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"

@@ -1,6 +1,6 @@
-"""Reads tokenizer files with the libraries that define their formats; nothing is downloaded.
+"""Reads tokenizer files with the libraries that define their formats.
 
-The tokens depend neither on the version of transformers nor on code in the checkpoint.
+Nothing is downloaded, and the tokens depend neither on the version of transformers nor on code in the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ class Tokenizer:
     """A tokenizer that encodes the names of control tokens, such as ``<bos>``, as plain text."""
 
     encode: Callable[[str], list[int]]  # text to ids, without BOS
-    size: int  # pieces of the vocabulary
-    special: Mapping[str, int | None]  # ``<pad>``, ``<eos>`` and ``<bos>`` to their ids; None if it lacks one
+    size: int  # number of pieces in the vocabulary
+    special: Mapping[str, int | None]  # ids of ``<pad>``, ``<eos>`` and ``<bos>``; None if missing
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first of the files ``names`` that ``folder`` has."""
+    """Return the first file of ``names`` that exists in ``folder``, or None."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a ``*.json`` (tokenizers) or ``*.model`` (SentencePiece); raises CheckpointError if it is neither."""
+    """Read a tokenizer from ``*.json`` (tokenizers) or ``*.model`` (SentencePiece).
+
+    Raises CheckpointError if the file has neither format.
+    """
     read, kind = (_json, "tokenizer") if path.suffix == ".json" else (_sentencepiece, "sentencepiece model")
     try:
         return read(path)
@@ -43,9 +46,9 @@ def _json(path: Path) -> Tokenizer:
     backend = Backend.from_file(str(path))
     backend.no_truncation()  # files saved after training may truncate or pad
     backend.no_padding()
-    backend.encode_special_tokens = True  # an instruction must not be able to write control tokens
+    backend.encode_special_tokens = True  # an instruction must not be able to produce control tokens
     size, image = backend.get_vocab_size(), backend.token_to_id("<image>")
-    # The processor of transformers adds <image> behind the vocabulary; the embedding has no row for it.
+    # transformers' processor appends <image> to the vocabulary, but the embedding has no row for it.
     size -= int(image is not None and image == size - 1)
 
     def encode(text: str) -> list[int]:

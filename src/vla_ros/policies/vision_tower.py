@@ -1,7 +1,7 @@
-"""The vision transformers of OpenVLA, with the parameter names of the published checkpoints.
+"""OpenVLA's vision transformers, with the parameter names of the published checkpoints.
 
-DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, reduced to the parts that OpenVLA runs:
-patches of an intermediate block, no final norm, no pooling. GELU is exact (erf), LayerNorm's epsilon is 1e-6.
+They are DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, up to the intermediate block
+whose patches OpenVLA uses, without final norm and pooling. GELU is exact (erf), and LayerNorm's epsilon is 1e-6.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAYER_NORM_EPS = 1e-6
 
 
 class PatchEmbedding(nn.Module):
-    """Embeds patches by one matrix product, which equals a convolution whose stride is its kernel size."""
+    """Embeds patches with one matrix product instead of an equivalent convolution."""
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, shape.width, shape.patch_size, shape.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Map [B, 3, H, W] to [B, patches, width], row by row."""
+        """Embed pixels [B, 3, H, W] as [B, patches, width], in row-major order."""
         batch, channels, height, width = pixels.shape
         size = self.patch_size
         grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
         return self.embed(grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
 
     def embed(self, patches: Tensor) -> Tensor:
-        """Map the pixels of patches [B, patches, 588], channels first, to [B, patches, width]."""
+        """Embed flattened patches [B, patches, 588], channels first, as [B, patches, width]."""
         embedded: Tensor = functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
         return embedded
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -101,16 +101,16 @@ class Block(nn.Module):
 
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the factors of the attention branch and of the MLP branch, [width] each."""
+        """Layer-scale factors [width] of the attention and the MLP branch, or None."""
         first, second = (None if scale is None else scale.scale_factor for scale in (self.ls1, self.ls2))
         return first, second
 
 
 class VisionTower(nn.Module):
-    """One vision transformer with its first ``shape.used_blocks`` blocks, the last of which OpenVLA reads.
+    """One vision transformer, with only its first ``shape.used_blocks`` blocks.
 
-    ``eager`` computes attention step by step, else ``scaled_dot_product_attention`` does. ``film`` is the width of
-    the text embedding that modulates every block (FiLM); 0 for none.
+    With ``eager``, attention is computed step by step instead of by ``scaled_dot_product_attention``. ``film`` is
+    the width of the text embedding that modulates every block (FiLM), or 0.
     """
 
     def __init__(self, shape: TowerShape, eager: bool = False, film: int = 0) -> None:
@@ -125,21 +125,21 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, eager, film) for _ in range(shape.used_blocks))
 
     def prefix(self) -> Tensor:
-        """Return class token and register tokens [tokens, width], which precede the patches; none in SigLIP."""
+        """Return the class and register tokens [tokens, width] before the patches; empty for SigLIP."""
         tokens: list[Tensor] = [self.cls_token] if self.shape.class_token else []
         tokens += [self.reg_token] if self.shape.register_tokens else []
         return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
 
     def modulations(self, language: Tensor) -> Tensor:
-        """Return the factor and shift of every block, [blocks, 2, width], for a mean text embedding [1, film]."""
+        """Return each block's factor and shift [blocks, 2, width] for a mean text embedding [1, film]."""
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         return torch.stack([torch.cat([1 + block.scale(language), block.shift(language)]) for block in blocks])
 
     def run(self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor, film: Tensor | None = None) -> None:
-        """Turn embedded patches [B, patches, width], without positions, into features.
+        """Compute features from embedded patches [B, patches, width] without positions.
 
-        They are written to ``out`` [B, patches, width], which may be a slice of a wider tensor. ``prefix`` comes
-        from :meth:`prefix`, ``film`` from :meth:`modulations`.
+        ``out`` [B, patches, width] receives the features and may be part of a wider tensor. ``prefix`` comes from
+        :meth:`prefix`, ``film`` from :meth:`modulations`.
         """
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         tokens, normed = ops.embed(embedded, self.pos_embed[0], prefix, blocks[0].norm1)
@@ -155,7 +155,7 @@ class VisionTower(nn.Module):
 
 
 class VisionBackbone(nn.Module):
-    """One tower, or two over the same image whose features are concatenated."""
+    """One vision tower, or two on the same image with concatenated features."""
 
     mean: Tensor
     std: Tensor
@@ -164,7 +164,7 @@ class VisionBackbone(nn.Module):
         super().__init__()
         self.featurizer = VisionTower(towers[0], eager, film)
         self.fused_featurizer = VisionTower(towers[1], eager, film) if len(towers) > 1 else None
-        # Constants of the architecture have values even while the parameters are on "meta".
+        # These constants have values even while the parameters are on "meta".
         mean = [value for tower in towers for value in tower.mean]
         std = [value for tower in towers for value in tower.std]
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(1, -1, 1, 1), persistent=False)
@@ -176,9 +176,9 @@ class VisionBackbone(nn.Module):
         return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Normalise images for each tower: uint8 [B, H, W, 3] RGB to float32 [B, 3 * towers, H, W].
+        """Normalise RGB images, uint8 [B, H, W, 3], to float32 [B, 3 * towers, H, W].
 
-        The first tower's channels come first.
+        Each tower has its own constants; the first tower's channels come first.
         """
         # Permuting bytes and computing in place is five times faster on a CPU than one expression.
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255.0)

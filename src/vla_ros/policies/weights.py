@@ -14,7 +14,7 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import FLOATS, Produce, StoredTensor, list_some
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Names to sizes."""
+"""Maps parameter names to shapes."""
 
 
 def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -25,9 +25,10 @@ def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
 def check_weights(
     needed: Shapes, manifest: Mapping[str, StoredTensor], unused: Callable[[str], object], source: str
 ) -> None:
-    """Compare the tensors that a network needs with the stored ones; CheckpointError names all that differ.
+    """Compare the tensors that a network needs with the stored tensors.
 
-    ``unused`` returns True for stored tensors that the network leaves out; ``source`` begins the message.
+    ``unused`` returns True for stored tensors that the network does not use. Raises CheckpointError, which begins
+    with ``source`` and names all tensors that differ.
     """
     both = sorted(needed.keys() & manifest.keys())
     problems = {
@@ -55,7 +56,7 @@ def fill(
     dtype: torch.dtype | Callable[[str], torch.dtype],
     progress: Progress = no_progress,
 ) -> None:
-    """Load the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
+    """Load the weights to ``device`` one tensor at a time, without a second copy on the host.
 
     ``network`` is on ``meta``. ``dtype`` is the data type of all parameters, or a function from name to data type;
     quantised layers ignore it.
@@ -66,17 +67,17 @@ def fill(
         place(network, name, tensor, device, dtype if isinstance(dtype, torch.dtype) else dtype(name))
         done += sizes[name]
         progress(done / total, f"loading {name}")
-    network.to(device)  # the constants that are no weights
+    network.to(device)  # constants, which are not weights
 
 
 def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Set one parameter of a network on ``meta``; a quantised layer quantises it."""
+    """Set one parameter of a network on ``meta``; quantise it if its layer is quantised."""
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(owner_name)
     if quantization.is_quantized(owner):
         quantization.place(owner, tensor, device)
         return
     moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
-    # A tensor that was neither moved nor converted still shares the mapped file, which may change.
+    # A tensor that was neither moved nor converted still maps its file, which may change.
     value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))

@@ -1,4 +1,4 @@
-"""A first motion on a new robot, without a checkpoint: one joint after the other, then the gripper."""
+"""First motion of a new robot, without a checkpoint: each joint, then the gripper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
-_PEAK = 0.76980  # maximum of the product of both sines: 4 / (3 sqrt(3))
-_ASTRAY = 3.0  # in amplitudes; an arm further than this from its start begins again at its current position
+_PEAK = 0.76980  # maximum of the product of sines in :func:`offset`: 4 / (3 sqrt(3))
+_ASTRAY = 3.0  # in amplitudes; an arm further than this from its home position gets a new one
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class WiggleOptions(PolicyConfig):
 
 @dataclass
 class WiggleSession(Session):
-    """The arms' positions at the start of the motion, and its time."""
+    """The arms' positions when the motion began, and that time."""
 
     began: int = 0
     home: dict[str, FloatArray] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class WiggleSession(Session):
 
 
 class WigglePolicy(Policy):
-    """Moves every joint of all arms back and forth, one at a time in command order, then the grippers.
+    """Moves each joint of every arm back and forth, one at a time, then the grippers.
 
-    It repeats this regardless of the images. The joints follow :func:`offset` around their positions at the first
-    frame; the grippers close and open.
+    In command order, joints follow :func:`offset` around their positions at the first frame; then the grippers
+    close and open. The motion repeats and does not depend on the images.
     """
 
     Options = WiggleOptions
@@ -64,7 +64,7 @@ class WigglePolicy(Policy):
         )
 
     def start_session(self) -> WiggleSession:
-        """Start at the arms' positions at the first frame."""
+        """Start a motion around the arms' positions at the first frame."""
         return WiggleSession()
 
     def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
@@ -87,9 +87,10 @@ class WigglePolicy(Policy):
 
 
 def offset(turn: float, joints: int) -> FloatArray:
-    """Return each joint's distance [N] from its start, as a share of the amplitude; joints start and end at rest.
+    """Return each joint's offset [N] from its home position, as a share of the amplitude.
 
-    The joints move one after another; the last slot is the grippers'.
+    ``turn`` counts slots. In each cycle every joint moves in one slot, starting and ending at rest; the last slot
+    is for the grippers.
     """
     moved: FloatArray = np.zeros(joints)
     which = int(turn) % (joints + 1)

@@ -79,7 +79,7 @@ def test_running_out_of_memory_logs_the_allocators_table(folder, make_policy, ob
         return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
 
     monkeypatch.setattr(type(policy.loaded.model), "embed_image", embed)
-    with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match="What fits"):
+    with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match="Options that fit"):
         policy.infer(policy.start_session(), observe())
     assert "PyTorch CUDA memory summary" in caplog.text
 

@@ -148,7 +148,7 @@ def promise(file):
         (SECOND, spoil, SECOND),
         (FIRST, point, "git lfs pull"),
         (FIRST, Path.unlink, rf"missing shards \['{FIRST}'\] with \d+ tensors"),
-        (INDEX, promise, rf"{FIRST}: 1 missing that the index promises: projector\.fc9"),
+        (INDEX, promise, rf"{FIRST}: 1 of the tensors in the index missing: projector\.fc9"),
         *((INDEX, index(content), r"index\.json") for content in ("{}", '{"weight_map": {}}', "[1]", "{")),
         (INDEX, index({"weight_map": {"a": "../other/model.safetensors"}}), "same folder"),
     ],

@@ -60,10 +60,10 @@ def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, d
         (
             "cuda:0",
             {"cuda:0": 8 * GB, "cpu": 20 * GB},
-            r"8\.00 GB are free\. What fits: policy\.dtype:=bfloat16 policy\.quantization:=int4 .*; "
+            r"8\.00 GB are free\. Options that fit: policy\.dtype:=bfloat16 policy\.quantization:=int4 .*; "
             r"policy\.device:=cpu policy\.dtype:=bfloat16 policy\.quantization:=none",
         ),
-        ("cpu", {"cpu": 2 * GB}, r"Nothing fits here: the smallest choice needs 6\."),
+        ("cpu", {"cpu": 2 * GB}, r"No options fit: the smallest choice needs 6\."),
     ],
 )
 def test_options_that_would_fit_are_named(seven_billion, device, free, words):
@@ -97,7 +97,7 @@ def test_running_out_of_memory_is_logged_and_suggests_options(
         return whole(model, pixels)
 
     monkeypatch.setattr(type(policy.loaded.model), "embed_image", embed)
-    with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match=r"What fits: policy\.dtype"):
+    with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match=r"Options that fit: policy\.dtype"):
         policy.infer(policy.start_session(), observe())
     assert "process: VmHWM" in caplog.text or "process: VmSize" in caplog.text or "process: unknown" in caplog.text
     greedy = False

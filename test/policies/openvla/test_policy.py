@@ -265,7 +265,7 @@ def test_auto_selects_cuda_if_available():
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("", "not set"), ("/no/where", "not a folder, nor one of demo, demo-pi")]
+    ("folder", "words"), [("", "not set"), ("/no/where", "neither a folder nor one of demo, demo-pi")]
 )
 def test_a_missing_checkpoint_is_refused(make_policy, folder, words):
     with pytest.raises(CheckpointError, match=words):
