@@ -105,7 +105,7 @@ def test_max_mae_decides_the_exit_status(jpeg_bag):
         (["--json", "."], "--json .: is a folder, expected a file name"),
         (["--report", ".."], "--report ..: is a folder, expected a file name"),
         (["--json", "-", "--report", "-"], "only one can go to standard output"),
-        (["--write", "."], "--write .: exists already"),
+        (["--write", "."], "--write .: already exists"),
         (["--topics", "camera"], "expected role=/topic"),
         (["--topics", "camera=/nowhere"], "has no such topic"),
     ],

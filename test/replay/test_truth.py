@@ -75,7 +75,7 @@ def align(kind, recorded, joints=None, spec=SPEC, options=None, topic="/truth", 
 def test_recorded_actions_are_taken_as_they_are():
     found = align(ARRAY, table([10, 110], np.arange(14).reshape(2, 7)))
     assert found.actions.tolist() == np.arange(14.0).reshape(2, 7).tolist()
-    assert "has 3 numbers" in align(ARRAY, table([10, 110], np.zeros((2, 3)))).problem
+    assert "has 3 values" in align(ARRAY, table([10, 110], np.zeros((2, 3)))).problem
 
 
 def test_twists_become_displacements_of_one_period():
@@ -169,7 +169,7 @@ def test_commands_become_whatever_the_policy_answers(arm, action, dimension, exp
     assert found.actions == pytest.approx(np.tile(expected, (2, 1)))
     wrong = dataclasses.replace(spec, dimension=5)
     problem = align(JOINTS, commands, joints, wrong, ARM | {"robot.gripper_joint_names": ["finger"]}).problem
-    assert problem.startswith("the policy's actions have 5 numbers")
+    assert problem.startswith("the actions have 5 values")
 
 
 def test_the_reason_is_given_if_nothing_can_be_compared(arm):

@@ -1,6 +1,6 @@
 """Show what is installed, what is wrong and the command that fixes it.
 
-It changes nothing, loads neither torch nor a model, and opens no socket.
+Changes nothing, loads neither torch nor a model, and opens no socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 GIB = 1024**3
 OK, NOTE, WRONG = "ok", "note", "wrong"
-WIDE = 400  # characters; keeps lines whole in a file or pipe
+WIDE = 400  # characters; no line breaks in a file or pipe
 FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer should hold
 
 
@@ -29,14 +29,14 @@ FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer 
 class Finding:
     """A row of the table."""
 
-    name: str  # what was examined
+    name: str  # what was checked
     found: str
     level: str = OK  # ``ok``, ``note`` or ``wrong``
     fix: str = ""  # what to do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros doctor``."""
+    """Add the arguments of ``vla-ros doctor``."""
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Examine everything."""
+    """Yield the findings about everything that is checked."""
     yield Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
     yield from _graph()
     for name, package, level, fix in LIBRARIES:

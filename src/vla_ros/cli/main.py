@@ -1,4 +1,4 @@
-"""The command ``vla-ros``; the module of a sub-command is imported only when it runs."""
+"""The command ``vla-ros``; the module of a sub-command is imported only when the sub-command runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_FILES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one sub-command; returns 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    """Run one sub-command; return its status, or 1 after an error, 2 after wrong usage, 130 after Ctrl-C."""
     use_environment("vla_ros.cli")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] not in COMMANDS:
@@ -65,7 +65,7 @@ def _fail(command: str, why: object, status: int = 1) -> int:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the error behind all others; an interrupted import of an extension module raises ImportError."""
+    """Return the first error in the chain; an interrupted import of an extension module raises ImportError."""
     return error if error.__cause__ is None else _first_cause(error.__cause__)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _STATE_COLOURS = {"armed": "bold green", "disarmed": "bold cyan", "holding": "bold yellow", "stopped": "bold red"}
 _LEVEL_COLOURS = {0: "green", 1: "yellow", 2: "red", 3: "bright_black"}
-_STALE = 3.0  # s without diagnostics, which come once a second
+_STALE = 3.0  # s without diagnostics, which are published once a second
 _REFRESH = 0.25  # s
 
 
@@ -34,7 +34,7 @@ class View:
         self._rates: list[float] = []
 
     def on_diagnostics(self, message: Any) -> None:
-        """Store a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
+        """Store a ``diagnostic_msgs/DiagnosticArray`` of this node; ignore other nodes."""
         prefix = f"{self.node.lstrip('/')}: "
         own = [status for status in message.status if status.name.startswith(prefix)]
         for status in own:
@@ -45,7 +45,7 @@ class View:
             self._count(self.received_at)
 
     def on_status(self, message: Any) -> None:
-        """Store the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
+        """Store the ``std_msgs/String`` of ``~/status``; ignore anything but a JSON object."""
         try:
             status = json.loads(message.data)
         except ValueError:
@@ -80,13 +80,13 @@ class View:
         head.add_row("instruction", Text(values.get("instruction", "")))
         silence = self._clock() - self.received_at
         if silence > _STALE:
-            head.add_row("", Text(f"no diagnostics for {silence:.0f} s: the node hangs or ended", "bold red"))
+            head.add_row("", Text(f"no diagnostics for {silence:.0f} s: the node hangs or has exited", "bold red"))
         for name, (level, text, _) in self.parts.items():
             if name != "state":
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
         if self._rates:
             head.add_row("rates", Text("{:.1f} frames/s in, {:.1f} commands/s out".format(*self._rates)))
-        tables = Columns(padding=(0, 4))  # beside or below each other, as the terminal's width allows
+        tables = Columns(padding=(0, 4))  # side by side if the terminal is wide enough
         tables.add_renderable(_table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()))
         tables.add_renderable(_table("execution", ("what", "value"), self._values("execution").items()))
         tables.add_renderable(_table("dropped frames and reasons", ("what", "count"), self._counts()))
@@ -117,12 +117,12 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _level(level: Any) -> int:
-    """Return the value of a ``byte`` field, which is bytes of length one in rclpy."""
+    """Return the value of a ``byte`` field, which in rclpy is a bytes object of length one."""
     return int(level[0]) if isinstance(level, bytes) else int(level)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``vla-ros top``."""
+    """Add the arguments of ``vla-ros top``."""
     add = parser.add_argument
     add("--node", default="/vla_policy", metavar="NAME", help="full name of the node (default: /vla_policy)")
     add("--once", action="store_true", help="print the current state and exit")
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
             if view.received_at is None:
                 raise VlaRosError(
                     f"nothing on /diagnostics from {name} within {arguments.timeout:g} s; is the node running, is "
-                    "its name right (--node), and are both on the same ROS_DOMAIN_ID?"
+                    "its name right (--node), and do both have the same ROS_DOMAIN_ID?"
                 )
             console.print(view.render())
             return 0

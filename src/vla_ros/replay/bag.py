@@ -1,4 +1,4 @@
-"""Opens rosbag2 bags: folders or files, split or not, compressed or not, intact or damaged."""
+"""Opens rosbag2 bags: folders or single files, which may be split, compressed or damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _METADATA = "metadata.yaml"
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
-    """Find all bags in ``paths`` (storage files, bag folders, folders of these), sorted by name.
+    """Find all bags in ``paths`` (storage files, bag folders, or folders of either), sorted by name.
 
     Raises BagError if a path is missing or contains no bag.
     """
@@ -31,8 +31,8 @@ def find_bags(paths: Sequence[Path]) -> list[Path]:
             raise BagError(f"{path}: does not exist; expected a rosbag2 folder, or an .mcap or .db3 file")
         found = list(_bags_below(path))
         if not found:
-            kind = "a ROS 1 bag; convert it with `rosbags-convert`" if path.suffix == ".bag" else "no bag"
-            raise BagError(f"{path}: is {kind}, expected a .mcap or .db3 file, a bag folder, or a folder of bags")
+            kind = "a ROS 1 bag (convert it with `rosbags-convert`)" if path.suffix == ".bag" else "no bag"
+            raise BagError(f"{path}: found {kind}, expected .mcap or .db3 files, bag folders or folders of bags")
         bags.extend(bag for bag in found if bag not in bags)
     return bags
 
@@ -55,7 +55,7 @@ def _natural(path: Path) -> list[Any]:
 
 
 class Bag:
-    """An open bag, folder or file, as a context manager. Raises BagError if nothing can be read."""
+    """An open bag (folder or file), a context manager. Raises BagError if nothing can be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class Bag:
         self._losses.append(Loss(file, where, what))
 
     def _read_metadata(self) -> dict[str, Any]:
-        """Read metadata.yaml; empty if it is missing or damaged."""
+        """Return the content of metadata.yaml; empty if the file is missing or damaged."""
         try:
             text = (self.path / _METADATA).read_text(encoding="utf-8")
             found: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
@@ -139,7 +139,7 @@ class Bag:
         return {}
 
     def _files(self) -> list[Path]:
-        """Return the storage files in order of recording."""
+        """Return the storage files in the order in which they were recorded."""
         present = sorted((child for child in self.path.iterdir() if _STORAGE.search(child.name)), key=_natural)
         by_name = {child.name: child for child in present}
         listed = [Path(name).name for name in self._information.get("relative_file_paths", ())]

@@ -1,4 +1,4 @@
-"""Evaluate a policy on recorded bags: the same inference step as on the robot, without ROS or the robot.
+"""Evaluate a policy on recorded bags with the same inference step as on the robot, without ROS or a robot.
 
 Reads rosbag2 folders, .mcap and .db3 files (also zstd), from Humble to Lyrical. Prints a summary, and writes a JSON
 file and an HTML report on request. Ctrl-C keeps partial results; the same command with the same --json resumes.
@@ -75,7 +75,7 @@ def _speed(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags; return 1 if no frame was answered, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C."""
+    """Play the bags; return 1 if no inference succeeded, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C."""
     with _swallowed_interrupts() as check:
         return _run(arguments, check)
 
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
 
     printed = to_stdout(json=arguments.json, report=arguments.report)
     if arguments.write is not None and arguments.write.exists():
-        raise ConfigError(f"--write {arguments.write}: exists already; name a folder that does not exist yet")
+        raise ConfigError(f"--write {arguments.write}: already exists; name a folder that does not exist yet")
     options = Options(
         arguments.speed,
         arguments.every,
@@ -170,8 +170,8 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
 def _swallowed_interrupts() -> Iterator[Callable[[], None]]:
     """Yield a function that raises KeyboardInterrupt after a Ctrl-C that a library swallowed.
 
-    An extension module that is interrupted while it is imported raises ImportError, which libraries ignore if the
-    module is optional.
+    If Ctrl-C interrupts the import of an extension module, the module raises ImportError, which libraries ignore if
+    the module is optional.
     """
     came = False
 

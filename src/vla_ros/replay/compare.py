@@ -1,4 +1,4 @@
-"""Compare two replay results (JSON files of `vla-ros replay --json`): two checkpoints, or two settings.
+"""Compare two replay results (JSON files from `vla-ros replay --json`) of two checkpoints or settings.
 
 Prints each figure of both results, which result is better, and the options that differ. A difference is marked if
 the 95 % intervals do not overlap, because then the choice of episodes does not explain the difference.
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     name: str
     first: float | None
     second: float | None
-    better: str  # ``A``, ``B`` or "" for none
+    better: str  # ``A`` or ``B``; "" if neither is better
     clear: bool  # True if the 95 % intervals do not overlap
 
 

@@ -34,7 +34,7 @@ def _zstd() -> Any:
 
 
 def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, partial: bool = False) -> bytes:
-    """Decompress one frame of ``kind`` ``zstd`` or ``lz4``.
+    """Decompress one frame; ``kind`` is ``zstd`` or ``lz4``.
 
     ``size`` is the exact size of the result if the format stores it. ``partial`` accepts a truncated frame and
     returns its beginning. Raises BagError if the data are damaged, do not have this size or exceed
@@ -67,7 +67,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
 
 
 def expand_file(source: Path, target: Path) -> str:
-    """Decompress a ``.zstd`` file block by block up to the first damage; return the problem or ""."""
+    """Decompress a ``.zstd`` file block by block until its end or the first damage; return the problem or ""."""
     zstd = _zstd()
     written, limit = 0, max(MAX_CHUNK, MAX_RATIO * source.stat().st_size)
     with target.open("wb") as out, source.open("rb") as raw, zstd.open(raw, "rb") as stream:

@@ -1,4 +1,4 @@
-"""Plays all bags, one after another or in parallel; partial results survive an interruption."""
+"""Plays all bags, sequentially or in parallel; partial results survive an interruption."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Job:
     partial: Path | None = None
 
     def partial_file(self) -> Path | None:
-        """Return the file of partial results; its name changes with the bag and the configuration."""
+        """Return the file of partial results; its name depends on the bag and the configuration."""
         if self.partial is None:
             return None
         modified = self.path.stat().st_mtime_ns

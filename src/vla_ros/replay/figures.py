@@ -155,7 +155,7 @@ def _mean(values: FloatArray) -> float:
 
 
 def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the figures of each number of the action over all answered frames."""
+    """Return the figures of each action dimension over all frames with a result."""
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
     known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)

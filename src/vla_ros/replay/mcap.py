@@ -40,9 +40,9 @@ class _Chunk:
     size: int  # bytes when decompressed
     crc: int
     compression: str
-    start: int  # ns, time of its first message
+    start: int  # ns, time of the first message
     end: int
-    whole: bool = True  # False if the file ends within it
+    whole: bool = True  # False if the file ends within these records
     channels: set[int] = field(default_factory=set)
 
 
@@ -79,7 +79,7 @@ class McapFile:
         return dict(self._channels.values())
 
     def close(self) -> None:
-        """Release the file; it stays mapped while a view of it exists."""
+        """Release the file; it stays mapped as long as views of it exist."""
         self._chunks = []
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
@@ -109,7 +109,7 @@ class McapFile:
         self.losses.append(Loss(self._name, where, what))
 
     def _walk(self) -> None:
-        """Find chunks, schemas and channels at the top level."""
+        """Find the chunks, schemas and channels at the top level of the file."""
         at, size = len(MAGIC), len(self._bytes)
         run: _Chunk | None = None
         while at + _HEAD.size <= size:
@@ -132,7 +132,7 @@ class McapFile:
         self._lose(f"byte {min(at, size)}", "the file was not finished: it ends with the last whole record")
 
     def _after_damage(self, at: int, kind: int) -> int:
-        """Report the damage at ``at`` and return where reading continues."""
+        """Report the damage at ``at`` and return the offset at which reading continues."""
         onward = min((offset for offset in self._indexed() if offset > at), default=len(self._bytes))
         self._lose(f"byte {at}", f"a damaged record (kind {kind}); {onward - at} bytes are lost")
         return onward

@@ -36,27 +36,27 @@ def ratio(top: ArrayLike, bottom: ArrayLike, least: ArrayLike = 0.0) -> FloatArr
 
 
 def std(values: FloatArray) -> FloatArray:
-    """Return the standard deviation of the finite values by dimension, [D]."""
+    """Return the standard deviation of the finite values of each dimension, [D]."""
     return np.asarray(np.sqrt(mean((values - mean(values)) ** 2)))
 
 
 def mae(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return the mean absolute error by dimension, [D]."""
+    """Return the mean absolute error of each dimension, [D]."""
     return mean(np.abs(predicted - recorded))
 
 
 def rmse(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return the root mean squared error by dimension, [D]."""
+    """Return the root mean squared error of each dimension, [D]."""
     return np.asarray(np.sqrt(mean((predicted - recorded) ** 2)))
 
 
 def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return Pearson's correlation by dimension, [D]; NaN where one side is constant."""
+    """Return Pearson's correlation of each dimension, [D]; NaN where either action is constant."""
     known = np.isfinite(recorded + predicted)
     a, b = (np.where(known, values, np.nan) for values in (predicted, recorded))
     a, b = a - mean(a), b - mean(b)
     scale = np.maximum(np.abs(np.nan_to_num(predicted)).max(axis=0, initial=0.0), 1e-300)
-    # With rounding, the variance of a constant is not exactly zero.
+    # Because of rounding, the variance of a constant is not exactly zero.
     return ratio(mean(a * b), np.sqrt(mean(a**2) * mean(b**2)), 1e-12 * scale**2)
 
 
@@ -68,7 +68,7 @@ def still_threshold(recorded: FloatArray) -> float:
 
 
 def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return the cosine between predicted and recorded translation [M, 3] of each frame, [M].
+    """Return the cosine between the predicted and the recorded translation [M, 3] of each frame, [M].
 
     NaN where the recorded arm stands still (:func:`still_threshold`) or is unknown; 0 where it moves but the
     prediction does not.
@@ -146,7 +146,7 @@ def match_events(
 
 
 def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
-    """Return True where a normalised number lies in the outermost bin of [-1, 1] or beyond."""
+    """Return True where a normalised value lies in an outermost bin of [-1, 1] or beyond."""
     return np.greater_equal(np.abs(normalized), 1 - EDGE, dtype=np.bool_)
 
 

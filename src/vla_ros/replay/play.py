@@ -1,8 +1,8 @@
 """Plays one bag through the live node's code: in open loop, or as it would have run on this machine.
 
-In open loop, every (k-th) frame is used with its recorded inputs, whatever the policy did before (teacher forcing),
-and only the first action of a chunk is compared. Otherwise :mod:`vla_ros.replay.live` runs the live control loop
-on a simulated clock.
+In open loop, every frame (or every k-th) is used with its recorded inputs, whatever the policy did before (teacher
+forcing), and only the first action of a chunk is compared. Otherwise :mod:`vla_ros.replay.live` runs the live
+control loop on a simulated clock.
 """
 
 from __future__ import annotations

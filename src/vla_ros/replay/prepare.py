@@ -20,7 +20,7 @@ from vla_ros.types import IntArray
 
 
 def fit(config: Config, selection: Selection) -> Config:
-    """Return ``config`` with the bag's cameras."""
+    """Return ``config`` with the camera topics of the bag."""
     camera = dataclasses.replace(config.camera, topics=selection.cameras, transport=selection.transport)
     return dataclasses.replace(config, camera=camera)
 

@@ -14,7 +14,7 @@ class BagError(VlaRosError):
 class Record(NamedTuple):
     """One recorded message."""
 
-    time: int  # receive time of the recorder in nanoseconds
+    time: int  # time at which the recorder received the message, nanoseconds
     topic: str  # fully qualified topic name
     data: bytes | memoryview  # CDR bytes with their 4-byte header; may be a view of the file, so copy it to keep it
 
@@ -24,7 +24,7 @@ class Loss(NamedTuple):
 
     file: str  # name of the storage file
     where: str  # byte offset, row or time
-    what: str  # what was found and what is lost because of it
+    what: str  # the damage found, and what is lost
 
     def __str__(self) -> str:
         return f"{self.file}, {self.where}: {self.what}"

@@ -47,9 +47,9 @@ class Moment(NamedTuple):
 
 
 def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
-    """Return the error of each frame of each bag, [F]: the mean of |error| / standard deviation.
+    """Return, for each bag, each frame's mean of |error| / standard deviation over the dimensions, [F].
 
-    NaN without a recorded action; numbers that hardly vary do not count.
+    NaN without a recorded action; dimensions that hardly vary do not count.
     """
     spread = np.nan_to_num(metrics.std(np.concatenate([bag.recorded for bag in bags])))
     scale = np.where(spread > 1e-6, spread, np.inf)
@@ -75,7 +75,7 @@ def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]
 
 
 def write_report(result: Result, path: Path) -> None:
-    """Write the report as one HTML file; the images of the worst moments are read from the bags again."""
+    """Write the report as one HTML file, with images of the worst moments, which are read from the bags again."""
     page.save(path, render(result))
 
 
@@ -143,7 +143,7 @@ def against(figures: Mapping[str, Any]) -> Markup:
 
 
 def tried(figures: Mapping[str, Any]) -> Markup:
-    """Return a table of the changes tried and their results."""
+    """Return a table of the changes that were tried and their results."""
     trials = [{**trial, "better": "far better" if trial["better"] else ""} for trial in figures["trials"]]
     columns = {"change": "name", "frames": "frames", "direction cosine": "direction_cosine", "skill": "skill"}
     return page.mapped(trials, {**columns, "": "better"})
@@ -267,7 +267,7 @@ def latency(result: Result) -> list[Markup]:
 
 
 def episodes(figures: Mapping[str, Any]) -> Markup:
-    """Return every episode with its figures."""
+    """Return a table of the episodes and their figures."""
     found = [
         {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]

@@ -31,13 +31,13 @@ class Result:
     samples: tuple[Samples, ...]  # one per bag, with the policy's numbers
     counted: tuple[Samples, ...]  # the same with gripper numbers as sent to the fingers, for the figures
     frames: Samples  # ``counted`` of all bags joined
-    spec: PolicySpec  # meaning of the policy's numbers
+    spec: PolicySpec  # meaning of the policy's values
     config: Config  # the node's options
     options: Options  # how the bags were played
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
-    """Compute figures and verdict of all bags; raises BagError with the reasons if none could be played."""
+    """Compute figures and verdict of all bags; raises BagError with the reasons if no bag could be played."""
     problems = [outcome.problem for outcome in outcomes if outcome.problem]
     samples = tuple(outcome.samples for outcome in outcomes if outcome.samples is not None)
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)

@@ -1,4 +1,4 @@
-"""Results of the played frames as arrays, in memory and on disk."""
+"""Results of all played frames as arrays, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vla_ros.types import FloatArray, IntArray
 
 @dataclass
 class Samples:
-    """Results of one or several bags: F answered frames, actions of D numbers."""
+    """Results of one or several bags: F frames with a result, actions with D dimensions."""
 
     bag: str  # path of the bag
-    times: IntArray  # int64 [F], receive times of the recorder in nanoseconds
+    times: IntArray  # int64 [F], times at which the recorder received the frames, nanoseconds
     stamps: IntArray  # int64 [F], header stamps in nanoseconds
     episodes: IntArray  # int64 [F], counted from 0
     predicted: FloatArray  # float64 [F, D]
@@ -37,7 +37,7 @@ class Samples:
     rule: str = "none"  # how recorded actions were paired with frames, a key of ``truth.RULES``
     problem: str = ""  # why nothing can be compared, or ""
     received: int = 0  # number of frames of the first camera
-    skipped: int = 0  # frames that arrived while the policy was busy, or were skipped by ``--every``
+    skipped: int = 0  # frames that arrived while the policy was busy or that ``--every`` skipped
     dropped: Counter[str] = field(default_factory=Counter)  # unusable frames, by reason
     refused: Counter[str] = field(default_factory=Counter)  # commands that were refused, by reason
     limited: Counter[str] = field(default_factory=Counter)  # how often each limit shortened a command

@@ -1,4 +1,4 @@
-"""Reads joint states, commands, actions and instructions of a bag into arrays."""
+"""Reads the joint states, commands, actions and instructions of a bag into arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_ros.types import FloatArray, IntArray, JointState
 
 @dataclass(frozen=True)
 class Table:
-    """Named numbers over time, one row per message."""
+    """Named values over time, one row per message."""
 
     names: tuple[str, ...]  # one per column
     times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
@@ -117,12 +117,12 @@ class Recording:
 
     joints: Feed | None  # measured joint states, or None
     truth: Feed | None  # recorded commands or actions, or None
-    instructions: tuple[tuple[int, str], ...] = ()  # (time, text), ascending; only changes
+    instructions: tuple[tuple[int, str], ...] = ()  # (time, text) of each change, ascending
     state: dict[str, Feed] = field(default_factory=dict)  # further feeds by name
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
-        """Return the inputs of a frame, as :meth:`Feed.at` finds them."""
+        """Return the inputs of a frame, found with :meth:`Feed.at`."""
         state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
         return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
 
@@ -200,7 +200,7 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
         stamp, names, *numbers = _columns(message, types[topic])
         for role, rows in collected.items():
             if topic in roles[role]:
-                # A joint state without a stamp was measured when it was received, as for the live node.
+                # As in the live node, a joint state without a stamp counts as measured when it was received.
                 when = stamp if role == "truth" else stamp or time
                 if not rows.add(time, when, names, *numbers):
                     skipped[f"{topic}: without a number for every name"] += 1

@@ -1,8 +1,9 @@
 """Compares a policy with simple baselines: skill scores, turns, and intervals over episodes.
 
-A skill score (Murphy 1988) is 1 - E / E_guess, with E the mean squared error of the translation or of all joints: 1
-is perfect, 0 no better than the guess. Rotations are left out: most are small corrections, and no factor between
-metres and radians is right for every tool. docs/replay.md ("Baselines") explains why turns are counted separately.
+A skill score (Murphy 1988) is 1 - E / E_guess, where E is the mean squared error of the translation or of all
+joints: 1 is perfect, 0 is no better than the guess. Rotations are left out, because most are small corrections and
+no factor between metres and radians is right for every tool. docs/replay.md ("Baselines") explains why turns are
+counted separately.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vla_ros.replay import metrics
 from vla_ros.types import FloatArray, IntArray
 
 TURN_DEGREES = 30.0
-"""A recorded translation that differs by more than this from the one before is a turn; so is a start from rest."""
+"""Angle to the previous recorded translation above which a translation is a turn; so is a start from rest."""
 
 RESAMPLES = 2000
 
@@ -28,7 +29,8 @@ def baselines(
     """Return the actions [M, D] of three baselines that ignore the image.
 
     ``zero`` never moves and keeps every gripper open. ``hold_last`` repeats the action recorded one step earlier,
-    which no policy gets (``zero`` at the start of an episode). ``mean_action`` is the mean recorded action.
+    which policies do not receive (at the start of an episode, it equals ``zero``). ``mean_action`` is the mean
+    recorded action.
     """
     zero = np.zeros_like(recorded)
     zero[:, list(grippers)] = open_value
@@ -39,32 +41,32 @@ def baselines(
 
 
 def motion_columns(spec: PolicySpec) -> list[int]:
-    """Return the indices of the numbers that are not the gripper's."""
+    """Return the indices of all action dimensions except the gripper's."""
     return [index for index in range(spec.dimension) if index not in spec.grippers]
 
 
 def translations(spec: PolicySpec) -> list[list[int]]:
-    """Return the indices of each arm's translation; none if actions are not deltas, which have a direction."""
+    """Return the indices of each arm's translation; none if actions are not deltas and so have no direction."""
     if spec.motion != "tip_delta":
         return []
     return [[at.start, at.start + 1, at.start + 2] for part, at in spec.columns() if part.quantity == "tip_delta"]
 
 
 def columns_of(spec: PolicySpec) -> list[int]:
-    """Return the indices of the numbers that the error counts: translations, or every joint."""
+    """Return the indices of the dimensions that count for the error: translations, or all joints."""
     return [column for arm in translations(spec) for column in arm] or motion_columns(spec)
 
 
 def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:
-    """Return the squared error of each frame, mean over the known numbers of ``columns``, [M]."""
+    """Return each frame's mean squared error over the known values of ``columns``, [M]."""
     return metrics.mean((predicted - recorded)[:, list(columns)] ** 2, axis=1)
 
 
 def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[float] | None:
     """Return the 95 % bootstrap percentile interval (Efron 1979) of a ratio of sums, mean over S columns.
 
-    Resamples whole episodes, because frames of one episode are too similar. ``top`` and ``bottom`` are [M, S]; NaN
-    counts as 0. The same data always give the same interval; fewer than two episodes have none.
+    Resamples whole episodes, because frames of one episode are not independent. ``top`` and ``bottom`` are [M, S];
+    NaN counts as 0. The same data always give the same interval. Returns None for fewer than two episodes.
     """
     _, starts = np.unique(episodes, return_index=True)
     if (count := len(starts)) < 2:
@@ -98,7 +100,7 @@ def scores(
 
 
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
-    """Return the rows at which a recorded translation [M, 3] starts from rest or turns (:data:`TURN_DEGREES`)."""
+    """Return the rows at which a recorded motion [M, 3] starts from rest or turns (:data:`TURN_DEGREES`)."""
     lengths = np.nan_to_num(np.linalg.norm(translation, axis=1))
     moving = lengths > metrics.still_threshold(translation)
     dot = np.nan_to_num((translation[1:] * translation[:-1]).sum(axis=1))
@@ -115,7 +117,7 @@ def at_turns(
     episodes: IntArray,
     arms: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """Return the number of turns and the direction cosines there, of the policy and of each guess.
+    """Return the number of turns, and the direction cosines of the policy and of each guess at the turns.
 
     ``arms`` are the columns of each arm's translation.
     """

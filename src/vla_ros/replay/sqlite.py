@@ -23,7 +23,7 @@ _SETTINGS = (
 class SqliteFile:
     """An open ``.db3`` file; ``topics`` maps name to type, ``losses`` grows while reading.
 
-    Raises BagError if it is not a SQLite bag, or its list of topics cannot be read.
+    Raises BagError if the file is not a SQLite bag, or its list of topics cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class SqliteFile:
             yield from self._salvage(wanted, last, seen, str(error))
 
     def _salvage(self, wanted: dict[int, str], last: int, seen: set[int], why: str) -> Iterator[Record]:
-        """Read the rows of a damaged file one by one, from the time ``last`` on, except those in ``seen``."""
+        """Read the rows of a damaged file one by one, starting at the time ``last``, except those in ``seen``."""
         row = missing = first_lost = 0
         while missing < _GIVE_UP:
             row += 1
@@ -85,7 +85,7 @@ class SqliteFile:
             if key in wanted and isinstance(data, bytes) and (time > last or (time == last and row not in seen)):
                 yield Record(time, wanted[key], data)
         first_lost = first_lost or row - _GIVE_UP
-        what = f"the file is damaged or cut off ({why}); rows from {first_lost} on that lie in the damage are lost"
+        what = f"the file is damaged or cut off ({why}); from row {first_lost}, damaged rows are lost"
         self.losses.append(Loss(self._name, f"row {first_lost}", what))
 
 
@@ -102,7 +102,7 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
             return database, database.execute(query).fetchall()
         except sqlite3.Error as error:
             problem = problem or error
-        except UnicodeDecodeError:  # in SQLite's own message, which quotes the damaged schema
+        except UnicodeDecodeError:  # in SQLite's error message, which quotes the damaged schema
             problem = problem or sqlite3.DatabaseError("its schema is damaged")
         database.close()
     assert problem is not None
@@ -115,6 +115,6 @@ def _missing_bytes(path: Path) -> int:
         head = file.read(100).ljust(100, b"\0")
     size = path.stat().st_size
     page, changes, pages, valid_for = struct.unpack(">16xH6xII60xI4x", head)
-    if not head.startswith(b"SQLite format 3\0") or changes != valid_for:  # else the count of pages is out of date
+    if not head.startswith(b"SQLite format 3\0") or changes != valid_for:  # no valid page count
         return 0
     return max(0, int(pages) * (65536 if page == 1 else int(page)) - size)

@@ -1,4 +1,4 @@
-"""Finds the topics of a bag by type and name; if several fit, asks a person or refuses the bag."""
+"""Finds the topics of a bag by type and name; if several fit, asks a person or rejects the bag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODE = "vla_policy"
 ROLES = ("camera", "joint_states", "instruction", "truth")
 
 Ask = Callable[[str, Sequence[str]], str]
-"""Asks a person: takes a question and candidates, returns one of them."""
+"""Asks a person: takes a question and the candidates, and returns one candidate."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,16 @@ class Selection:
 
     cameras: tuple[str, ...]  # one topic per camera of the policy, in the order of ``camera.topics``
     transport: str  # ``raw`` or ``compressed``; the same for all cameras
-    joint_states: tuple[str, ...]  # topics of measured joint states; several where arms have their own
+    joint_states: tuple[str, ...]  # topics of measured joint states; several if arms have separate topics
     instruction: str | None  # topic of the instruction, or None
-    truth: tuple[str, ...]  # topics of recorded actions or commands; several where arms have their own
-    truth_type: str  # their type; JointState without topics: differenced joint states; "": nothing is recorded
+    truth: tuple[str, ...]  # topics of recorded actions or commands; several if arms have separate topics
+    # Type of the ``truth`` topics; JointState without topics: differences of joint states; "": nothing is recorded.
+    truth_type: str
     state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
 
     @property
     def described(self) -> dict[str, str]:
-        """Map each role to its topic, as text for people."""
+        """Map each role to its topics as readable text."""
         joints = ", ".join(self.joint_states) or "none"
         truth = f"{joints}, differenced" if self.truth_type else "none"
         return {
@@ -77,12 +78,12 @@ def select(
 ) -> Selection:
     """Find a topic for every role.
 
-    Names in ``overrides`` (``--topics``) come first, then those in ``config`` if the bag has them. Topics without
-    messages (``empty``) are ignored unless named. If several fit, ``ask`` asks a person.
+    Names in ``overrides`` (``--topics``) come first, then names in ``config`` that the bag has. Topics without
+    messages (``empty``) are ignored unless they are named. If several fit, ``ask`` asks a person.
 
     Raises:
-        BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and
-            ``ask`` is None; the candidates are listed.
+        BagError: There is no camera, a named topic is missing or has the wrong type, or several topics fit and
+            ``ask`` is None; the text lists the candidates.
     """
     named = {name for names in overrides.values() for name in names.split(",")}
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
@@ -90,7 +91,7 @@ def select(
     cameras = find.cameras()
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
-        raise BagError(f"the cameras {list(cameras)} are raw and compressed; name topics of one kind with --topics")
+        raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
     feeds = [(feed.key, expand(feed.topic)) for feed in config.robot.feeds]
     truth, truth_type = find.truth()
     taken = {*truth, *(topic for _, topic in feeds)}
@@ -109,7 +110,7 @@ def select(
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds topics in ``by_name``, topic to type; other fields as in :func:`select`."""
+    """Finds topics in ``by_name``, which maps topic to type; for other fields, see :func:`select`."""
 
     by_name: Mapping[str, str]
     config: Config
@@ -131,13 +132,13 @@ class _Finder:
                 raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {known}")
             if self.by_name[name] not in types:
                 found = self.by_name[name]
-                raise BagError(f"--topics {role}={name}: is a {found}, expected {' or '.join(types)}")
+                raise BagError(f"--topics {role}={name}: found {found}, expected {' or '.join(types)}")
         return names
 
     def topics(
         self, role: str, types: Collection[str], usual: tuple[str, ...], candidates: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the topics of ``--topics``, the ``usual`` ones if the bag has all of them, or a candidate."""
+        """Return the topics from ``--topics``, the ``usual`` topics if the bag has them all, or a candidate."""
         if (named := self.named(role, types)) is not None:
             return named
         if all(self.by_name.get(name) in types for name in usual):
@@ -168,7 +169,7 @@ class _Finder:
         return cameras
 
     def truth(self) -> tuple[tuple[str, ...], str]:
-        """Return topics and type of recorded actions, else of commands, else of joint states (no topic)."""
+        """Return topics and type of recorded actions, or else commands, or else joint states (no topics)."""
         if self.overrides.get("truth") == "joint_states":
             return (), JOINTS
         if (named := self.named("truth", COMMAND_TYPES)) is not None:

@@ -1,6 +1,6 @@
 """Explains bad results by trying other orientations, colours, crops and statistics on a few frames.
 
-A change is recommended only if its actions are far better on the same frames, which rules out chance.
+A change is recommended only if it makes the actions far better on the same frames, which rules out chance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRAMES = 16
 """Frames on which each change is tried."""
 
 CONTENT_SKILL = 0.9
-"""Skill over the mean action above which nothing is tried."""
+"""Skill over the mean action above which no change is tried."""
 
 Pixels = Callable[[UInt8Array], UInt8Array]
 
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a change on some frames."""
+    """The result of a change on some frames."""
 
     name: str
     advice: str
@@ -67,7 +67,7 @@ class Trial:
 
 
 def explain(result: Result, policy: Callable[[], Policy]) -> Result:
-    """Add the trials to a result and the best change to the verdict; ``policy`` returns the loaded policy."""
+    """Add the trials to a result, and the best change to its verdict; ``policy()`` returns the loaded policy."""
     score = result.figures["skill"]["mean_action"]
     if result.figures["frames"]["compared"] < FRAMES or not score < CONTENT_SKILL:
         return result
@@ -110,7 +110,7 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
                 yield Change(f"camera.orientation {turn}{where}", advice, {"orientation": turns})
     yield Change(
         "red and blue swapped",
-        "the camera's driver labels its images wrongly (`encoding` rgb8 for bgr8 or the reverse), or the recording "
+        "the camera's driver sets `encoding` incorrectly (rgb8 instead of bgr8 or the reverse), or the recording "
         "was compressed from such images; fix the driver",
         {},
         lambda image: np.ascontiguousarray(image[..., ::-1]),
@@ -121,7 +121,7 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
 
 
 def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> bool:
-    """Compare squared errors [M] before and after a change, and those of the mean action.
+    """Compare the squared errors [M] before and after a change with those of the mean action, ``guess``.
 
     The error must at least halve, the skill must be good, and at most one frame in four may get worse.
     """
@@ -131,7 +131,7 @@ def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> b
 
 
 def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: FloatArray) -> Trial:
-    """Judge the actions that a change gives for the frames ``rows``."""
+    """Judge the actions for the frames ``rows`` after a change."""
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
@@ -155,11 +155,11 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
         for key, actions in policy.other_statistics(result.frames.normalized[rows]).items()
         if actions.shape == (len(rows), result.spec.dimension)
     ]
-    return sorted(found, key=lambda trial: trial.rank)[:1]  # of possibly dozens
+    return sorted(found, key=lambda trial: trial.rank)[:1]  # there may be dozens
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
-    """Try the changes of the camera's settings on a few frames."""
+    """Try changes to the camera settings on a few frames."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     chosen, offset = _chosen(result), 0
@@ -189,7 +189,7 @@ def _chosen(result: Result) -> IntArray:
 
 
 def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[RecordedFrame, Snapshot]]:
-    """Read the frames ``rows`` of one bag again, with the inputs at their times."""
+    """Read the frames ``rows`` of one bag again, with the inputs at the times of the frames."""
     recording = None
     for frame in read_again(samples, rows, result.config, result.options.topics):
         joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
@@ -205,7 +205,7 @@ def _actions(
     """Yield the policy's first action for each frame under a change, [D]."""
     steppers: dict[int, Stepper] = {}
     for frame, inputs in frames:
-        if id(frame.config) not in steppers:  # one for each bag
+        if id(frame.config) not in steppers:  # one stepper per bag
             camera = dataclasses.replace(frame.config.camera, **change.camera)
             steppers[id(frame.config)] = make_stepper(dataclasses.replace(frame.config, camera=camera), policy)[0]
         observation = steppers[id(frame.config)].observer.observe(frame.images, inputs)

@@ -1,4 +1,4 @@
-"""Pairs recorded actions with frames and converts them into the policy's numbers (docs/replay.md has the rules)."""
+"""Pairs recorded actions with frames and converts them to the policy's action format (rules: docs/replay.md)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Truth:
 def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance: int) -> tuple[IntArray, str]:
     """Pair frames with recorded messages by stamp, or else by the recorder's times.
 
-    Returns the row of ``table`` for each frame (-1: none) and the rule: ``stamp``, ``after`` (within ``tolerance``
-    ns) or ``none``.
+    Returns the row of ``table`` for each frame (-1: no message) and the rule: ``stamp``, ``after`` (within
+    ``tolerance`` ns) or ``none``.
     """
     rows = np.full(len(frame_times), -1, np.int64)
     if not len(frame_times) or not len(table.times):
@@ -66,10 +66,10 @@ def align(
     tolerance: int,
     period: int,
 ) -> Truth:
-    """Express the recorded action of every frame in the policy's numbers.
+    """Convert the recorded action of every frame to the policy's action format.
 
-    All in nanoseconds: the recorder's ``frame_times`` [F], ascending; the headers' ``frame_stamps`` [F]; the
-    ``tolerance`` of :func:`pair`; the length of a step, ``period``.
+    ``frame_times`` [F] are the recorder's, ascending; ``frame_stamps`` [F] are the headers'; ``tolerance`` is that
+    of :func:`pair`; ``period`` is the length of a step. All are in nanoseconds.
     """
     actions = np.full((len(frame_times), spec.dimension), np.nan)
     try:
@@ -82,8 +82,8 @@ def align(
         if selection.truth_type == ARRAY:
             if target.values.shape[1] != spec.dimension:
                 raise BagError(
-                    f"{selection.truth[0]} has {target.values.shape[1]} numbers, the policy's actions have "
-                    f"{spec.dimension}; name the recorded commands, or take the measured motion: "
+                    f"{selection.truth[0]} has {target.values.shape[1]} values, but the policy's actions have "
+                    f"{spec.dimension}; name the recorded commands, or use the measured motion: "
                     "--topics truth=/COMMANDS, or truth=joint_states"
                 )
             actions[known] = target.values
@@ -106,9 +106,9 @@ def _paired(
     """Return the rule, the frames that have a recorded message on every topic, and these messages."""
     named = " and ".join(selection.truth)
     if recording.truth is None:
-        raise BagError(f"{named} holds no message that can be used")
+        raise BagError(f"{named} has no usable message")
     tables: list[Table] = []
-    for table in recording.truth.tables:  # the most frequent set of names of each topic
+    for table in recording.truth.tables:  # each topic's most frequent set of names
         if len(tables) < len(selection.truth) and not any(set(table.names) & set(one.names) for one in tables):
             tables.append(table)
     pairs = [pair(frame_times, frame_stamps, table, tolerance) for table in tables]
@@ -122,7 +122,7 @@ def _paired(
 
 
 def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tuple[IntArray, Table]:
-    """Return the frames with known joint states, and the joints one period after each."""
+    """Return the frames with known joint states, and the joint positions one period after each frame."""
     if recording.joints is None:
         raise BagError("the bag has no usable joint states")
     joints = recording.joints.main
@@ -146,7 +146,7 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
     except ConfigError as error:
         raise BagError(str(error)) from None
     if writer.dimension != spec.dimension:
-        raise BagError(f"the policy's actions have {spec.dimension} numbers, the robot's joints {writer.dimension}")
+        raise BagError(f"the actions have {spec.dimension} values, but the robot's joints need {writer.dimension}")
     starts = np.zeros((len(target.times), 0)) if joints is None else _interpolated(joints, target.times)
     names = joints.names if joints else ()
     rows = [
@@ -156,7 +156,7 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
     actions = np.array(rows).reshape(len(rows), spec.dimension)
     if np.isnan(actions[:, motion_columns(spec)]).all():
         if not names:
-            raise BagError("the bag has no joint states, from which the recorded commands' motions start")
+            raise BagError("the bag has no joint states, which are needed to turn recorded commands into motions")
         for what, found in (("recorded commands", target.names), ("joint states", names)):
             if missing := [name for arm in arms.values() for name in arm.joints if name not in found]:
                 raise BagError(f"the {what} lack the joints {missing}; they have {list(found)}")

@@ -1,7 +1,7 @@
 """Judges the figures: returns a verdict with reasons.
 
-The rules look for silent failures: an upside-down image, statistics of another dataset, an inverted gripper, a
-model that does not receive the image. Each reason names the option to check.
+The rules look for silent failures, such as an upside-down image, statistics of another dataset, an inverted
+gripper, or a model that does not receive the image. Each reason names the option to check.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _accuracy(
         return
     if not figures["frames"]["compared"]:
         return
-    # The translations of all arms, [M * A, 3].
+    # Translations of all arms, [M * A, 3].
     moved, wanted = (actions[:, list(arms)].reshape(-1, 3) for actions in (predicted, recorded))
     scale = list(_scale(figures["direction_cosine"], moved, wanted))
     yield from scale
@@ -136,7 +136,7 @@ def _accuracy(
 
 
 def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
-    """Return the permutation and signs of axes under which directions agree well, or ""."""
+    """Return the permutation and signs of the axes with which directions agree well, or ""."""
     best, name = GOOD_COSINE, ""
     for order in itertools.permutations(range(3)):
         for signs in itertools.product((1, -1), repeat=3):
@@ -151,7 +151,7 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
 def _scale(cosine: float, predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
     """Detect motions that are all too large or too small, as with another dataset's statistics or units."""
     mine, other = (float(np.sqrt(metrics.mean(values**2, axis=None))) for values in (predicted, recorded))
-    # Small motions may be caution: an uncertain policy returns the mean of its options.
+    # Small motions may be due to uncertainty, because an uncertain policy returns the mean of its options.
     low, high, but = (0.25, 2.0, "directions agree, but ") if cosine >= GOOD_COSINE else (0.2, 5.0, "")
     if not math.isnan(cosine) and other > 0 and not low < mine / other < high:
         yield (
@@ -201,7 +201,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Detect actions that go straight on where the recorded motion turns; averages hide them."""
+    """Detect actions that go straight on where the recorded motion turns; averages hide such actions."""
     turns = figures["turns"]
     if not turns or turns["count"] < _ENOUGH_TURNS or figures["direction_cosine"] < WEAK_COSINE:
         return

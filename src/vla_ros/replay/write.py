@@ -26,8 +26,8 @@ _TYPES = {
 def write_bag(result: Result, path: Path) -> None:
     """Write an MCAP bag in the folder ``path``, with topics ``/vla_ros/...``; raises BagError if it exists.
 
-    Actions are the policy's numbers, ``action_error`` is their mean absolute difference, and ``predicted_command``
-    the joint command with the stamp of its frame.
+    Actions have the policy's format, ``action_error`` is the mean absolute difference between the predicted and the
+    recorded action, and ``predicted_command`` is the joint command with the stamp of its frame.
     """
     from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
     from rosbags.typesys import Stores, get_typestore

@@ -1,5 +1,5 @@
 """Parts of self-contained HTML reports: one file, no network, light and dark, readable on a phone.
 
-``markup`` escapes, ``page`` lays out, ``charts`` draws SVG, ``images`` embeds images. The reports of ``sim`` and
-``replay`` are made of these.
+``markup`` escapes text, ``page`` lays out the page, ``charts`` draws SVG, and ``images`` embeds images. ``sim`` and
+``replay`` build their reports from these parts.
 """

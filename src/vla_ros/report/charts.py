@@ -1,6 +1,6 @@
 """Charts as inline SVG: lines, histograms, bars with intervals. Colours follow the page's theme.
 
-Sizes are in SVG units; a chart 360 wide is readable on a phone and fills a card on a desktop.
+Sizes are in SVG units; a chart that is 360 wide is readable on a phone and fills a card on a desktop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Range = tuple[float, float]
 SMALL: Size = (360.0, 170.0)
 WIDE: Size = (1060.0, 200.0)
 COLOURS = 7
-_BINS = 450  # of a line with more points than a screen shows, two points each
+_BINS = 450  # two points each, for lines with more points than a screen shows
 
 
 def colour(index: int) -> str:
@@ -31,9 +31,9 @@ def colour(index: int) -> str:
 
 
 class Series(NamedTuple):
-    """A line through (x, y), both [N] with x ascending, with gaps where y is not finite.
+    """A line through the points (x, y), both [N] with x ascending, with gaps where y is not finite.
 
-    ``step`` holds each value until the next one (a gripper) instead of connecting them.
+    With ``step``, each value is held until the next (as for a gripper) instead of connecting the points.
     """
 
     name: str
@@ -67,14 +67,14 @@ class Scale(NamedTuple):
 
 
 def padded(low: float, high: float, share: float = 0.06) -> Range:
-    """Widen [low, high] by a margin; never returns a range of zero width."""
+    """Widen [low, high] by a margin; the result never has zero width."""
     flat = high - low <= 1e-12 * max(1.0, abs(high))
     margin = abs(high) * 0.1 or 1.0 if flat else (high - low) * share
     return low - margin, high + margin
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Return round values (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them.
+    """Return about ``count`` round values (1, 2, 2.5 or 5 times a power of ten) inside [low, high].
 
     Example:
         >>> ticks(0.0, 10.0)
@@ -96,7 +96,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def _axes(x: Range, y: Range, size: Size, label: str) -> tuple[Scale, Scale, list[Markup]]:
-    """Return both scales for these ranges, and the grid with tick labels and the label of the x axis."""
+    """Return the scales of both axes, and the grid with tick labels and the x axis's label."""
     left = 12.0 + 6.2 * max((len(significant(tick)) for tick in ticks(*y)), default=1)
     right, bottom = size[0] - 8.0, size[1] - (30.0 if label else 18.0)
     at_x, at_y = Scale(*x, left, right), Scale(*y, bottom, 8.0)
@@ -112,7 +112,7 @@ def _axes(x: Range, y: Range, size: Size, label: str) -> tuple[Scale, Scale, lis
 
 
 def _chart(title: str, size: Size, drawn: Sequence[Markup], above: str = "") -> Markup:
-    """Return heading and SVG element; the SVG scales with the page and is labelled for screen readers."""
+    """Return the heading and the SVG, which scales with the page and is labelled for screen readers."""
     heading = tag("h3", title) if title else ""
     if not drawn:
         return tag("div", [heading, tag("p", "No data.", class_="note")])
@@ -137,7 +137,7 @@ def thin(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
-    """Return the path through positions in SVG units, with gaps where y is not finite."""
+    """Return the SVG path through positions in SVG units, with gaps where y is not finite."""
     parts, pen_down = [], False
     for x, y in zip(xs, ys, strict=True):
         if math.isfinite(y):
@@ -151,7 +151,7 @@ def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
 def lines(
     series: Sequence[Series], *, title: str = "", x_label: str = "", size: Size = SMALL, show_legend: bool = True
 ) -> Markup:
-    """Draw lines over a common axis, the first series lowest, with a legend if there are several."""
+    """Draw lines over a common axis, the first series at the bottom; several series have a legend."""
     data = [(item, np.asarray(item.x, float), np.asarray(item.y, float)) for item in series]
     finite = np.concatenate([y[np.isfinite(y)] for _, _, y in data])
     if not finite.size:
@@ -211,7 +211,7 @@ def histogram(
 
 
 def bars(items: Sequence[Bar], *, title: str = "") -> Markup:
-    """Draw horizontal bars from zero, with intervals if known."""
+    """Draw horizontal bars that start at zero, with intervals if known."""
     if not items:
         return _chart(title, SMALL, [])
     ends = [end for item in items for end in item[1:4] if end is not None and math.isfinite(end)]

@@ -1,4 +1,4 @@
-"""Images embedded in the page: data URIs, and animations made of one sprite sheet."""
+"""Images embedded in the page as data URIs, and animations of sprite sheets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_ros.report.markup import Markup, tag
 from vla_ros.types import UInt8Array
 
 MAX_SIDE = 16_000
-"""Largest side of a sprite sheet in pixels that every current browser decodes."""
+"""Longest side of a sprite sheet, in pixels, that every current browser decodes."""
 
 
 def data_uri(image: UInt8Array, quality: int = 80) -> str:
@@ -40,7 +40,7 @@ def shrink(image: UInt8Array, side: int) -> UInt8Array:
 
 
 def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
-    """Return one image with a caption."""
+    """Return an image with a caption, if there is one."""
     small = shrink(pixels, side)
     height, width = small.shape[:2]
     shown = tag("img", src=data_uri(small), width=width, height=height, alt=caption or "image")
@@ -50,10 +50,10 @@ def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
 def animation(
     frames: Sequence[UInt8Array], *, rate_hz: float = 10.0, caption: str = "", side: int = 224, most: int = 240
 ) -> Markup:
-    """Return an animation with a button and a slider: one image holds all frames, and the page shows a part of it.
+    """Return an animation of a sprite sheet, with a button and a slider.
 
-    It starts paused; without scripts the first frame is shown. Frames are uint8 [H, W, 3] RGB of one size, shrunk
-    to ``side`` pixels; more than ``most`` are thinned evenly.
+    The animation starts paused; without scripts, the page shows the first frame. Frames are uint8 [H, W, 3] RGB of
+    the same size. They are shrunk to ``side`` pixels; if there are more than ``most``, they are thinned evenly.
     """
     if not frames:
         return tag("p", "No images were recorded.", class_="note")

@@ -17,13 +17,13 @@ class Markup(str):
 
 
 Content = str | Markup | Iterable["str | Markup"]
-"""What an element may contain: text (escaped), :class:`Markup`, or several of either."""
+"""Content of an element: text (escaped), :class:`Markup`, or several of these."""
 
 VOID = frozenset({"img", "input", "meta", "line", "rect", "path"})
 
 
 def render(content: Content) -> Markup:
-    """Convert ``content`` to markup: escape text, keep markup, join several."""
+    """Convert ``content`` to markup: escape text, keep markup, and join several items."""
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
@@ -32,7 +32,9 @@ def render(content: Content) -> Markup:
 
 
 def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
-    """Return one element. ``class_`` means ``class``, underscores become dashes; None and False omit an attribute.
+    """Return one element with its attributes.
+
+    ``class_`` means ``class``; underscores become dashes; attributes that are None or False are omitted.
 
     Example:
         >>> tag("p", "a < b", class_="note")
@@ -56,7 +58,7 @@ def number(value: object) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Format a measured value with ``digits`` significant digits; a dash if there is none.
+    """Format a measured value with ``digits`` significant digits; a missing value becomes a dash.
 
     Example:
         >>> significant(0.012345), significant(1234.5), significant(float("nan"))

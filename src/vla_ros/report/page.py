@@ -18,7 +18,7 @@ Cell = Content | float | int | None
 STANDARD_OUTPUT = Path("-")
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
-"""Sign of each level, for readers who do not see its colour."""
+"""Symbol of each level, for readers who do not see its colour."""
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
@@ -40,7 +40,10 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
 
 
 def to_stdout(**outputs: Path | None) -> bool:
-    """Return whether an option's path is ``-``, standard output; raises ConfigError for two, or for a folder."""
+    """Return whether an option's path is ``-``, standard output.
+
+    Raises ConfigError if two paths are ``-`` or a path is a folder.
+    """
     for name, path in outputs.items():
         if path is not None and path.is_dir():
             raise ConfigError(f"--{name} {path}: is a folder, expected a file name")
@@ -83,14 +86,14 @@ def section(title: str, body: Content, note: Content = "") -> Markup:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return the headline figures: (label, value, small print) each."""
+    """Return the headline figures, each from (label, value, small print)."""
     names = ("label", "value", "under")
     shown = [[tag("div", text, class_=name) for name, text in zip(names, each, strict=True)] for each in figures]
     return tag("div", [tag("div", parts, class_="tile") for parts in shown], class_="tiles")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
-    """Return a table that scrolls sideways on a narrow screen, with numbers at the right; without rows, a note."""
+    """Return a table that scrolls sideways on narrow screens, with numbers right-aligned; without rows, a note."""
     if not rows:
         return tag("p", "No data.", class_="note")
 
@@ -121,7 +124,7 @@ def details(summary: str, body: Content) -> Markup:
 
 
 def facts(items: Mapping[str, Any]) -> Markup:
-    """Return a table of names and values; a value may be a mapping or a list itself."""
+    """Return a table of names and values; a value may itself be a mapping or a list."""
     return table(("", ""), list(_rows(items)))
 
 

@@ -1,4 +1,4 @@
-"""Versions and machine of a measurement, so that it can be reproduced."""
+"""Software versions and machine of a measurement, so that the measurement can be reproduced."""
 
 from __future__ import annotations
 
