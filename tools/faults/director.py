@@ -1,4 +1,4 @@
-"""Runs one row of the fault table: arms the node, injects the fault at random times, and calls the judge."""
+"""Runs one row of the fault table: arms the node, injects faults and calls the judge."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Director:
         return self._outcome
 
     def write_records(self, folder: Path) -> Path:
-        """Write the robot's records and the node's log for diagnosis; return the file with the records."""
+        """Write the robot's records and the node's log; return the file with the records."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._row.name.replace(' ', '_').replace('.', '_')}_{self._outcome.seed}.jsonl"
         path.write_text("\n".join(record.line() for record in self._rig.records) + "\n", encoding="utf-8")
@@ -262,7 +262,7 @@ class Director:
         )
 
     def _is_named(self, begin: float, until: float) -> bool:
-        """Return True if ``~/status`` had one of the row's reasons, active or in a counter that increased."""
+        """Return True if ``~/status`` showed or counted one of the row's reasons."""
         before: Mapping[str, Any] = {}
         for record in self._rig.records:
             if record.kind != "status" or record.time > until:

@@ -1,4 +1,4 @@
-"""A second node that claims or commands the arm, has the policy node's name, or publishes the robot's data."""
+"""A second node that contests the arm, the policy node's name or the robot's data."""
 
 from __future__ import annotations
 

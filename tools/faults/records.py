@@ -1,4 +1,4 @@
-"""Records of all messages that the robot sends and receives, passed between processes as lines of JSON."""
+"""Records of all messages that the robot sends and receives, as lines of JSON."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``ready()`` is True; raises VlaRosError with the node's status after :data:`PATIENCE`."""
+        """Wait until ``ready()`` is True; raises VlaRosError after :data:`PATIENCE`."""
 
         def asked() -> bool:
             with self._lock:

@@ -1,6 +1,7 @@
-"""Writes the action, in a policy's units and order, that moves the robot from one state to another.
+"""Writes the action that moves the robot from one state to another, as a policy would.
 
-This is the inverse of :mod:`vla_ros.control`; it turns recorded commands into training data and references.
+The action has the policy's units and order. This is the inverse of :mod:`vla_ros.control`; it turns recorded
+commands into training data and references.
 """
 
 from __future__ import annotations

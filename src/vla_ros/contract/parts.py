@@ -94,7 +94,7 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parse ``PART + PART + ...``; raises ConfigError without the option's name, which the caller adds."""
+    """Parse ``PART + PART + ...``; a caller adds the option's name to the ConfigErrors raised."""
     return tuple(_parse(term.strip(), action) for term in text.split("+"))
 
 

@@ -39,7 +39,7 @@ _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
 @dataclass(frozen=True)
 class _Made:
-    """A command within all limits: the arm's positions [N] and velocities [N], and finger positions."""
+    """A command within all limits: positions [N], velocities [N] and finger positions."""
 
     positions: FloatArray
     velocity: FloatArray

@@ -27,7 +27,7 @@ class Now:
 
 
 class Clock:
-    """The real clock; ``ros`` returns the ROS clock's nanoseconds and defaults to the system clock."""
+    """The real clock. ``ros`` returns the ROS time in nanoseconds; the default is system time."""
 
     def __init__(self, ros: Callable[[], int] = time.time_ns) -> None:
         self._ros_ns = ros
@@ -62,7 +62,9 @@ class Clock:
 
 
 class SimulatedClock(Clock):
-    """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
+    """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`.
+
+    Used from one thread.
 
     Args:
         ros: Start of the ROS clock, nanoseconds; the steady clock starts at 0.
@@ -100,7 +102,7 @@ class SimulatedClock(Clock):
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
-        """Run ``do`` without advancing the clock; return its result and its simulated duration in seconds."""
+        """Run ``do`` without advancing the clock; return the result and the simulated seconds."""
         began, self._job_seconds = time.perf_counter(), 0.0
         try:
             value = do()

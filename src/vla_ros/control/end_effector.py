@@ -81,7 +81,7 @@ def shorten_for_tip(
 
 
 def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return infinity and the violation if ``end`` leaves the box or moves further out of it, otherwise 0."""
+    """Return infinity and the violation if ``end`` is (further) outside the box, otherwise 0."""
     if limits.workspace_low:
         _, outside = limit_box(end.position, start.position, limits.workspace_low, limits.workspace_high)
         if outside:

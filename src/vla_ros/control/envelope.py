@@ -1,4 +1,4 @@
-"""Applies all limits of an arm to a command: joint limits, step limits of the tip, workspace box."""
+"""Applies all limits of an arm to a command: joint limits, tip steps, workspace box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the positions of a hold: the arm's measured position, and the fingers' last command."""
+"""Computes the positions of a hold: the arm's as measured, the fingers' as last commanded."""
 
 from __future__ import annotations
 

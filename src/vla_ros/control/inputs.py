@@ -81,7 +81,7 @@ class Inputs:
             self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
-        """Store an instruction; if it differs from the previous one, begin a new epoch and return True."""
+        """Store an instruction; if it has changed, begin a new epoch and return True."""
         with self._changed:
             old = self._snapshot
             if instruction == old.instruction:
@@ -104,7 +104,10 @@ class Inputs:
     def wait_for_stamp(
         self, stamp: int, keys: tuple[str, ...], timeout: float, arms: tuple[str, ...] = ("arm",)
     ) -> bool:
-        """Wait up to ``timeout`` seconds for joint states and feeds no older than ``stamp`` (lockstep)."""
+        """Wait up to ``timeout`` seconds for inputs no older than ``stamp`` (lockstep).
+
+        These are the joint states of ``arms`` and the feeds ``keys``.
+        """
 
         def ready() -> bool:
             now = self._snapshot

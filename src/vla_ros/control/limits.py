@@ -23,7 +23,7 @@ _SAME = 1e-9  # rad or m; smaller differences are rounding
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit that changed a target; ``detail`` says what was found and what is allowed, with units."""
+    """A limit that changed a target; ``detail`` says what was found and what is allowed."""
 
     reason: Reason
     detail: str
@@ -44,7 +44,7 @@ class JointLimits:
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
     ) -> JointLimits:
-        """Return the URDF's limits, narrowed by the options; raises ConfigError if a joint has no range left."""
+        """Narrow the URDF's limits by the options; raises ConfigError if a joint has no range left."""
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):
             if not below <= above:
@@ -58,7 +58,7 @@ class JointLimits:
 
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
-    """Return ``vector``, shortened to the length ``limit`` if necessary, and True if it was shortened."""
+    """Shorten ``vector`` to the length ``limit`` if necessary; also return True if it was shortened."""
     values = vector.tolist()
     if math.hypot(*values) <= limit * _SLACK:
         return vector, False
@@ -72,7 +72,7 @@ def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
 def limit_box(
     target: FloatArray, current: FloatArray, low: tuple[float, ...], high: tuple[float, ...]
 ) -> tuple[FloatArray, bool]:
-    """Return ``target`` [3], moved into the box if necessary, and True if it was moved.
+    """Move ``target`` [3] into the box if necessary; also return True if it was moved.
 
     The box is extended to ``current``: a tip that is already outside (the arm was switched on there) may stay or
     return, but not move further out.
@@ -147,7 +147,7 @@ def _clip(value: float, low: float, high: float) -> float:
 
 
 def _share(step: Sequence[float], down: Sequence[float], up: Sequence[float]) -> float:
-    """Return the largest share in [0, 1] of ``step`` that stays between ``down`` (<= 0) and ``up`` (>= 0)."""
+    """Return the largest share in [0, 1] of ``step`` within ``down`` (<= 0) and ``up`` (>= 0)."""
     least = min(
         ((u if s > 0 else d) / s for s, d, u in zip(step, down, up, strict=True) if abs(s) > 1e-12), default=1.0
     )

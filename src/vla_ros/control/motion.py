@@ -30,7 +30,7 @@ class JointMotion:
     offset: FloatArray  # float64 [N], position that the number 0 stands for
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start`` [N]."""
+        """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -73,7 +73,7 @@ Motion = JointMotion | TipMotion
 def make_motion(
     parts: Sequence[Part], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
 ) -> Motion:
-    """Return the motion that the parts of an action (checked by ``contract.binding.bind``) describe."""
+    """Return the motion that ``parts``, checked by ``contract.binding.bind``, describe."""
     found = {part.quantity: part for part in parts}
     [quantity] = found.keys() & MOTIONS
     part = found[quantity]

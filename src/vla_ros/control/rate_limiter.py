@@ -60,7 +60,7 @@ class RateLimiter:
 
     @property
     def planned_due(self) -> float:
-        """The earliest time to send the next step of a chunk: a period after the previous step was due."""
+        """When the next step of a chunk is due: a period after the previous step was due."""
         return self._planned
 
     def planned_time(self, now: float) -> float:

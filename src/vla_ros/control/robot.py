@@ -1,4 +1,4 @@
-"""Commands all arms together: all commands are made before any is sent, and if one is refused, none is sent."""
+"""Commands all arms together: if the command of one arm is refused, none is sent."""
 
 from __future__ import annotations
 
@@ -103,9 +103,10 @@ class RobotController:
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
     ) -> tuple[Command, ...]:
-        """Return the command of each arm for one action; arguments as in :meth:`ArmController.command`.
+        """Return the commands of all arms for one action.
 
-        Call :meth:`executed` once the commands have been sent.
+        The arguments are those of :meth:`ArmController.command`. Call :meth:`executed` once the commands have been
+        sent.
 
         Raises:
             Refused: No command may be sent. With ``control.arms_hold_alone``, an arm that must hold does so

@@ -117,15 +117,16 @@ class Safety:
             return dict(self._counters)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` with every later :class:`Event`, in order; the listener may call this object."""
+        """Call ``listener`` with every later event, in order; the listener may call this object."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
     @contextmanager
     def motion(self) -> Iterator[bool]:
-        """Context in which a motion is sent; yields :attr:`may_move`. Stops and holds wait until the context ends.
+        """Context in which a motion is sent; yields :attr:`may_move`.
 
-        Once :meth:`stop` has returned, no motion is sent. Keep the context short.
+        Stops and holds wait until the context ends, so keep it short. Once :meth:`stop` has returned, no motion is
+        sent.
 
             with safety.motion() as allowed:
                 if allowed:
@@ -167,9 +168,9 @@ class Safety:
         self._deliver()
 
     def stop(self, reason: Reason, detail: str = "") -> bool:
-        """Stop until a person resets; return True if this is the first reason. Later reasons are only counted.
+        """Stop until a person resets; return True if this is the first reason.
 
-        Raises ValueError if the reason's level is not stop.
+        Later reasons are only counted. Raises ValueError if the reason's level is not stop.
         """
         _expect(reason, Level.STOP)
         with self._lock:

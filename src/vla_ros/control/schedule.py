@@ -192,7 +192,7 @@ class ChunkSchedule:
         return (1 - share) * self._like(before, own) + share * own
 
     def _like(self, other: FloatArray, own: FloatArray) -> FloatArray:
-        """Return ``other`` with rotations represented like those of ``own``, so that they can be averaged."""
+        """Return ``other``, with rotations represented like those of ``own``, for averaging."""
         found = other.copy()
         for columns, form in self._rotations:
             found[columns] = nearest(other[columns], form, own[columns])

@@ -1,6 +1,7 @@
-"""Detects stale, frozen, late or invalid inputs. Pure logic: callers report events and supply the time.
+"""Detects stale, frozen, late or invalid inputs.
 
-Silence is measured on a steady clock, which never jumps; ages are measured on the ROS clock, which stamps refer to.
+Pure logic: callers report events and supply the time. Silence is measured on a steady clock, which never jumps;
+ages are measured on the ROS clock, which stamps refer to.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Watchdog:
             return None
 
     def images(self, now: Now, *, readable: bool) -> None:
-        """Record whether the frames of a step could be decoded; a camera without readable frames is stale."""
+        """Record whether a step's frames could be decoded; unreadable cameras become stale."""
         with self._lock:
             if readable:
                 self._unreadable_since = None
@@ -234,7 +235,10 @@ class Watchdog:
         return found
 
     def _of_joints(self, now: Now) -> dict[Reason, str]:
-        """Return reasons that hold all arms; with ``control.arms_hold_alone``, none if any arm has no reason."""
+        """Return reasons that hold all arms.
+
+        With ``control.arms_hold_alone``, there are none as long as one arm has good joint states.
+        """
         needed = {name: joints for name, joints in self._arms.items() if joints.needed}
         found, good = dict[Reason, str](), 0
         for name, joints in needed.items():

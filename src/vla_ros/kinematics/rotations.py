@@ -1,8 +1,9 @@
-"""Converts rotation matrices to the forms of states and actions (``contract.parts.ROTATION_SIZES``) and back.
+"""Converts rotation matrices to the forms of states and actions, and back.
 
-Quaternions are written with w >= 0, and read with either sign and any length but zero. Euler angles are roll, pitch
-and yaw about fixed axes (REP 103). The 6-D rotation (Zhou et al., "On the Continuity of Rotation Representations in
-Neural Networks", 2019) is orthonormalised by the Gram-Schmidt process.
+``contract.parts.ROTATION_SIZES`` lists the forms. Quaternions are written with w >= 0, and read with either sign
+and any length but zero. Euler angles are roll, pitch and yaw about fixed axes (REP 103). The 6-D rotation (Zhou et
+al., "On the Continuity of Rotation Representations in Neural Networks", 2019) is orthonormalised by the
+Gram-Schmidt process.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
 
 
 def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
-    """Return the rotation [3, 3] about ``vector`` [3], whose length is the angle in radians (Rodrigues)."""
+    """Return the rotation [3, 3] about ``vector`` [3], whose length is the angle in radians."""
     x, y, z = vector.tolist()
     angle = math.hypot(x, y, z)
     skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
