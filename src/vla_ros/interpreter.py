@@ -1,4 +1,4 @@
-"""Switches to the Python that has the libraries this package needs, and ends a process cleanly."""
+"""Switches to a Python that has the required libraries, and ends a process cleanly."""
 
 from __future__ import annotations
 

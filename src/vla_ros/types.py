@@ -26,12 +26,12 @@ _NO_NUMBERS: FloatArray = np.zeros(0)
 class JointState:
     """Measured joints, as in ``sensor_msgs/JointState``."""
 
-    names: tuple[str, ...]  # joint names, N of them
+    names: tuple[str, ...]  # N joint names
     positions: FloatArray  # float64 [N], radians (revolute) or metres (prismatic)
     stamp: int  # nanoseconds of the ROS clock at the measurement
-    # Float64 [N], rad/s or m/s; empty if the driver sets none.
+    # Float64 [N], rad/s or m/s; empty if the driver sets no velocities.
     velocities: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
-    # Float64 [N], Nm or N; empty if the driver sets none.
+    # Float64 [N], Nm or N; empty if the driver sets no efforts.
     efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
 
     def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
@@ -90,7 +90,7 @@ class Padding:
 class FloatResize:
     """A float32 resize, rows first, rounded half to even; adds the taps in order, as TensorFlow does."""
 
-    # Positions intp and weights float32 of each sample's taps, [target height, taps] each.
+    # Positions (intp) and weights (float32) of each sample's taps, each [target height, taps].
     rows: tuple[NDArray[np.intp], NDArray[np.float32]]
     columns: tuple[NDArray[np.intp], NDArray[np.float32]]  # the same with [target width, taps]
 
@@ -109,7 +109,7 @@ Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | Jpe
 class ImageProcessor(ABC):
     """Converts a camera image to the form that a checkpoint was trained on.
 
-    Implementations are frozen dataclasses; equal processors give equal images.
+    Implementations are frozen dataclasses; equal processors produce equal images.
 
     Attributes:
         size: (height, width) of the result in pixels.

@@ -113,4 +113,4 @@ def test_a_file_that_cannot_be_written_ends_with_one_line(
 ) -> None:
     oft = Path(__file__).parents[1] / "data" / "oft" / "libero_l1"
     assert main([word.replace("OFT", str(oft)) for word in arguments]) == 1
-    assert f"vla-ros {arguments[0]}: {where}; check path, rights and space" in capsys.readouterr().err
+    assert f"vla-ros {arguments[0]}: {where}; check the path, permissions and free space" in capsys.readouterr().err

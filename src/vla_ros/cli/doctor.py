@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
     for finding in findings:
-        # Plain text, because rich would take the [dds] of a pip command for a style.
+        # Plain text, because rich would interpret the [dds] in a pip command as a style.
         cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in _OF_FILES:
             raise
         where = error.filename2 or error.filename or "a file"
-        return _fail(arguments[0], f"{where}: {error.strerror}; check path, rights and space")
+        return _fail(arguments[0], f"{where}: {error.strerror}; check the path, permissions and free space")
 
 
 def _fail(command: str, why: object, status: int = 1) -> int:

@@ -1,7 +1,7 @@
 """Reads SQLite bags (``.db3``) of every distribution, including damaged ones.
 
-The tables are those of rosbag2_storage_sqlite3: ``topics(id, name, type, serialization_format, ...)`` and
-``messages(id, topic_id, timestamp, data)``.
+rosbag2_storage_sqlite3 writes the tables ``topics(id, name, type, serialization_format, ...)`` and ``messages(id,
+topic_id, timestamp, data)``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vla_ros.replay.records import BagError, Loss, Record
 
 _GIVE_UP = 2000  # consecutive unreadable rows; after that, the rest counts as lost
 _SETTINGS = (
-    "PRAGMA writable_schema = ON",  # otherwise SQLite opens no file that is shorter than its header says
+    "PRAGMA writable_schema = ON",  # otherwise SQLite refuses a file that is shorter than its header states
     "PRAGMA cache_size = 16",  # pages; each image is read once, and a large cache only makes it slower
 )
 
@@ -54,7 +54,7 @@ class SqliteFile:
         marks = ",".join(map(str, wanted))
         last, seen = start, set[int]()
         try:
-            # Ids first, so that SQLite never sorts images.
+            # Ids are selected first, so that SQLite never sorts images.
             order = f"SELECT id, topic_id, timestamp FROM messages WHERE topic_id IN ({marks}) AND timestamp >= ?"
             for row, key, time in self._database.execute(f"{order} ORDER BY timestamp, id", (start,)):
                 found = self._database.execute("SELECT data FROM messages WHERE id = ?", (row,)).fetchone()
@@ -110,7 +110,10 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
 
 
 def _missing_bytes(path: Path) -> int:
-    """Return the missing bytes according to the header (SQLite file format, section 1.3); 0 for intact files."""
+    """Return how many bytes are missing according to the header; 0 for intact files.
+
+    See section 1.3 of the SQLite file format.
+    """
     with path.open("rb") as file:
         head = file.read(100).ljust(100, b"\0")
     size = path.stat().st_size

@@ -121,7 +121,7 @@ class _Finder:
         return [name for name, kind in self.by_name.items() if kind in types]
 
     def named(self, role: str, types: Collection[str]) -> tuple[str, ...] | None:
-        """Return the checked topics of ``--topics``; None if the role is not named."""
+        """Return the topics that ``--topics`` names for a role, checked; None if it names none."""
         text = self.overrides.get(role)
         if text in (None, "", "none"):
             return None if text is None else ()
@@ -163,7 +163,7 @@ class _Finder:
         cameras = self.topics("camera", IMAGE_TYPES, tuple(usual), plain if len(usual) == 1 else ())
         if len(cameras) != len(usual):
             raise BagError(
-                f"camera.topics: found {list(self.config.camera.topics)}, the bag has {candidates}; name "
+                f"camera.topics: found {list(self.config.camera.topics)}, but the bag has {candidates}; name "
                 f"{len(usual)} of them with --topics camera=/a,/b"
             )
         return cameras

@@ -31,7 +31,7 @@ from vla_ros.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 FRAMES = 16
-"""Frames on which each change is tried."""
+"""Number of frames on which each change is tried."""
 
 CONTENT_SKILL = 0.9
 """Skill over the mean action above which no change is tried."""
@@ -88,8 +88,8 @@ def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
         return dataclasses.replace(verdict, reasons=(*verdict.reasons, f"{tried}; none agrees far better"))
     cosine = f"cosine {best.direction_cosine:.2f}, " if not math.isnan(best.direction_cosine) else ""
     line = (
-        f"actions agree far better with {best.name} ({cosine}squared error {100 * (1 - best.skill):.2g} % of that "
-        f"of the mean action, on {best.frames} frames): {best.advice}"
+        f"actions agree far better with {best.name} ({cosine}squared error {100 * (1 - best.skill):.2g} % of the "
+        f"mean action's, on {best.frames} frames): {best.advice}"
     )
     level = "warn" if verdict.level == "good" else verdict.level
     headline = "Plausible, but a setting is probably wrong." if level == "warn" else verdict.headline
@@ -202,7 +202,7 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
 def _actions(
     frames: Iterable[tuple[RecordedFrame, Snapshot]], change: Change, policy: Policy
 ) -> Iterator[FloatArray]:
-    """Yield the policy's first action for each frame under a change, [D]."""
+    """Yield the policy's first action [D] for each frame under a change."""
     steppers: dict[int, Stepper] = {}
     for frame, inputs in frames:
         if id(frame.config) not in steppers:  # one stepper per bag

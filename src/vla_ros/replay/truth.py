@@ -132,7 +132,7 @@ def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tu
 
 
 def _interpolated(table: Table, times: IntArray) -> FloatArray:
-    """Return the values at ``times`` [N], interpolated linearly, [N, C]."""
+    """Return the values at ``times`` [N], linearly interpolated, [N, C]."""
     origin = table.times[0]
     at, known = (times - origin).astype(float), (table.times - origin).astype(float)
     return np.stack([np.interp(at, known, column) for column in table.values.T], axis=1)

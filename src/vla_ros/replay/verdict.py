@@ -70,7 +70,7 @@ def _percent(share: float) -> str:
 
 
 def _blind_cosine(figures: Mapping[str, Any]) -> float:
-    """Return the best direction cosine of a baseline without memory; NaN if directions do not exist."""
+    """Return the best direction cosine of a baseline without memory; NaN without directions."""
     cosines = [figures["baselines"][name]["direction_cosine"] for name in ("zero", "mean_action")]
     return max((value for value in cosines if not math.isnan(value)), default=math.nan)
 
@@ -84,13 +84,13 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"the gripper agrees: F1 {gripper:.2f}"
     best = min(skill["zero"], skill["mean_action"])
     if best >= GOOD_SKILL:
-        yield f"its squared error is {_percent(1 - best)} of that of the best blind guess"
+        yield f"its squared error is {_percent(1 - best)} of the best blind guess's"
     if not math.isnan(skill["hold_last"]):
         share = _percent(1 - skill["hold_last"])
-        yield f"its squared error is {share} of that of repeating the last recorded action, which it does not know"
+        yield f"its squared error is {share} of the last recorded action's, which it does not know"
         if turns and turns["count"]:
             mine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
-            yield f"at {turns['count']} turns its cosine is {mine:.2f}, that of the last recorded action {held:.2f}"
+            yield f"at {turns['count']} turns its cosine is {mine:.2f}; the last recorded action's is {held:.2f}"
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
     if WEAK_COSINE <= cosine < GOOD_COSINE:
         yield f"directions agree only partly (cosine {cosine:.2f}; good policies: {GOOD_COSINE} or more)"
     if WEAK_COSINE <= cosine <= blind:
-        yield f"directions agree no better (cosine {cosine:.2f}) than those of the mean action ({blind:.2f})"
+        yield f"directions agree no better (cosine {cosine:.2f}) than the mean action's ({blind:.2f})"
     elif skill < GOOD_SKILL and not cosine < WEAK_COSINE:
         limit = _percent(1 - GOOD_SKILL)
         yield f"its squared error is {_percent(1 - skill)} of the mean action's (good policies: {limit} or less)"

@@ -1,4 +1,4 @@
-"""Writes predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler, with the recording's times."""
+"""Writes predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _TYPES = {
 def write_bag(result: Result, path: Path) -> None:
     """Write an MCAP bag in the folder ``path``, with topics ``/vla_ros/...``; raises BagError if it exists.
 
-    Actions have the policy's format, ``action_error`` is the mean absolute difference between the predicted and the
-    recorded action, and ``predicted_command`` is the joint command with the stamp of its frame.
+    Messages have the recording's times. Actions have the policy's format, ``action_error`` is the mean absolute
+    difference between the predicted and the recorded action, and ``predicted_command`` is the joint command with
+    the stamp of its frame.
     """
     from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
     from rosbags.typesys import Stores, get_typestore

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class Markup(str):
-    """Text that is HTML already; every other string on a page is escaped."""
+    """Text that already is HTML; every other string on a page is escaped."""
 
     __slots__ = ()
 

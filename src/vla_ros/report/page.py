@@ -66,11 +66,13 @@ def save(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise VlaRosError(f"{path}: cannot be written ({error.strerror}); check path, rights and space") from None
+        raise VlaRosError(
+            f"{path}: cannot be written ({error.strerror}); check the path, permissions and free space"
+        ) from None
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
-    """Return the banner at the top: level (``good``, ``warn`` or ``bad``), headline and reasons."""
+    """Return the banner at the top; ``level`` is ``good``, ``warn`` or ``bad``."""
     parts = [tag("strong", [tag("span", LEVELS[level] + " ", class_="mark"), headline])]
     if reasons:
         parts.append(tag("ul", [tag("li", reason) for reason in reasons]))
