@@ -116,7 +116,7 @@ def test_nan_is_an_error(subject):
     kept = weight[5].clone()
     weight[5] = float("nan")
     torch.cuda.synchronize()  # written on another stream than the engine's
-    with pytest.raises(VlaRosError, match="not numbers"):
+    with pytest.raises(VlaRosError, match="NaN or Inf"):
         ask(engine, image, [prompt])
     weight[5] = kept
     torch.cuda.synchronize()

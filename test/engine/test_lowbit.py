@@ -80,7 +80,7 @@ def test_words_are_in_the_order_of_the_tensor_cores(bits):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_outputs_that_fill_no_tile_are_refused(bits):
-    with pytest.raises(ConfigError, match=rf"{bits} bits .* multiples of 16, found a weight \[24, 64\]"):
+    with pytest.raises(ConfigError, match=rf"{bits}-bit .* multiple of 16 .* a weight of shape \[24, 64\]"):
         quantize(torch.zeros(24, 64), f"int{bits}", "qkv")
 
 

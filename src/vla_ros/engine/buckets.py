@@ -13,7 +13,7 @@ class Buckets:
     """Padded text lengths, so that a new instruction rarely needs new graphs.
 
     A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding that no other token
-    attends to. All but the patches are in one row of ``text`` tokens.
+    attends to. All but the patches form one row of text tokens.
     """
 
     patches: int  # patch tokens of one image
@@ -22,8 +22,8 @@ class Buckets:
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Return multiples of ``step`` up to twice the patches, beyond that of four steps."""
-        room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
+        """Return multiples of ``step`` up to twice the patches, and every fourth multiple beyond."""
+        room = max_positions - answer  # a verifying pass may write beyond the last token, but not beyond the tables
         lengths = []
         length = -(-(patches + answer + 1) // step) * step
         while length < room:
@@ -38,11 +38,11 @@ class Buckets:
         return cls(patches, answer, tuple(lengths))
 
     def text(self, length: int) -> int:
-        """Return the number of text tokens of a bucket: everything but the patches."""
+        """Return the number of text tokens in a bucket of ``length``: all but the patches."""
         return length - self.patches
 
     def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
-        """Return the shortest length (``among`` these, or all) that holds a prompt and its draft, or None.
+        """Return the shortest length (of ``among``, or of all) that holds a prompt and its draft, or None.
 
         ``prompt`` counts tokens with BOS, without patches.
         """
@@ -56,6 +56,7 @@ class Buckets:
         if length is None:
             longest = self.lengths[-1] - self.patches - self.answer + 1
             raise ConfigError(
-                f"policy.instruction: {prompt} tokens with its prompt, the model has room for {longest}; shorten it"
+                f"policy.instruction: {prompt} tokens with the prompt template, the model has room for "
+                f"{longest}; shorten it"
             )
         return length

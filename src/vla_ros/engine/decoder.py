@@ -22,9 +22,10 @@ def prefill(
 ) -> Tensor:
     """Run a prompt and the draft after it; fill the cache from position 0.
 
-    ``patches`` are [B, P, hidden], ``text`` int64 [B, T] (BOS, prompt, draft, padding), ``last`` int32 [B] the
-    position of the prompt's last token in the sequence. Returns float32 logits [B, rows, vocab] from ``last`` on:
-    1, plus one per drafted token; row i follows the i-th drafted token.
+    ``patches`` are [B, P, hidden]; ``text``, int64 [B, T], is BOS, prompt, draft, padding; ``last``, int32 [B], is
+    the position of the prompt's last token in the sequence. Returns float32 logits [B, rows, vocab] of the
+    positions from ``last``: row 0 predicts the token after the prompt, row i the token after the i-th drafted
+    token.
     """
     hidden = embed_sequence(weights, patches, text)  # [B, S, hidden]
     batch, length, _ = hidden.shape
@@ -33,7 +34,7 @@ def prefill(
     final = len(weights.layers) - 1
     for index in range(final):
         stream = _layer(weights, ops, cache, index, stream, prompt)
-    # In the last layer the prompt needs only keys and values; the few rows whose logits count run as in decoding.
+    # In the last layer, most rows need only keys and values; the few rows with logits run as in decoding.
     ops.qkv(weights, final, stream, prompt, cache)
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
@@ -43,7 +44,7 @@ def prefill(
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
-    """Run R tokens, int64 [B, R], at ``start`` (int32 [B]), ``start`` + 1, ... on top of the cache.
+    """Run R tokens, int64 [B, R], from position ``start``, int32 [B], on top of the cache.
 
     Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it; on a GPU they are
     bit-identical whether it runs alone or among R rows.
@@ -57,7 +58,7 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode ``count`` further tokens greedily, one pass each.
 
-    ``token``, int64 [B], is the newest, at position ``start``, int32 [B]. Returns tokens int64 [B, count] and
+    ``token``, int64 [B], is the newest token, at position ``start``, int32 [B]. Returns tokens int64 [B, count] and
     margins float32 [B, count].
     """
     tokens, margins = (
@@ -78,9 +79,10 @@ def parallel(
 ) -> Tensor:
     """Run a whole sequence once with bidirectional attention, as in parallel decoding.
 
-    ``cache`` has room for S positions and may be one layer that all layers share. From embeddings [B, S, hidden] it
-    returns the hidden states after the final norm, [B, R, hidden], at the positions ``wanted``, int64 [B, R], of
-    all B * S. ``length``, int32 [B], counts the positions before the padding; None without any.
+    ``sequence`` holds embeddings [B, S, hidden]. Returns the hidden states after the final norm, [B, R, hidden], of
+    the rows ``wanted``, int64 [B, R], indices into all B * S rows. ``cache`` has room for S positions; all layers
+    may share one layer of it. ``length``, int32 [B], counts the positions before the padding; None means no
+    padding.
     """
     final = len(weights.layers) - 1
     stream = ops.start(sequence, weights.layers[0].attention_norm)
@@ -97,7 +99,7 @@ def parallel(
 
 
 def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
-    """Return hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
+    """Return the hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
     cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
     stream = ops.start(sequence, weights.layers[0].attention_norm)
     prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
@@ -107,7 +109,7 @@ def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor
 
 
 def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Tensor:
-    """Return BOS, patches [B, P, hidden] and the rest of ``text`` int64 [B, T] as [B, T + P, hidden]."""
+    """Embed ``text``, int64 [B, T], and insert ``patches`` [B, P, hidden] after BOS: [B, T + P, hidden]."""
     words = functional.embedding(text, weights.embedding)
     return torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)
 

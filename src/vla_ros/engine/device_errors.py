@@ -1,4 +1,4 @@
-"""Errors of the device and of the network, and advice on what to do."""
+"""Errors of the device and of the network, with advice on what to do."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EngineMismatchError(VlaRosError):
 def explain_device_errors(device: torch.device) -> Iterator[None]:
     """Convert errors of the device's libraries into this package's errors.
 
-    Raises OutOfMemoryError if an allocation failed (cached memory is released, so a smaller request may succeed),
-    DeviceLostError for an unrecoverable error.
+    Raises OutOfMemoryError if an allocation failed; cached memory is released, so a smaller request may succeed.
+    Raises DeviceLostError if the error is unrecoverable.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
             torch.cuda.empty_cache()
         raise OutOfMemoryError(
             f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or int4, or stop "
-            "other programs there; then reload the policy"
+            "other programs on this device; then reload the policy"
         ) from error
     except RuntimeError as error:
         if not is_device_error(error):
@@ -47,7 +47,7 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
 def is_device_error(error: BaseException) -> bool:
     """Return True for errors of the CUDA libraries other than out-of-memory errors.
 
-    An operation that is not permitted during a capture ends only the capture.
+    Errors about a graph capture are not device errors: they end only the capture.
     """
     text = str(error)
     return "captur" not in text.lower() and any(
@@ -56,10 +56,10 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def require_finite(margins: Sequence[float]) -> None:
-    """Refuse a result with NaN or Inf; a margin is NaN if one of its logits is."""
+    """Raise NotFiniteError if a margin is NaN or Inf; it is NaN if any logit of its row is NaN."""
     if not all(isfinite(margin) for margin in margins):
         raise NotFiniteError(
-            "the network's logits are not numbers (NaN or Inf); the frame is dropped. If this persists, the "
+            "the network's logits contain NaN or Inf; the frame is dropped. If this persists, the "
             "weights are damaged: download the checkpoint again and reload the policy"
         )
 

@@ -10,7 +10,7 @@ from vla_ros.engine.towers import TowerOps
 
 
 def make_ops(device: torch.device) -> Ops:
-    """Return the operations of the decoder."""
+    """Return the decoder's operations for ``device``."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_ops import TritonOps
@@ -21,7 +21,7 @@ def make_ops(device: torch.device) -> Ops:
 
 
 def make_gemma_ops(device: torch.device) -> GemmaOps:
-    """Return the operations of Gemma's passes."""
+    """Return Gemma's operations for ``device``."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_gemma import TritonGemmaOps
@@ -32,7 +32,7 @@ def make_gemma_ops(device: torch.device) -> GemmaOps:
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:
-    """Return the operations of the vision towers."""
+    """Return the vision towers' operations for ``device``."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_towers import TritonTowerOps

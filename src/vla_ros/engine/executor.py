@@ -1,4 +1,4 @@
-"""The engine: turns images and prompts into greedy tokens, with CUDA graphs for the prompt's length."""
+"""The engine: turns images and prompts into greedy tokens, with CUDA graphs for each prompt length."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class EngineOptions:
     """Options of an engine."""
 
     answer: int  # tokens to decode
-    image_size: tuple[int, int]  # (height, width) of its images
-    # ``none``; ``verify`` checks drafts with the decoding kernels alone, so that tokens equal plain decoding to the
-    # bit; ``prefill`` checks them inside the prompt's pass, which saves one more pass and trusts a drafted row by
-    # its logit margin.
+    image_size: tuple[int, int]  # (height, width) of the network's images
+    # One of ``DRAFTS``. ``verify`` checks drafts only with the decoding kernels, so tokens are bit-identical to
+    # plain decoding. ``prefill`` checks them in the prompt's pass, which saves another pass, and accepts a drafted
+    # row only if its logit margin is at least ``guard``.
     drafts: str = "prefill"
-    # Minimum margin for ``prefill``; None uses :mod:`vla_ros.engine.tolerances` for the data type.
+    # Minimum logit margin for ``prefill``; None uses the data type's guard in :mod:`vla_ros.engine.tolerances`.
     guard: float | None = None
 
 
@@ -48,11 +48,11 @@ _NOTHING = DraftState()
 class Request:
     """One observation."""
 
-    # Uint8 [H, W, 3] RGB of ``options.image_size``; or the camera's image, of any size, which is turned, cropped
-    # and resized on the device.
+    # Uint8 RGB [H, W, 3] of ``options.image_size``, or a camera image of any size, which the device rotates, crops
+    # and resizes.
     image: UInt8Array | RawImage
     prompt: IntArray  # int64 [L]: BOS, prompt, closing token
-    draft: DraftState = _NOTHING  # the session's state after its last answer; the default drafts nothing
+    draft: DraftState = _NOTHING  # the session's drafts after its last answer; by default no draft
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Answer:
     accepted: int | None  # tokens that a draft saved; None without a draft
     passes: int  # decoder passes after the prefill
     draft: DraftState  # for the session's next request
-    # ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins with the
-    # prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last and includes the uploads and
-    # downloads of further passes. The same for all observations of a batch.
+    # Stage times, the same for all observations of a batch: ``upload`` (of images), ``preprocess`` (of camera
+    # images), ``vision``, ``prefill`` (begins with the prompt's upload), ``decode``, ``download``. With a draft,
+    # ``decode`` comes last and includes the uploads and downloads of its passes.
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,15 +75,15 @@ class Engine(GraphEngine[int, StepGraphs]):
 
     Args:
         encode: The vision encoder.
-        weights: The decoder.
+        weights: The decoder's weights.
         patches: Patch tokens of one image.
         options: The engine's options.
         ops: Operations of the decoder; None selects Triton's on CUDA and torch's elsewhere.
         runner: Runs the stages; None selects the runner for the weights' device.
 
     Attributes:
-        guard: Minimum logit margin for accepting a drafted row of the prefill; infinity if drafts are not verified
-            there.
+        guard: Minimum logit margin for accepting a drafted row of the prefill; infinity if the prefill does not
+            check drafts.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Engine(GraphEngine[int, StepGraphs]):
             self.guard = inf
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
-        """Capture graphs for prompts of these lengths in tokens, before the first answer."""
+        """Capture graphs for prompts of these lengths in tokens, before the first request."""
         self._capture(batch, prompts)
 
     @torch.inference_mode()
@@ -145,10 +145,10 @@ class Engine(GraphEngine[int, StepGraphs]):
 
     @torch.inference_mode()
     def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
-        """Measure the largest difference between a prefill's logits of drafted rows and the decoding kernels'.
+        """Return the largest difference of drafted rows' logits between a prefill and the decoding kernels.
 
-        :attr:`guard` must exceed this. It compares the five largest logits of each row on either side, because
-        margins derive from them.
+        :attr:`guard` must exceed it. Only the five largest logits of each row on either side are compared, because
+        margins derive from the largest logits.
         """
         count = self.options.answer - 1
         if count == 0:
@@ -165,7 +165,7 @@ class Engine(GraphEngine[int, StepGraphs]):
             return float((inside - after).gather(-1, at).abs().max().item())
 
     def failures(self) -> dict[int, Exception]:
-        """Return the sequence lengths of single observations whose capture failed, with the reason."""
+        """Return the sequence lengths for which the capture with one observation failed, with the errors."""
         return self._of(1).failures
 
     def _answer(self, requests: Sequence[Request]) -> list[Answer]:
@@ -179,7 +179,7 @@ class Engine(GraphEngine[int, StepGraphs]):
         self._upload([request.image for request in requests], graphs.images, clock)
         graphs.run("vision")
         clock.end("vision")
-        # While the device encodes the image.
+        # Uploaded while the device encodes the images.
         text, last = self._upload_prompts(graphs, [request.prompt for request in requests], offers)
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
             graphs.run(stage)
@@ -213,7 +213,7 @@ class Engine(GraphEngine[int, StepGraphs]):
     def _upload_prompts(
         self, graphs: StepGraphs, prompts: Sequence[IntArray], drafts: Sequence[Sequence[int] | None]
     ) -> tuple[IntArray, NDArray[np.int32]]:
-        """Upload text rows with their drafts, and the position of each prompt's end."""
+        """Upload prompts with their drafts; return these and the position of each prompt's last token."""
         raw, (text, last) = graphs.prompt_buffer.on_host()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt

@@ -1,8 +1,8 @@
 """Flow matching: a prefix pass, then Euler steps of an action expert from noise to a chunk of actions.
 
-Nothing synchronises with the host or branches on a value, so both functions can be captured as CUDA graphs.
-A sequence is image tokens, prompt, padding. The suffix (pi0's state token, then the actions) overwrites the padding
-in the cache, so that no mask is needed for it.
+Nothing synchronises with the host or branches on a value, so :func:`prefill` and :func:`sample` can be captured as
+CUDA graphs. A sequence is image tokens, prompt, padding. In the cache, the suffix (pi0's state token, then the
+actions) overwrites the padding, so the padding needs no mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vla_ros.engine.gemma import (
 from vla_ros.engine.ops import KVCache
 
 Encode = Callable[[Tensor], Tensor]
-"""Images [N, S, S, 3] (uint8, or float32 in [0, 1]) to tokens [N, patches, width]; capturable."""
+"""Encodes images [N, S, S, 3] (uint8, or float32 in [0, 1]) as tokens [N, patches, width]; can be captured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,21 +36,21 @@ class FlowModel:
     """Weights and constants of pi0 or pi0.5; values that depend only on the flow time are precomputed."""
 
     encode: Encode  # vision tower and projector
-    embedding: Tensor  # [vocabulary, width] of the prompt, not scaled
-    prefix: Gemma  # gemma over images and prompt
-    expert: Gemma  # gemma over the suffix. ``norms`` has one entry per step and, last, one for t = 0; pi0's has one
-    action_in: Tensor  # float32 weight [E, A] of the actions; pi0's is folded into its time MLP's first layer
+    embedding: Tensor  # [vocabulary, width], prompt tokens; not scaled
+    prefix: Gemma  # Gemma over images and prompt
+    expert: Gemma  # Gemma over the suffix; entries of ``norms``: one per step, then one for t = 0; for pi0 only one
+    action_in: Tensor  # float32 weight [E, A] of the actions; for pi0 times the first layer of its time MLP
     action_bias: Tensor  # float32 [steps, E] or [1, E]
-    action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] behind SiLU
+    action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] after SiLU
     action_out: tuple[Tensor, Tensor]  # float32 weight [A, E] and bias [A]
     state: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, A] and bias [E] of the state token
-    times: tuple[float, ...]  # of the steps, from 1 down
-    patches: int  # tokens of an image
+    times: tuple[float, ...]  # flow time of each step, from 1 downwards
+    patches: int  # tokens per image
     horizon: int  # H, actions in a chunk
 
     @property
     def action_dim(self) -> int:
-        """A, numbers in an action."""
+        """A, numbers per action."""
         return int(self.action_out[0].shape[0])
 
     @property
@@ -73,10 +73,11 @@ def prefill(
     lengths: Tensor,
     ready: Callable[[int], None] = lambda layer: None,
 ) -> None:
-    """Fill the cache with images and prompt, with bidirectional attention.
+    """Fill the cache from images and prompt, with bidirectional attention.
 
-    ``patches`` are [B, P, width], ``tokens`` int64 [B, L] prompt and padding, ``lengths`` int32 [B] without
-    padding. ``ready`` is called with each layer when its keys and values are available.
+    ``patches`` [B, P, width] are image tokens; ``tokens``, int64 [B, L], are prompt and padding; ``lengths``, int32
+    [B], counts the prompt's tokens. ``ready`` is called with a layer's index once its keys and values are
+    available.
     """
     words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
     hidden = torch.cat([patches, words], dim=1)
@@ -90,8 +91,8 @@ def prefill(
 def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
     """Return the rows of each flow step; ``given``, int32 [B, H], is not 0 for actions whose time is 0.
 
-    The state token sees the prefix (``start`` tokens, int32 [B]) and itself, an action the prefix, the state and
-    all actions.
+    ``start``, int32 [B], counts the prefix's tokens. The state token attends to the prefix and itself; an action
+    attends to the prefix, the state and all actions.
     """
     at = start[:, None] + torch.arange(model.suffix, dtype=torch.int32, device=start.device)
     end = (start + model.suffix)[:, None].expand_as(at).contiguous()
@@ -105,7 +106,7 @@ def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
 
 
 def start_step(model: FlowModel, ops: GemmaOps, actions: Tensor, state: Tensor, rows: Rows, step: int) -> Stream:
-    """Begin the expert's stream with noisy actions, float32 [B, H, A]; arguments as for :func:`sample`."""
+    """Begin the expert's stream with noisy actions, float32 [B, H, A]; other arguments as for :func:`sample`."""
     expert, dtype = model.expert, model.embedding.dtype
     bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
     if model.action_mlp is None or model.state is None:
@@ -132,9 +133,9 @@ def end_step(
 
 
 class FirstStep:
-    """Runs the first flow step layer by layer, as soon as the prefix's keys of that layer are available.
+    """Runs the first flow step one layer at a time, so that it can overlap with the prefix pass.
 
-    ``actions``, float32 [B, H, A], are overwritten; the other arguments are those of :func:`sample`.
+    ``actions``, float32 [B, H, A], receives the actions after the step; other arguments as for :func:`sample`.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class FirstStep:
         self._stream = start_step(model, ops, actions, state, self._rows, 0)
 
     def run_layer(self, index: int) -> None:
-        """Run one layer; the last one ends the step."""
+        """Run one layer, as soon as the prefix's keys of that layer are available; the last layer ends the step."""
         expert = self._model.expert
         self._stream = run_layer(self._ops, expert, index, self._rows, self._stream, self._cache)
         if index == len(expert.layers) - 1:
@@ -171,11 +172,11 @@ def sample(
     guide: Guide,
     first: int = 0,
 ) -> Tensor:
-    """Sample chunks, float32 [B, H, A], normalised, behind a prefix.
+    """Sample normalised chunks, float32 [B, H, A], after a prefix.
 
-    ``cache`` is from :func:`prefill`, and the suffix is overwritten in every step; ``start``, int32 [B], counts the
-    prefix's tokens without padding. ``noise``, float32 [B, H, A], is the state after the steps before ``first``.
-    Only pi0 reads ``state``, float32 [B, A], normalised and padded.
+    ``cache`` comes from :func:`prefill`; every step overwrites the suffix in it. ``start``, int32 [B], counts the
+    prefix's tokens without padding. ``noise``, float32 [B, H, A], holds the actions after the steps before
+    ``first``. Only pi0 reads ``state``, float32 [B, A], normalised and padded.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
     for step, rows in list(enumerate(suffix_rows(model, start, guide.given)))[first:]:
@@ -186,9 +187,9 @@ def sample(
 def sample_by_gradient(
     model: FlowModel, ops: GemmaOps, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
 ) -> Tensor:
-    """Like :func:`sample`, but guided by the gradient of the weighted error; torch computes it, not ``ops``."""
+    """Like :func:`sample`, but guided by the gradient of the weighted error; uses torch instead of ``ops``."""
     ops = GemmaOps()
-    with torch.inference_mode(False):  # its tensors cannot be differentiated, their clones can
+    with torch.inference_mode(False):  # inference tensors cannot be differentiated, their clones can
         start, state, noise = start.clone(), state.clone(), noise.clone()
         guide = Guide(guide.previous.clone(), guide.weights.clone(), guide.limit.clone(), guide.given.clone())
         actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)

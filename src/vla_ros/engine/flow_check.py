@@ -1,4 +1,4 @@
-"""Compares this device's kernels for Gemma with torch at start."""
+"""Compares the engine's kernels for Gemma with torch at start."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from vla_ros.engine.tolerances import TOLERANCES
 
 
 def checked(ops: GemmaOps, model: FlowModel) -> GemmaOps:
-    """Return ``ops`` if its first layers are correct, else torch's with a warning: slow, but the same chunks."""
+    """Return ``ops`` if its first layers are correct; otherwise log a warning and return torch's operations."""
     if type(ops) is GemmaOps:
         return ops
-    instead = "torch computes instead of the engine's kernels, many times slower"
+    instead = "torch computes the layers instead of the engine's kernels, many times more slowly"
     return ops if agrees(lambda: check_layers(ops, model), instead, strict=False) else GemmaOps()
 
 
 @torch.inference_mode()
 def check_layers(ops: GemmaOps, model: FlowModel) -> None:
-    """Compare the first layer of prefix and expert, and a flow step's end, with torch over the same weights."""
+    """Compare the first layers of prefix and expert, and the end of a flow step, with torch.
+
+    Raises EngineMismatchError if a result differs by more than rounding.
+    """
     for name, gemma, rows in (
         ("the prefix", model.prefix, 2 * SKINNY),
         ("a flow step", model.expert, min(model.suffix, SKINNY)),
@@ -32,7 +35,7 @@ def check_layers(ops: GemmaOps, model: FlowModel) -> None:
     ):
         first = replace(gemma, layers=gemma.layers[:1])
         bounds = TOLERANCES[gemma.cosine.dtype]
-        if first.layers[0].qkv.kind == "fp8":  # a norm that rounds differently may yield the neighbouring number
+        if first.layers[0].qkv.kind == "fp8":  # a norm that rounds differently may yield the neighbouring FP8 value
             bounds = replace(bounds, product=2 * bounds.product, element=2 * bounds.element)
         expected = _layer(GemmaOps(), model, first, rows)
         for (what, theirs), ours in zip(expected.items(), _layer(ops, model, first, rows).values(), strict=True):
@@ -42,7 +45,7 @@ def check_layers(ops: GemmaOps, model: FlowModel) -> None:
 
 
 def _layer(ops: GemmaOps, model: FlowModel, gemma: Gemma, count: int) -> dict[str, Tensor]:
-    """Return keys, values and stream of one layer over noise; for the expert also actions after a flow step."""
+    """Run one layer on noise; return keys, values, hidden states and, for the expert, advanced actions."""
     generator = torch.Generator().manual_seed(count)
 
     def noise(*shape: int) -> Tensor:

@@ -36,22 +36,22 @@ Array = NDArray[np.float32]
 class Continuation:
     """Real-time chunking: how a chunk continues the previous one."""
 
-    previous: NDArray[Any]  # [H, A], normalised, zeros where nothing is left
+    previous: NDArray[Any]  # [H, A], normalised; zeros after the previous chunk's last action
     weights: NDArray[Any]  # [H], how strongly each action is pulled towards the previous one
-    limit: float = 10.0  # largest factor of that correction
-    given: int = 0  # how many first actions are the previous ones
+    limit: float = 10.0  # maximum factor of that correction
+    given: int = 0  # number of first actions that are copied from ``previous``
 
 
 @dataclass(frozen=True, eq=False)
 class FlowRequest:
     """One observation."""
 
-    # The present cameras in the model's order: all as [S, S, 3] of the engine's type, or all the cameras' own, of
-    # any size, which are turned and resized on the device.
+    # One image per available camera, in the model's order: either all [S, S, 3] in the engine's type, or all camera
+    # images of any size, which the device rotates and resizes.
     images: Sequence[NDArray[Any] | RawImage]
     tokens: IntArray  # int64 [L], the prompt
     state: NDArray[Any]  # [A], normalised and padded; only pi0 reads it
-    # [H, A], or the seed of a generator on the device: the same seed gives the same chunk.
+    # Noise [H, A], or the seed of a generator on the device; the same seed gives the same chunk.
     noise: NDArray[Any] | int
     continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
 
@@ -61,9 +61,9 @@ class FlowAnswer:
     """The engine's result for one observation."""
 
     actions: Array  # float32 [H, A], normalised
-    # ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins with the
-    # upload of everything else, and has the first flow step beside it), ``flow``, ``download``. The same for all
-    # observations of a batch.
+    # Stage times, the same for all observations of a batch: ``upload`` (of images), ``preprocess`` (of camera
+    # images), ``vision``, ``prefill`` (begins with the upload of all other inputs; the first flow step runs in
+    # parallel), ``flow``, ``download``.
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -108,7 +108,7 @@ class FlowGraphs:
         patches = cameras * model.patches
         if patches + length + model.suffix > len(model.prefix.cosine):
             most = (len(model.prefix.cosine) - length - model.suffix) // model.patches
-            raise ConfigError(f"{cameras} images found, the model has positions for {most}")
+            raise ConfigError(f"{cameras} images found, but the model has positions for only {most}")
         self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.width)
         self._cache = allocate_cache(model.prefix, batch, patches + length + model.suffix)
         self.stages: dict[str, Stage] = {
@@ -118,7 +118,7 @@ class FlowGraphs:
         }
 
     def capture(self, runner: Runner) -> None:
-        """Replace every stage by its graph."""
+        """Replace every stage with its captured graph."""
         with torch.inference_mode():
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
@@ -131,7 +131,7 @@ class FlowGraphs:
         self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
 
     def _prefill(self) -> None:
-        """Run the prefix pass and, in parallel, the first flow step, each layer of which needs one layer's keys."""
+        """Run the prefix pass and, in parallel, the first flow step, whose layers each need one layer's keys."""
         tokens, lengths, state, *guide = self.inputs.tensors
         start = lengths + self._patches.shape[1]
         if self._jacobian:
@@ -165,12 +165,12 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
     Args:
         model: Weights and constants.
         size: (height, width) of the images.
-        prompt: Longest prompt in tokens.
-        ops: Operations of both passes.
+        prompt: Maximum prompt length in tokens.
+        ops: Operations of the prefix pass and the flow steps.
         dtype: Type of images that are already resized: uint8, or float32 in [0, 1].
         runner: Runs the stages; None selects the runner for the model's device.
-        jacobian: True guides by the gradient of the error; torch computes the flow steps, which takes several times
-            as long.
+        jacobian: If True, guide by the gradient of the error; torch then computes the flow steps, several times
+            more slowly.
     """
 
     def __init__(
@@ -195,12 +195,14 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         self._generator = torch.Generator(model.device)
 
     def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
-        """Capture graphs for prompts of these lengths in tokens, before the first answer."""
+        """Capture graphs for prompts of these lengths in tokens, before the first request."""
         self._capture((batch, cameras), prompts)
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        """Compute chunks for B observations with the same number of cameras; an error for each with NaN or Inf.
+        """Compute chunks for B observations with the same number of cameras.
+
+        Returns NotFiniteError instead of each chunk with NaN or Inf.
 
         Raises:
             ConfigError: A prompt is too long.
@@ -228,7 +230,7 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
             FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
         ]
         if any(isinstance(one, NotFiniteError) for one in answers):
-            graphs.clear()  # later requests mask what this one left, but NaN times zero is NaN
+            graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
         return answers
 
     def _upload_inputs(self, graphs: FlowGraphs, requests: Sequence[FlowRequest]) -> None:

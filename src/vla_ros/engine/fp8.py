@@ -1,4 +1,4 @@
-"""8-bit floating point (e4m3): one scale per output of a weight, one per row of activations."""
+"""8-bit floating point (e4m3): one scale per output of a weight and per row of activations."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-"""The largest number of the format; the largest of a row becomes this."""
+"""Largest value of the format; each row's largest magnitude is scaled to it."""
 
 CAPABILITY = (8, 9)
-"""Compute capability from which tensor cores multiply this format (Ada)."""
+"""Minimum compute capability whose tensor cores support this format (Ada)."""
 
 
 @cache
 def runs_on(device: torch.device) -> bool:
-    """Return True if tensor cores of ``device`` support this format; a CPU computes the same in float32."""
+    """Return True if ``device`` is a GPU whose tensor cores support this format, or a CPU (in float32)."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows [..., K]; return them and their scales, float32 [..., 1]."""
+    """Quantise rows [..., K]; return the FP8 values and their scales, float32 [..., 1]."""
     wide = rows.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
     return (wide / scale).to(FP8), scale
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
-    """Multiply ``rows`` [M, K] @ ``weight`` [N, K].T on the tensor cores, without scales: bfloat16 [M, N].
+    """Return ``rows @ weight.T`` without scales, bfloat16 [M, N]; ``rows`` [M, K] and ``weight`` [N, K] are FP8.
 
-    The operation that reads the result applies the scales of rows and columns. cuBLAS could do that, too, but takes
-    up to 1.6 times as long with scales (H200, 288 rows).
+    The operation that reads the result applies the scales of rows and columns. cuBLAS could apply them, but would
+    take up to 1.6 times as long (H200, 288 rows).
     """
     if not rows.is_cuda:
         return (rows.float() @ weight.float().t()).bfloat16()

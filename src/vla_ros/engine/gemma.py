@@ -3,7 +3,7 @@
 Unlike in the Llama, attention is not causal: every row states how many positions it sees. The norm multiplies by
 ``1 + weight``, the MLP's gate is tanh GELU, the head size is independent of the width, and the norms of pi0.5's
 action expert get scale, shift and gate from the flow time. Positions are tensors and shapes are fixed, so every
-pass can be captured as a CUDA graph. B observations, N rows each.
+pass can be captured as a CUDA graph. Shapes: B observations of N rows each.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CACHE_BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class GemmaLayer:
-    """One layer; if only keys and values of the last layer are needed, it has only ``qkv``."""
+    """One layer; a last layer of which only keys and values are needed has only ``qkv``."""
 
     qkv: Matrix  # queries (if the layer has them), keys and values, [.., width]
     o: Matrix | None = None  # [width, heads * head_dim]
     gate_up: Matrix | None = None  # gate, then up [2 * mlp_width, width]
     down: Matrix | None = None  # [width, mlp_width]
     # The product of ``qkv`` with the norm's shift at each time, float32 [times, outputs], for kernels that finish
-    # the norm behind the product; None if norms have no shift.
+    # the norm after the product; None if norms have no shift.
     qkv_shift: Tensor | None = None
-    gate_up_shift: Tensor | None = None  # the same of ``gate_up``
+    gate_up_shift: Tensor | None = None  # the same for ``gate_up``
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Gemma:
     shape: GemmaShape  # sizes
     layers: tuple[GemmaLayer, ...]  # one per layer
     # Float32 [times, norms, parts, width]: ``1 + weight``, or scale (plus 1), shift and gate for each time. Norm 2
-    # i precedes the attention of layer i, norm 2 i + 1 its MLP, the last one the output.
+    # i precedes the attention of layer i, norm 2 i + 1 its MLP, and the last norm the output.
     norms: Tensor
     cosine: Tensor  # rotary table [positions, head_dim / 2] in the model's type
     sine: Tensor  # the same
@@ -62,9 +62,9 @@ class Gemma:
 class Rows:
     """The rows of a pass."""
 
-    at: Tensor  # int32 [B, N], positions, which are their places in the cache, too
-    end: Tensor  # int32 [B, N], how many positions each row sees
-    time: Tensor  # int32 [B, N], index of each row's time in ``Gemma.norms``: ``step``, or the last, which is 0
+    at: Tensor  # int32 [B, N], positions of the rows, also in the cache
+    end: Tensor  # int32 [B, N], number of positions that each row sees
+    time: Tensor  # int32 [B, N], index of each row's time in ``Gemma.norms``: ``step``, or the last for time 0
     step: int = 0
 
 
@@ -73,8 +73,8 @@ class Stream:
     """The residual stream before a norm."""
 
     hidden: Tensor  # [B, N, width]
-    normed: Tensor | QuantizedRows  # the same behind that norm, as the product that follows takes it
-    norm: int  # which norm
+    normed: Tensor | QuantizedRows  # ``hidden`` after that norm, in the form that the next product takes
+    norm: int  # index of that norm
 
 
 class GemmaOps:
@@ -87,7 +87,7 @@ class GemmaOps:
     def qkv(self, gemma: Gemma, index: int, rows: Rows, stream: Stream, cache: KVCache) -> Tensor:
         """Project and rotate; write keys and values at ``rows.at`` and return queries [B, N, heads, head_dim].
 
-        A layer of keys and values has zero heads.
+        For a layer with only keys and values, queries have zero heads.
         """
         product = multiply(stream.normed, gemma.layers[index].qkv)
         heads = product.view(*rows.at.shape, -1, gemma.shape.head_dim)  # [B, N, heads + 2 kv_heads, head_dim]
@@ -119,7 +119,7 @@ class GemmaOps:
     def add(
         self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | QuantizedRows, matrix: Matrix
     ) -> Stream:
-        """Add ``inputs @ matrix.T``, times the gate of the stream's norm; ``stream`` may be used up."""
+        """Add ``inputs @ matrix.T``, times the gate of the stream's norm; may overwrite ``stream``."""
         branch = multiply(inputs, matrix)
         if gemma.adaptive:
             branch = branch * gemma.norms[:, stream.norm, 2][rows.time].to(branch.dtype)
@@ -128,7 +128,7 @@ class GemmaOps:
     def start_actions(
         self, gemma: Gemma, rows: Rows, actions: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Stream:
-        """Begin a stream with ``actions @ weight.T + bias``, float32 [B, H, A], [E, A] and [E]."""
+        """Begin a stream with ``actions @ weight.T + bias``; float32 [B, H, A], [E, A] and [E]."""
         return self.start(gemma, rows, functional.linear(actions, weight, bias).to(dtype))
 
     def advance(
@@ -144,8 +144,8 @@ class GemmaOps:
     ) -> None:
         """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
 
-        The actions are the last H of ``rows``; ``stream`` is after the last layer, before the last norm.
-        ``out`` is the float32 weight [A, E] and bias [A] from there to the velocity.
+        The actions are the last H of ``rows``; ``stream`` comes from the last layer. ``out`` is the float32 weight
+        [A, E] and bias [A] that project the stream's last norm to the velocity.
         """
         velocity = predict_velocity(stream, out, actions.shape[1])
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
@@ -166,12 +166,12 @@ class Guide:
 
     previous: Tensor  # float32 [B, H, A], normalised
     weights: Tensor  # float32 [B, H], how strongly each action is pulled towards the previous one
-    limit: Tensor  # float32 [B], largest factor of that correction
-    given: Tensor  # int32 [B, H], not 0 where the action is the previous one and its time 0
+    limit: Tensor  # float32 [B], maximum factor of that correction
+    given: Tensor  # int32 [B, H], not 0 where the action is copied from ``previous`` and its time is 0
 
 
 def predict_velocity(stream: Stream, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:
-    """Return the velocity, float32 [B, H, A], of the last H rows of ``stream``, after the last norm."""
+    """Return the velocity, float32 [B, H, A], from the last H rows of ``stream`` after the last norm."""
     assert isinstance(stream.normed, Tensor)
     return functional.linear(stream.normed[:, -horizon:].float(), *out)
 
@@ -194,7 +194,7 @@ def guidance_scale(time: float) -> float:
 def multiply(rows: Tensor | QuantizedRows, matrix: Matrix) -> Tensor:
     """Return ``rows @ matrix.T``, [B, N, outputs].
 
-    Rows of a quantised matrix are quantised, too; quantised rows give [B * N, outputs].
+    If the matrix is quantised, rows are quantised too; rows that already are quantised give [B * N, outputs].
     """
     if matrix.kind != "fp8":
         assert isinstance(rows, Tensor)
@@ -216,7 +216,7 @@ def run_layers(
 ) -> Stream:
     """Run a stream through all layers, up to the last norm.
 
-    ``ready`` is called with each layer when its keys and values are available.
+    ``ready`` is called with a layer's index once its keys and values are available.
     """
     for index in range(len(gemma.layers)):
         stream = run_layer(ops, gemma, index, rows, stream, cache, ready)
@@ -232,7 +232,7 @@ def run_layer(
     cache: KVCache,
     ready: Callable[[int], None] = lambda layer: None,
 ) -> Stream:
-    """Run one layer; without output projection it only writes its keys and values."""
+    """Run one layer; a layer without output projection only writes its keys and values."""
     layer, query = gemma.layers[index], ops.qkv(gemma, index, rows, stream, cache)
     ready(index)
     if layer.o is None or layer.down is None:
@@ -242,16 +242,16 @@ def run_layer(
 
 
 def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
-    """Return a cache of zeros: masked positions are multiplied by 0, and old memory could contain NaN."""
+    """Return a cache of zeros: masked values are multiplied by 0, but old memory could contain NaN."""
     shape = gemma.shape
     sizes = (batch, shape.kv_heads, -(-positions // CACHE_BLOCK) * CACHE_BLOCK, shape.head_dim)
     tensors = [gemma.cosine.new_zeros(sizes) for _ in range(2 * shape.depth)]
-    counters = gemma.cosine.new_empty(0, dtype=torch.int32)  # no kernel counts here
+    counters = gemma.cosine.new_empty(0, dtype=torch.int32)  # Gemma's kernels do not use them
     return KVCache(tuple(tensors[: shape.depth]), tuple(tensors[shape.depth :]), counters)
 
 
 def rotary_tables(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every position, [positions, head_dim / 2], rounded to the type of ``like``."""
+    """Return cosine and sine of all positions, [positions, head_dim / 2] each, in the type of ``like``."""
     steps = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32)
     angles = torch.arange(positions, device=like.device).float()[:, None] * ROPE_THETA ** (-steps / head_dim)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

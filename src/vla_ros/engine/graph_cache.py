@@ -18,10 +18,10 @@ P = TypeVar("P")
 class GraphCache(Generic[P]):
     """Graphs by sequence length.
 
-    A prompt runs on the shortest captured graphs that fit it. If a shorter length would do, a second thread
-    captures it; until then a longer one is used, or the stages run without graphs. ``build`` creates the stages of
-    a length with their own buffers, ``prepare`` captures them; without ``background``, this happens at once in the
-    caller's thread.
+    A prompt runs on the shortest captured graphs that fit it. If a shorter length would fit, a second thread
+    captures it; until then, the prompt runs on longer graphs or, if there are none, without graphs. ``build``
+    creates the stages of a length with their own buffers, ``prepare`` captures them. Without ``background``, the
+    calling thread captures a missing length immediately.
 
     Attributes:
         failures: Lengths whose capture failed, with the reason.
@@ -45,7 +45,7 @@ class GraphCache(Generic[P]):
         return tuple(sorted(self._ready))
 
     def ensure(self, length: int) -> None:
-        """Capture a length now; errors of building or capturing are raised."""
+        """Capture a length now; raises any error of building or capturing."""
         if length not in self._ready:
             built = self._build(length)
             self._prepare(built)

@@ -1,4 +1,4 @@
-"""What the engines share: images on the device, graphs by kind of batch, stage times, a lost device."""
+"""Base class of the engines: image upload, graphs by kind of batch, stage times, lost devices."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vla_ros.types import RawImage
 
 
 class Capturable(Protocol):
-    """Stages over buffers of their own."""
+    """Stages that have their own buffers."""
 
     def capture(self, runner: Runner) -> None:
-        """Replace the stages by graphs."""
+        """Replace the stages with captured graphs."""
 
 
 K = TypeVar("K", bound=Hashable)
@@ -34,7 +34,7 @@ G = TypeVar("G", bound=Capturable)
 
 
 class StageClock:
-    """Times the stages of one answer, without synchronising between them."""
+    """Times the stages of one inference, without synchronising between them."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -42,23 +42,23 @@ class StageClock:
         self._ends: dict[str, Any] = {}
 
     def end(self, stage: str) -> None:
-        """End a stage here; the next one begins."""
+        """Record the end of a stage, which is the start of the next."""
         self._ends[stage] = self._runner.mark()
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the time of each stage; waits for the last one."""
+        """Return the time of each stage; waits for the last stage."""
         starts = [self._start, *self._ends.values()]
         pairs = zip(self._ends.items(), starts, strict=False)
         return {stage: self._runner.milliseconds(start, end) for (stage, end), start in pairs}
 
 
 class GraphEngine(ABC, Generic[K, G]):
-    """An engine with one cache of graphs for every kind of batch. Not thread-safe.
+    """An engine with one graph cache per kind of batch. Not thread-safe.
 
     Args:
-        device: Where it runs.
+        device: Device of the engine.
         size: (height, width) of the network's images.
-        buckets: Padded lengths.
+        buckets: Padded prompt lengths.
         runner: Runs the stages.
     """
 
@@ -76,7 +76,7 @@ class GraphEngine(ABC, Generic[K, G]):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds.
 
-        Nothing requires this; it only makes later answers faster.
+        Waiting is optional: captured graphs only make later requests faster.
         """
         ready = [cache.wait(timeout) for cache in self._caches.values()]
         return self._resizer.wait(timeout) and all(ready)
@@ -91,7 +91,7 @@ class GraphEngine(ABC, Generic[K, G]):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Run the enclosed code on the device; once the device is lost, raise that error again."""
+        """Run the enclosed code on the device; once the device is lost, raise the same error every time."""
         if self._lost is not None:
             raise self._lost
         try:
@@ -102,7 +102,7 @@ class GraphEngine(ABC, Generic[K, G]):
             raise
 
     def _capture(self, kind: K, prompts: Sequence[int]) -> None:
-        """Capture graphs for prompts of these lengths in tokens; ConfigError if one is too long."""
+        """Capture graphs for prompts of these lengths in tokens. Raises ConfigError if a prompt is too long."""
         with self._running():
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
                 self._of(kind).ensure(length)
@@ -116,11 +116,11 @@ class GraphEngine(ABC, Generic[K, G]):
         return self._caches[kind]
 
     def _upload(self, images: Sequence[NDArray[Any] | RawImage], target: Tensor, clock: StageClock) -> None:
-        """Copy images of the target's size, or resize camera images on the device; ConfigError for a mixture."""
+        """Copy images of the target's size, or resize camera images. Raises ConfigError if both are mixed."""
         raw = [image for image in images if isinstance(image, RawImage)]
         ready = [image for image in images if not isinstance(image, RawImage)]
         if raw and ready:
-            raise ConfigError(f"engine: {len(raw)} of {len(images)} images are the camera's; expected all or none")
+            raise ConfigError(f"engine: {len(raw)} of {len(images)} images are camera images; expected all or none")
         if raw:
             uploaded = self._resizer.upload(raw)
             clock.end("upload")

@@ -13,12 +13,12 @@ GROUP = lowbit.k_group(4)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise some outputs of a weight [N, K] to 4 bits: 15 steps over each group's range, which includes zero.
+    """Quantise a weight [N, K] to 4 bits: 15 steps over each group's range, which is extended to include zero.
 
-    Returns words int32 [N / 8, groups, 128] of :mod:`vla_ros.engine.lowbit` and grid int32 [N / 8, groups, 8]. A
-    grid entry holds two bfloat16: the scale in its lower half and -128 - zero point, which a kernel adds to
-    128 + nibble, in the upper one. Raises ConfigError if N is no multiple of 16, the outputs of one matrix
-    instruction.
+    Returns words int32 [N / 8, groups, 128], packed by :mod:`vla_ros.engine.lowbit`, and the grid int32 [N / 8,
+    groups, 8]. A grid entry holds two bfloat16: the scale in its lower half, and in its upper half -128 - zero
+    point, which a kernel adds to 128 + nibble. Raises ConfigError if N is not a multiple of 16, the outputs of one
+    matrix instruction.
     """
     lowbit.check_outputs(weight, 4)
     grouped = lowbit.widen(weight.float()).view(weight.shape[0], -1, GROUP)
@@ -37,17 +37,17 @@ def dequantize(words: Tensor, grid: Tensor, inputs: int) -> Tensor:
 
 
 def unpack_grid(grid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and -128 - zero point, float32 [N, groups]."""
+    """Return scale and -128 - zero point, float32 [N, groups] each."""
     halves = grid.view(torch.bfloat16).view(*grid.shape, 2).float()  # little-endian: the scale comes first
     both = halves.permute(3, 0, 2, 1).reshape(2, -1, grid.shape[1])
     return both[0], both[1]
 
 
 def reorder(rows: Tensor) -> Tensor:
-    """Reorder the inputs of rows [M, K] to match packed weights in FP8 products; K may be padded.
+    """Reorder the inputs of rows [M, K] to match packed weights in FP8 products; K is padded to whole groups.
 
-    Input 64 i + 32 n + 16 p + 8 h + 2 t + e of a group becomes number 64 h + 32 i + 16 p + 4 t + 2 e + n: the four
-    bytes of a word of 32 bits, or of the word moved by 4 bits, are then four successive numbers.
+    Input 64 i + 32 n + 16 p + 8 h + 2 t + e of a group moves to place 64 h + 32 i + 16 p + 4 t + 2 e + n. The lower
+    nibbles of a 32-bit word's bytes, and likewise the upper nibbles, then belong to four successive places.
     """
     return lowbit.widen(rows).view(len(rows), -1, 2, 2, 2, 2, 4, 2).permute(0, 1, 5, 2, 4, 6, 7, 3).flatten(1)
 

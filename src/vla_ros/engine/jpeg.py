@@ -1,8 +1,8 @@
 """Applies a JPEG round trip on a GPU, bit-identical to libjpeg-turbo.
 
-It follows ``tf.io.encode_jpeg`` and ``decode_jpeg`` with their defaults: quality 95, 4:2:0, accurate forward DCT,
-fast inverse DCT, smooth upsampling. :mod:`vla_ros.engine.kernels.jpeg` computes it in integers, with the tables of
-this module; Huffman coding is lossless and omitted.
+The round trip equals ``tf.io.encode_jpeg`` and ``decode_jpeg`` with their defaults: quality 95, 4:2:0, accurate
+forward DCT, fast inverse DCT, smooth upsampling. :mod:`vla_ros.engine.kernels.jpeg` computes it in integers, with
+the tables of this module. Huffman coding is omitted, because it is lossless.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FROM_CHROMA = ((0, 91881), (-22554, -46802), (116130, 0))
 """Colour conversions in multiples of 2^-16."""
 
 _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.541196100, 0.275899379)
-"""Factors along each axis that the fast inverse DCT expects in its coefficients."""
+"""Factors along each axis by which the fast inverse DCT expects its coefficients to be multiplied."""
 
 
 def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any) -> Callable[[Tensor], Tensor]:
-    """Return the round trip of uint8 images [B, *size, 3] on ``device``; they must be at least five pixels wide."""
+    """Return the round trip for uint8 images [B, *size, 3] on ``device``, which must be at least 5 pixels wide."""
     height, width = size
     tiles = {"ROWS": -(-height // 16), "COLUMNS": -(-width // 16)}
     quantisation = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95
     scales = (quantisation * np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64) + (1 << 11)) >> 12
     offsets = (1 << 15, (128 << 16) + (1 << 15) - 1, (128 << 16) + (1 << 15) - 1)
-    before, factors, after = _fast_inverse()  # filled up to powers of two below
+    before, factors, after = _fast_inverse()  # padded to powers of two below
     tables = [
         torch.tensor(np.asarray(table), dtype=torch.int32, device=device)
         for table in (
@@ -81,7 +81,7 @@ def _forward() -> np.ndarray:
 
 
 def _fast_inverse() -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the inverse DCT of Arai, Agui and Nakajima: inputs of its five products, factors, and outputs."""
+    """Return the inverse DCT of Arai, Agui and Nakajima: inputs of its five products, their factors, outputs."""
     unit = np.eye(13, dtype=np.int64)
     x, (m0, m1, m2, m3, m4) = unit[:8], unit[8:]
     z13, z10, z11, z12 = x[5] + x[3], x[5] - x[3], x[1] + x[7], x[1] - x[7]

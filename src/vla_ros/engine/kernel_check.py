@@ -1,4 +1,4 @@
-"""Compares this device's matrix products with torch's at start."""
+"""Compares the engine's matrix products with torch's at start."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 6, 288)
-"""Rows of a decoding pass, of a verified draft, and of a usual prompt with its image."""
+"""Numbers of rows to check: a decoding pass, a verified draft, and a typical prompt with its image."""
 
 
 @torch.inference_mode()
 def check_products(ops: Ops, weights: DecoderWeights) -> None:
-    """Compare every product of the first layer with torch's over the same weights, dequantised.
+    """Compare the products of the first layer and the head with torch's over the same weights.
 
-    Raises EngineMismatchError if one differs by more than rounding.
+    Raises EngineMismatchError if a product differs by more than rounding.
     """
     kind = weights.layers[0].qkv.kind
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
@@ -40,21 +40,21 @@ def _bounds(weights: DecoderWeights, rows: int) -> Tolerances:
     bounds = TOLERANCES[weights.dtype]
     if weights.layers[0].qkv.kind not in ("fp8", "int4"):
         return bounds
-    # Many rows are rounded to FP8. A norm that rounds differently may yield the neighbouring FP8 number, 1/8 away:
-    # after two products the error was 0.04, and one of three million numbers was 0.32 off.
+    # Many rows are rounded to FP8. If a norm rounds differently, the FP8 value may be the neighbouring one, up to
+    # 1/8 away. After two products, the relative error was 0.04, and one of three million values was off by 0.32.
     slack = 4 if rows > SKINNY else 2
     return replace(bounds, product=slack * bounds.product, element=slack * bounds.element)
 
 
 def require_close(name: str, ours: Tensor, theirs: Tensor, bounds: Tolerances) -> None:
-    """Raise EngineMismatchError, with ``name``, if a result differs from torch's by more than rounding."""
+    """Raise EngineMismatchError, which mentions ``name``, if a result differs from torch's beyond rounding."""
     expected, ours = theirs.float(), ours.view_as(theirs)
     off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
     share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
-    if not (error <= bounds.product and share <= bounds.element):  # NaN is wrong, too
+    if not (error <= bounds.product and share <= bounds.element):  # also fails for NaN
         raise EngineMismatchError(
-            f"the engine's kernel for {name} differs from torch by {error:.2g}, at most {bounds.product:.0e} "
-            f"expected, a single number by {share:.2g}, at most {bounds.element:.0e}"
+            f"the engine's kernel for {name} differs from torch: relative error {error:.2g} (limit "
+            f"{bounds.product:.0e}), largest error of one value {share:.2g} (limit {bounds.element:.0e})"
         )
 
 
@@ -81,7 +81,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     yield "keys", cache.keys[0]
     yield "values", cache.values[0]
     yield "gate and up", rounded(ops.gate_up(weights, 0, stream()), layer.down_proj)
-    # A product that ends in the residual stream is compared together with the stream's norm.
+    # Products that are added to the residual stream are compared after the next norm.
     added = ops.add_linear(stream(), inputs(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
     yield "output", ops.norm(weights, copied(added))
     yield "gate and up of a sum", rounded(ops.gate_up(weights, 0, added), layer.down_proj)
@@ -91,29 +91,29 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 
 
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
-    """Return ``ops`` if its products are correct, otherwise torch's with a warning: slow, but the same tokens.
+    """Return ``ops`` if its products are correct; otherwise log a warning and return torch's operations.
 
-    With ``strict``, EngineMismatchError is raised instead.
+    Torch's operations are slow but yield the same tokens. With ``strict``, raises the error instead.
     """
-    instead = "torch multiplies instead of the engine's kernels, many times slower"
+    instead = "torch computes the products instead of the engine's kernels, many times more slowly"
     try:
         return ops if agrees(lambda: check_products(ops, weights), instead, strict=strict) else Ops()
     finally:
         if weights.device.type == "cuda":
-            torch.cuda.empty_cache()  # dense copies of a layer, not needed again
+            torch.cuda.empty_cache()  # frees dense copies of a layer, which are not needed again
 
 
 def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
-    """Return True if ``check`` does not raise; otherwise log a warning that says what runs ``instead``.
+    """Return True if ``check`` succeeds; otherwise log ``instead`` with the error, and return False.
 
-    ``strict`` re-raises every error; DeviceLostError and OutOfMemoryError, which other kernels would meet, too, are
-    always re-raised.
+    With ``strict``, every error is raised again. DeviceLostError and OutOfMemoryError always are, because other
+    kernels would fail as well.
     """
     try:
         check()
     except (DeviceLostError, OutOfMemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of a compiler, say: whatever keeps the kernels from running
+    except Exception as error:  # including a compiler's: anything that keeps the kernels from running
         if strict:
             raise
         logger.warning("policy.engine: %s: %s", instead, error)

@@ -1,6 +1,6 @@
 """The parameters of a Llama decoder, named as in transformers and in the published checkpoints.
 
-Nothing is computed here: :mod:`vla_ros.engine.decoder` runs these weights as they are (:func:`as_loaded`), or fused
+Nothing is computed here: :mod:`vla_ros.engine.decoder` runs these weights as loaded (:func:`as_loaded`), or fused
 and packed (:func:`~vla_ros.engine.weights.fuse`).
 """
 
@@ -29,7 +29,7 @@ class LlamaDecoder(nn.Module):
             norm=nn.RMSNorm(shape.hidden_size),
         )
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
-        # Constants, not weights: real even while parameters are on ``meta``.
+        # Constants, not weights: they hold values even while parameters are on ``meta``.
         cosine, sine = rotary_tables(shape)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
@@ -43,7 +43,7 @@ class LlamaDecoder(nn.Module):
 
 
 def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
-    """Return the weights without a copy, so later changes in ``decoder`` are visible.
+    """Return the weights without copying them, so later changes to ``decoder`` take effect.
 
     Linear layers of other libraries (bitsandbytes) are kept.
     """

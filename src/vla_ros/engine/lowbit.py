@@ -1,12 +1,12 @@
 """Packs 4-bit and 8-bit weights in the register order of tensor cores.
 
-A *fragment* has 8 outputs and one *K-group* of inputs, as many as one lane's words hold: 128 of 4 bits, 64 of 8. It
-is 128 words of 32 bits, 512 contiguous bytes: lane ``4 g + t`` of a warp (output g of the fragment) owns
-words ``4 (4 g + t)`` to ``+ 3`` of it, and loads them as 16 bytes. Half e of its word ``2 h + i`` holds the inputs
-``16 j + 8 h + 2 t + e`` of the K-group, for the i-th half of all j, the first in the lowest bits. These are the
-places at which ``mma`` and ``wgmma`` expect the elements of an operand in registers (PTX ISA, "Matrix Fragments for
-mma.m16n8k16"), so unpacked values need not move between lanes or through shared memory, and the two halves of a
-word become one register of two bfloat16.
+A *fragment* has 8 outputs and one *K-group* of inputs: 128 inputs of 4 bits, or 64 of 8 bits. It takes 128 words of
+32 bits, 512 contiguous bytes. Lane ``4 g + t`` of a warp holds weights of output g; it owns words ``4 (4 g + t)``
+to ``4 (4 g + t) + 3`` of the fragment and loads them as 16 bytes. Half e of the lane's word ``2 h + i`` holds
+inputs ``16 j + 8 h + 2 t + e`` of the K-group, for the i-th half of all values of j, the first j in the lowest
+bits. This is where ``mma`` and ``wgmma`` expect the elements of an operand in registers (PTX ISA, "Matrix Fragments
+for mma.m16n8k16"). So unpacked values need not move between lanes or through shared memory, and the two halves of a
+word become the two bfloat16 values of a register.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from vla_ros.errors import ConfigError
 
 FRAGMENT_N = 8
-"""Outputs of a fragment."""
+"""Outputs per fragment."""
 
 WORDS = 128
-"""Words of a fragment."""
+"""32-bit words per fragment."""
 
 BITS = {"int4": 4, "int8": 8}
-"""Kinds of weight that are packed, to the bits of a number."""
+"""Bits per weight of each packed kind."""
 
 ALIGN_K = 128
-"""A width is filled up with zeros to a multiple of this many inputs."""
+"""Inputs are padded with zeros to a multiple of this number."""
 
 
 def k_group(bits: int) -> int:
@@ -41,21 +41,22 @@ def widen(weight: Tensor) -> Tensor:
 
 
 def check_outputs(weight: Tensor, bits: int) -> None:
-    """Refuse a weight [N, K] whose N is no multiple of 16, the outputs of one matrix instruction."""
+    """Raise ConfigError unless N of a weight [N, K] is a multiple of 16, the outputs of one matrix instruction."""
     if weight.shape[0] % (2 * FRAGMENT_N):
         raise ConfigError(
-            f"policy.quantization: {bits} bits need outputs in multiples of {2 * FRAGMENT_N}, found a weight "
-            f"{list(weight.shape)}"
+            f"policy.quantization: {bits}-bit weights need a multiple of {2 * FRAGMENT_N} outputs; found a weight "
+            f"of shape {list(weight.shape)}"
         )
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Pack ``numbers`` [N, K], K a multiple of the K-group, into int32 words [N / 8, K-groups, 128].
+    """Pack ``numbers`` [N, K] into int32 words [N / 8, K-groups, 128].
 
-    The numbers are uint8, or int8 in two's complement; their lowest ``bits`` (4 or 8) are used.
+    K is a multiple of the K-group. The numbers are uint8, or int8 in two's complement; their lowest ``bits`` (4 or
+    8) are used.
     """
     outputs, each = numbers.shape[0], 16 // bits
-    # [fragment, g, group, i, n, h, t, e], j being (i, n), to [fragment, group, g, t, h, i, e, n]
+    # [fragment, g, group, i, n, h, t, e], where j is (i, n), to [fragment, group, g, t, h, i, e, n]
     ordered = numbers.view(outputs // FRAGMENT_N, FRAGMENT_N, -1, 2, each, 2, 4, 2).permute(0, 2, 1, 6, 5, 3, 7, 4)
     words = torch.zeros(ordered.shape[:-2], dtype=torch.int32, device=numbers.device)
     for e in range(2):

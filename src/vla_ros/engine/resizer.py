@@ -21,7 +21,7 @@ from vla_ros.vision.processors import require_image
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 8  # slots kept, or as many as the largest batch has images
+_KEPT = 8  # slots kept; more if a request has more kinds of images
 _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
@@ -33,31 +33,32 @@ def resizes(device: torch.device, raw: RawImage) -> bool:
 
 @dataclass(eq=False)
 class Slot:
-    """A buffer for N images of one size, orientation and processor, and their resize."""
+    """A buffer for N images of one size, orientation and processor, with the launches that resize them."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
-    launches: Callable[[], Tensor]  # from there to uint8 [N, height, width, 3]; has the tables that ``graph`` reads
-    graph: Callable[[], Tensor] | None = None  # the same as one graph; None before the capture
+    launches: Callable[[], Tensor]  # to uint8 [N, height, width, 3]; owns the tables that ``graph`` reads
+    graph: Callable[[], Tensor] | None = None  # the launches as one graph; None before the capture
 
 
 class ImageResizer:
     """Uploads camera images and resizes them to ``size``, (height, width). Not thread-safe.
 
-    Images of one kind are processed together. The first image of a kind allocates buffers, which takes some
-    milliseconds; a camera may change its resolution at any time. It is resized launch by launch, while a second
-    thread captures the launches as one graph. Both methods run on the stream of ``runner``.
+    Images of one kind (size, orientation, processor) are processed together. A camera may change its resolution at
+    any time: the first images of a new kind allocate buffers, which takes a few milliseconds, and are resized
+    launch by launch, while a second thread captures the launches as one graph. Call :meth:`upload` and
+    :meth:`resize` on the stream of ``runner``.
     """
 
     def __init__(self, size: tuple[int, int], device: torch.device, runner: Runner) -> None:
         self._size, self._device, self._runner = size, device, runner
-        self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used stands last
+        self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used last
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last capture requested; captures run one after the other
 
     def upload(self, images: Sequence[RawImage]) -> list[tuple[Slot, list[int]]]:
         """Start the upload; the images' memory may be reused immediately.
 
-        Returns for each kind of image its slot, and the places of its images in ``images``.
+        Returns the slot of each kind of image, with the indices of its images in ``images``.
         """
         kinds: dict[tuple[tuple[int, ...], str, ImageProcessor | None], list[int]] = {}
         for index, image in enumerate(images):
@@ -98,7 +99,7 @@ class ImageResizer:
         if kind not in self._slots:
             count, (height, width, _), orientation, processor = kind
             if processor is None or processor.size != self._size:
-                raise ConfigError(f"camera.pipeline: {processor} does not make images of {self._size}")
+                raise ConfigError(f"camera.pipeline: {processor} does not produce images of {self._size}")
             pipeline = make_pipeline(processor, (height, width), self._device, orientation)
             pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
             self._slots[kind] = slot = Slot(pixels, partial(pipeline, pixels))
@@ -114,7 +115,7 @@ class ImageResizer:
         self._capturing = self._worker.submit(self._capture, slot)
 
     def _capture(self, slot: Slot) -> None:
-        """Capture the resize. The graph only reads the pixels, which may be uploaded meanwhile."""
+        """Capture the resize. The graph only reads ``pixels``, so uploads may continue meanwhile."""
         resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=torch.uint8, device=self._device)
 
         def stage() -> None:

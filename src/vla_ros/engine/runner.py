@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_CHUNK = 2**20  # bytes: a copy of that size is done on the device while the host copies the next
+_CHUNK = 2**20  # bytes; one chunk is transferred while the host copies the next
 
 Stage = Callable[[], None]
-"""A stage over fixed buffers; it neither takes nor returns anything."""
+"""A stage over fixed buffers, without arguments and results."""
 
 
 class Runner:
-    """Runs stages when they are called, for CPUs and tests; :class:`CudaRunner` overrides this for GPUs."""
+    """Runs stages directly, for CPUs and tests; :class:`CudaRunner` overrides this for GPUs."""
 
     graphs = False
     """True if :meth:`capture` makes stages faster."""
@@ -30,8 +30,8 @@ class Runner:
         return nullcontext()
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """Copy to a buffer of the device without waiting; ``source`` may be changed immediately."""
-        np.copyto(target.numpy(), source)  # not by way of a tensor: torch warns of arrays that are read-only
+        """Copy ``source`` to a device buffer without waiting; ``source`` may be changed immediately."""
+        np.copyto(target.numpy(), source)  # not through a tensor: torch warns about read-only arrays
 
     def forget(self, target: Tensor) -> None:
         """Free the staging buffer for uploads to ``target``."""
@@ -46,7 +46,7 @@ class Runner:
         return stage
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Run the enclosed code in parallel with the code after it, up to :meth:`join`, but after earlier work."""
+        """Run the enclosed code after all earlier work, in parallel with later work up to :meth:`join`."""
         return nullcontext()
 
     def join(self) -> None:
@@ -65,21 +65,21 @@ class Runner:
 
 
 class CudaRunner(Runner):
-    """A high-priority stream, pinned staging per buffer, and graphs that share one memory pool.
+    """Runs stages on a high-priority stream, with pinned staging buffers and graphs that share a memory pool.
 
     Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time. Without
     ``graphs`` stages run launch by launch.
 
     Captures run while other graphs are replayed, so the two must not share memory. cuBLAS keeps a workspace per
-    stream, and torch reuses some thirty streams in turn: with a new stream for every capture, a warm-up would
-    eventually overwrite the workspace of an earlier graph during its replay. Hence two fixed streams: one only for
-    warm-up, the other only for capture, whose graphs are replayed one after the other.
+    stream, and torch reuses about thirty streams in turn: with a new stream for every capture, a warm-up would
+    eventually overwrite the workspace of an earlier graph during its replay. Hence there are two fixed streams: one
+    only for warm-up, the other only for capture. Graphs of the latter are replayed one after the other.
     """
 
     def __init__(self, device: torch.device, graphs: bool = True) -> None:
         self.device, self.graphs = device, graphs
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        # torch's streams do not wait for each other, and weights are loaded on another one.
+        # torch's streams do not wait for each other, and weights are loaded on another stream.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -97,9 +97,9 @@ class CudaRunner(Runner):
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`.
 
-        Each target has its own pinned buffer. It is reused only after the next download, which waits for all
-        earlier uploads. Large arrays are copied in chunks, so that one is transferred while the host copies the
-        next.
+        Each target has its own pinned buffer, which is reused only after the next download, because that waits for
+        all earlier uploads. Large arrays are copied in chunks, so that one chunk is transferred while the host
+        copies the next.
         """
         staging = self._staging(target, "up")
         host = staging.numpy()
@@ -129,7 +129,7 @@ class CudaRunner(Runner):
         self._pinned.pop((target.data_ptr(), "up"), None)
 
     def capture(self, stage: Stage) -> Stage:
-        """See :class:`Runner`. One capture at a time: a second thread waits."""
+        """See :class:`Runner`. Only one capture runs at a time; a second thread waits."""
         if not self.graphs:
             return stage
         with self._capturing:
@@ -137,8 +137,8 @@ class CudaRunner(Runner):
             return self._record(stage)
 
     def _warm(self, stage: Stage) -> None:
-        """Run a stage, which compiles its kernels."""
-        self._warming.wait_stream(torch.cuda.current_stream(self.device))  # which made the buffers
+        """Run a stage a few times, which compiles its kernels."""
+        self._warming.wait_stream(torch.cuda.current_stream(self.device))  # which initialised the buffers
         with torch.cuda.stream(self._warming):
             for _ in range(3):
                 stage()
@@ -147,14 +147,14 @@ class CudaRunner(Runner):
     def _record(self, stage: Stage) -> Stage:
         """Record the stage as a graph, without running it."""
         graph = torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph(): that waits for the whole device and empties the allocator's cache, which the
-        # thread that answers would feel. thread_local: it may allocate meanwhile without breaking the capture.
+        # Not torch.cuda.graph(), which waits for the whole device and empties the allocator's cache, and so would
+        # delay the inference thread. With thread_local, that thread may allocate without breaking the capture.
         with torch.cuda.stream(self._recording):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 stage()
             except BaseException:
-                with suppress(RuntimeError):  # says that the capture is invalid; what made it so counts
+                with suppress(RuntimeError):  # it only says that the capture is invalid; raise the cause instead
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,4 +1,4 @@
-"""The stages of an inference step over static buffers: B images, one padded prompt length."""
+"""The stages of an inference step over static buffers, for B images and one padded prompt length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights
 
 Encode = Callable[[Tensor], Tensor]
-"""A vision encoder: uint8 [B, H, W, 3] RGB to patch embeddings [B, patches, hidden]; capturable, without waits."""
+"""Encodes RGB images, uint8 [B, H, W, 3], as patch embeddings [B, patches, hidden]; can be captured."""
 
 
 class StepGraphs:
@@ -25,16 +25,16 @@ class StepGraphs:
         images: Uint8 [B, H, W, 3].
         text: Int64 [B, T]: BOS, prompt, draft, padding.
         last: Int32 [B], position of the prompt's last token in the sequence.
-        tokens: Int64 [B, D]; after ``prefill`` one prediction per drafted row, after ``decode`` the result.
-        margins: Float32 [B, D].
+        tokens: Int64 [B, D], the answer's tokens: after ``prefill`` its predictions, after ``decode`` the result.
+        margins: Float32 [B, D], logit margins of ``tokens``.
         fed: Int64 [B, D - 1], tokens for ``verify``.
-        start: Int32 [B], position of the first of them.
+        start: Int32 [B], position of the first token in ``fed``.
         checked: Int64 [B, D - 1], the predictions of ``verify``.
-        checked_margins: Float32 [B, D - 1].
-        prompt_buffer: ``text`` and ``last``, as they are uploaded.
-        fed_buffer: ``fed`` and ``start``, as they are uploaded.
-        answer_buffer: ``tokens`` and ``margins``, as they are downloaded.
-        checked_buffer: ``checked`` and ``checked_margins``, as they are downloaded.
+        checked_margins: Float32 [B, D - 1], logit margins of ``checked``.
+        prompt_buffer: ``text`` and ``last``, uploaded together.
+        fed_buffer: ``fed`` and ``start``, uploaded together.
+        answer_buffer: ``tokens`` and ``margins``, downloaded together.
+        checked_buffer: ``checked`` and ``checked_margins``, downloaded together.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StepGraphs:
         self._patches = torch.zeros(
             batch, buckets.patches, weights.shape.hidden_size, dtype=weights.dtype, device=device
         )
-        # A verifying pass always has D - 1 rows; the cache needs room for those beyond the answer.
+        # A verifying pass always has D - 1 rows; the cache needs room for rows beyond the answer.
         self.cache = KVCache.allocate(weights, batch, length + answer)
         self.stages: dict[str, Stage] = {
             "vision": self._vision,
@@ -79,19 +79,19 @@ class StepGraphs:
         }
 
     def capture(self, runner: Runner) -> None:
-        """Replace every stage by its graph."""
+        """Replace every stage with its captured graph."""
         with torch.inference_mode():
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def run(self, stage: str) -> None:
-        """Start ``vision``, ``prefill``, ``decode`` or ``verify``."""
+        """Start the stage ``vision``, ``prefill``, ``decode`` or ``verify``."""
         self.stages[stage]()
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
-        """Compute the logits of the drafted tokens by prefill and by verification, float32 [B, D - 1, vocab] each.
+        """Return the drafted rows' logits from prefill and from verification, float32 [B, D - 1, vocab] each.
 
-        It uses the uploaded images, ``prompt_buffer`` with a draft, and the draft's tokens in ``fed_buffer``. It is
-        not captured.
+        Runs without graphs on the uploaded images, a prompt with its draft in ``prompt_buffer`` and the draft's
+        tokens in ``fed_buffer``.
         """
         self._vision()
         inside = prefill(

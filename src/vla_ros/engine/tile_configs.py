@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 from vla_ros.engine.lowbit import ALIGN_K
 
 SKINNY = 64
-"""Up to this many rows a product is bound by its weight: kernels of ``linear`` run it, and rows keep their type."""
+"""Maximum rows of a few-row product, which is bound by reading its weight; its rows are not quantised."""
 
 PACKED_ROWS = 32
-"""Rows that one program multiplies with packed weights; every further 32 have programs of their own."""
+"""Maximum rows per program in a few-row product; further rows have their own programs."""
 
 
 @dataclass(frozen=True)
 class SkinnyConfig:
-    """Tile and pipeline of a product of few rows."""
+    """Tile and pipeline of a few-row product."""
 
-    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); of packed weights for one row
-    # Inputs per iteration of the K loop. The warps share them, and their sums are added after the loop: both
-    # determine the order of summation.
+    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); for packed weights, with one row
+    # Inputs per iteration of the K loop. The warps split the inputs, and the warps' sums are added after the loop,
+    # so ``block_k`` and ``warps`` determine the order of summation.
     block_k: int = 256
     warps: int = 4  # warps per program
     stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
-        """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
+        """Return the nearest configuration whose tile divides a weight [n, k] and fits into shared memory.
 
-        The number of stages is reduced first, then ``block_k``. ``n`` counts pairs for ``qkv`` and ``gate_up``; an
-        iteration loads ``stage_bytes``, and a program may use ``shared`` bytes.
+        The number of stages is reduced first, then ``block_k``. ``n`` counts pairs for ``qkv`` and ``gate_up``;
+        ``stage_bytes`` returns the bytes that an iteration loads; a program may use ``shared`` bytes.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
         fitting = fitting._shallower(stage_bytes, shared)
@@ -40,16 +40,16 @@ class SkinnyConfig:
     def fit_packed(
         self, n: int, stage_bytes: Callable[[SkinnyConfig, int], int], rows: int, shared: int, least: int = 16
     ) -> SkinnyConfig:
-        """Like :meth:`fit`, for packed weights; ``stage_bytes`` returns the bytes an iteration loads for some rows.
+        """Like :meth:`fit`, for packed weights; ``stage_bytes`` also takes the number of rows.
 
         ``block_k`` determines the order of summation, which must not depend on the number of rows, or verifying
-        several would not be bit-identical to decoding one. So it is chosen for the maximum rows of a program.
-        ``least`` is the outputs of one matrix instruction, 8 where they are pairs.
+        several tokens would not be bit-identical to decoding them one by one. So ``block_k`` is chosen for the
+        maximum rows of a program. ``least`` is the number of outputs (or pairs) of one matrix instruction.
         """
         fitting = replace(self, block_n=divisor(n, 2 * self.block_n))
         while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:
             fitting = replace(fitting, block_k=fitting.block_k // 2, warps=max(1, fitting.warps // 2))
-        # A single row is cheap to load for every tile; the sums of many rows fill the registers.
+        # Smaller tiles for one row, which is cheap to load for each tile, and for many, whose sums fill registers.
         fewer = 4 if rows > 16 else 2 if rows == 1 or rows > 8 else 1
         fitting = replace(fitting, block_n=max(fitting.block_n // fewer, min(fitting.block_n, least)))
         return fitting._shallower(lambda config: stage_bytes(config, rows), shared)
@@ -80,41 +80,41 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("gate_up", "int4"): SkinnyConfig(16, 512, 2, 3),
     ("down_proj", "int4"): SkinnyConfig(16, 1024, 4, 4),
 }
-"""By role and kind of weight, as ``benchmarks/tune_tiles.py`` found them on an H200."""
+"""Configurations by role and kind of weight, found on an H200 with ``benchmarks/tune_tiles.py``."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention of few rows."""
+    """Tile and pipeline of few-row attention."""
 
     block_c: int = 64  # cache positions per iteration
     warps: int = 4  # warps per program
     stages: int = 1  # pipeline stages
-    # Programs that share a head; program s takes every ``splits``-th block. It determines the order of summation,
-    # so it must not depend on the rows.
+    # Programs that share a head; program s processes blocks s, s + splits, ... This determines the order of
+    # summation, so it must not depend on the number of rows.
     splits: int = 5
 
 
 ATTENTION_CONFIG = AttentionConfig()
-"""As tuned on an H200."""
+"""Tuned on an H200."""
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A product of many rows with a packed weight."""
+    """Tile and pipeline of a many-row product with a packed weight."""
 
     block_n: int = 128  # outputs per program
     block_m: int = 128  # rows per program, a power of two
     tail_m: int = 16  # additional rows, 0 or a power of two of at least 16
     warps: int = 8  # warps per program
     stages: int = 2  # pipeline stages
-    # Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps run on one
+    # Maximum registers per thread; None lets the compiler choose. 128 lets two programs of 8 warps run on one
     # multiprocessor.
     max_registers: int | None = None
-    # Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their order.
+    # Programs that split the inputs; each stores float32 sums, which another kernel adds in a fixed order.
     split_k: int = 1
-    # K-groups per iteration (:mod:`vla_ros.engine.lowbit`); more of them need fewer instructions each, and more
-    # shared memory.
+    # K-groups (:mod:`vla_ros.engine.lowbit`) per iteration. With more of them, each takes fewer instructions, but
+    # the program needs more shared memory.
     k_groups: int = 1
 
 
@@ -129,14 +129,15 @@ GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig] = {
     ("int4 fp8", 288, 4096, 4096): GemmConfig(64, 64, 32, 4, 4, split_k=2),
     ("int4 fp8", 288, 4096, 11008): GemmConfig(64, 64, 32, 4, 4, split_k=2),
 }
-"""Kind of weight (``int4 fp8``: for rows in FP8), rows, outputs and inputs to what ``benchmarks/tune_tiles.py``
-found best on an H200, for OpenVLA-7B with a usual prompt."""
+"""The fastest configurations on an H200 (``benchmarks/tune_tiles.py``), for OpenVLA-7B with a typical prompt.
+
+Keys are the kind of weight (``int4 fp8``: 4-bit weights and rows in FP8), rows, outputs and inputs."""
 
 TUNED_FOR = 132
-"""Multiprocessors of the GPUs that these hold for: H100 and H200 (SXM)."""
+"""Multiprocessors of the GPUs for which :data:`GEMM_CONFIGS` is valid: H100 and H200 (SXM)."""
 
 FP8_ROWS = GemmConfig(64, 64, 32, 4, 3, 128)
-"""For 4-bit weights and rows in FP8; larger tiles wait longer for their own multiplications."""
+"""Default for 4-bit weights and rows in FP8; larger tiles wait longer for their own multiplications."""
 
 GEMM_CANDIDATES = (
     GemmConfig(block_m=64, tail_m=32, stages=3, max_registers=128),
@@ -152,8 +153,8 @@ GEMM_CANDIDATES = (
 def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig:
     """Return the configuration for a product.
 
-    For shapes not in :data:`GEMM_CONFIGS` a cost model decides: waves of programs over the multiprocessors, times
-    rows per program. Unpacking and filling the pipeline count as 24 rows.
+    For shapes not in :data:`GEMM_CONFIGS`, a cost model chooses: waves of programs over the multiprocessors, times
+    rows per program. Unpacking and filling the pipeline count as 24 more rows.
     """
     if multiprocessors == TUNED_FOR and (kind, rows, n, k) in GEMM_CONFIGS:
         return GEMM_CONFIGS[kind, rows, n, k]

@@ -11,18 +11,19 @@ import torch
 class Tolerances:
     """Bounds for one data type."""
 
-    # Relative error of a matrix product: several times what another order of rounding makes of it (1e-2 was seen
-    # behind two products in bfloat16).
+    # Relative error of a matrix product: several times the effect of a different order of rounding (1e-2 was
+    # measured after two products in bfloat16).
     product: float
-    # Error of a single number of a product, as a share of itself and of the mean (3.5e-2 was seen in bfloat16); a
-    # few wrong numbers do not show in the norm.
+    # Error of a single value of a product, relative to its magnitude plus the root mean square of all values
+    # (3.5e-2 was measured in bfloat16). The relative error of the product hardly changes if a few values are wrong.
     element: float
-    # Relative error of patch embeddings. Another order of the norms' sums moves those of random weights in
-    # OpenVLA's sizes by 1e-6 (float32) and 1.2e-2 (bfloat16), as much as rounding itself does; a step left out, by
-    # far more.
+    # Relative error of patch embeddings. With random weights in OpenVLA's sizes, a different order of the norms'
+    # sums changes them by 1e-6 (float32) and 1.2e-2 (bfloat16), as much as rounding does; a missing step changes
+    # them by far more.
     vision: float
-    # Logit margin up to which another order of rounding may choose another token. In bfloat16 a drafted prefill and
-    # decoding lay 0.12 apart at most; the other layers add to that.
+    # Logit margin up to which a different order of rounding may choose a different token. In bfloat16, the logits
+    # of a drafted prefill and of decoding differed by at most 0.12; the engine and the reference path may differ
+    # more.
     near_tie: float
     guard: float  # minimum logit margin for accepting a drafted row of a prefill
 
@@ -34,13 +35,13 @@ TOLERANCES = {
 }
 
 SEES = 1e-4
-"""Least change of a logit between two images, as a share of the logits' spread. Rounding stays below it."""
+"""Minimum change of the logits between two images, relative to their spread; rounding changes them by less."""
 
 GUARD_SLACK = 3.0
-"""The guard in units of the largest difference that two images showed: others may show more."""
+"""Ratio of the guard to the largest difference measured on two images; other images may differ more."""
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the error in the norm; NaN stays NaN and fails every ``<=``."""
+    """Return the norm of the error relative to that of ``expected``; NaN, which fails every ``<=``, stays NaN."""
     found, expected = found.double(), expected.double()
     return float(((found - expected).norm() / expected.norm()).item())

@@ -1,7 +1,8 @@
 """The operations of a decoder pass on a GPU: Triton kernels for few rows, library products for many.
 
-Norms of few rows need no kernel. The kernel that writes the residual stream also writes it times the next norm's
-weight and sums its squares; the next product divides its sums by the root of their mean.
+Norms of few rows need no kernel of their own. The kernel that writes the residual stream also writes the stream
+times the next norm's weight and sums the stream's squares; the next product divides its results by the root mean
+square.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from vla_ros.engine.weights import DecoderWeights, Matrix
 
 @dataclass(frozen=True)
 class PrescaledResidual(Residual):
-    """The residual stream of few rows, for kernels that finish its norm in their epilogue."""
+    """The residual stream of few rows, for kernels that complete its norm in their epilogue."""
 
     scaled: Tensor  # ``hidden * norm``
     squares: Tensor  # float64, one per row: the sum of the squares of ``hidden``
-    next_squares: Tensor  # room for those of the next norm, zeros
+    next_squares: Tensor  # zeros; receives the next norm's squares
 
 
 class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
-    ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` is the
-    configuration for few rows, ``gemm`` that for many rows with packed weights; None means
-    :func:`~vla_ros.engine.tile_configs.choose_gemm`.
+    ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` configures
+    few-row attention, ``gemm`` many-row products with packed weights; with None,
+    :func:`~vla_ros.engine.tile_configs.choose_gemm` chooses for each product.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class TritonOps(Ops):
         sizes = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "HEAD": shape.head_dim}
         rotary = (positions.at, positions.cosine, positions.sine)
         keys, values = cache.keys[index], cache.values[index]
-        # Rows first: attention answers in the order of its queries, and that is what the next product takes.
+        # Rows before heads: attention returns its result in the order of its queries, as the next product needs it.
         query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
         if isinstance(stream, PrescaledResidual):
             config = self._config(matrix, hidden, 2)
@@ -158,7 +159,7 @@ class TritonOps(Ops):
             rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
             rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
-        # Swap the sums: the used ones are zero now, ready for the norm after the next.
+        # Swap the sums: the kernel has reset the used ones to zero, for the norm after the next.
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
@@ -229,7 +230,7 @@ class TritonOps(Ops):
         return out
 
     def _normed_product(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> ScaledProduct:
-        """Multiply many normed rows by ``matrix``; the scales are used only for FP8 weights."""
+        """Normalise many rows and multiply them by ``matrix``; the scales are valid only for FP8 weights."""
         hidden = stream.hidden
         rows: Rows = _empty_fp8(hidden, matrix) if rounds(hidden, matrix) else torch.empty_like(hidden)
         self._norm(weights, stream, rows if isinstance(rows, QuantizedRows) else QuantizedRows(rows, rows))
@@ -249,17 +250,17 @@ class TritonOps(Ops):
         )  # fmt: skip
 
     def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> Tensor:
-        """``out [B, R, N] = [out +] rows @ matrix.T`` for many rows, dense or packed.
+        """Compute ``out [B, R, N] = [out +] rows @ matrix.T`` for many rows and a dense or packed weight.
 
-        Returns ``out``, or, where programs share the inputs of a packed weight, their sums, float32 [programs,
-        B * R, N] without int8's scales.
+        Returns ``out``, or, if programs split the inputs of a packed weight, the programs' partial sums, float32
+        [programs, B * R, N], without int8's scales.
         """
         if matrix.packed:
             return self._packed_product(rows, matrix, out, add)
         assert isinstance(rows, Tensor)
         flat, target, weight = rows.reshape(-1, matrix.inputs), out.view(-1, matrix.outputs), matrix.data.t()
         if add:
-            torch.addmm(target, flat, weight, out=target)  # the residual is added by the product itself
+            torch.addmm(target, flat, weight, out=target)  # the product itself adds the residual
         else:
             torch.mm(flat, weight, out=target)
         return out
@@ -267,7 +268,7 @@ class TritonOps(Ops):
     def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> Tensor:
         count, kind = out.numel() // matrix.outputs, "int4 fp8" if rounds(rows, matrix) else matrix.kind
         config = self.gemm or choose_gemm(kind, count, matrix.outputs, matrix.inputs, _multiprocessors(out.device))
-        if out.dtype == torch.float32:  # for checks only: twice the shared memory, and no tensor cores
+        if out.dtype == torch.float32:  # for checks only: needs twice the shared memory and no tensor cores
             config = GemmConfig(block_n=32, block_m=32, tail_m=0)
         block_n, block_m, split_k = (
             divisor(matrix.outputs, config.block_n), config.block_m + config.tail_m, config.split_k
@@ -297,7 +298,7 @@ class TritonOps(Ops):
 
 
 def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:
-    """Allocate FP8 rows like ``like``, in the form that a product with ``matrix`` takes."""
+    """Allocate FP8 rows of the shape of ``like``, in the form that a product with ``matrix`` takes."""
     rows, width, sums = like.numel() // like.shape[-1], like.shape[-1], None
     if matrix.packed:
         groups = matrix.data.shape[1]
@@ -331,13 +332,13 @@ def _prescaled(weights: DecoderWeights, stream: PrescaledResidual) -> tuple[Tens
 
 
 def _block_m(matrix: Matrix, rows: Tensor) -> int:
-    """Return the rows of a program, padded to the matrix instruction's wide side (packed weights: narrow side)."""
+    """Return the rows of a program: 1, or padded to a power of two of at least 8, the instruction's narrow side."""
     padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
     return 1 if padded == 1 else min(PACKED_ROWS, max(8, padded))
 
 
 def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
-    # Programs of one weight and different rows run together: it is read from memory once.
+    # Programs that share a weight tile but not their rows run together: the tile is read from memory once.
     return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(matrix, rows)), programs
 
 
@@ -354,7 +355,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Return a program's shared memory: 227 KiB on Hopper, 99 KiB on an RTX 4090, minus some for reductions."""
+    """Return a program's shared memory in bytes, less 4 KiB for reductions: 227 KiB on Hopper, 99 KiB on Ada."""
     if device.type != "cuda":
         return 200 * 1024
     properties = torch.cuda.get_device_properties(device)

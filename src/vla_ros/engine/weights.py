@@ -15,10 +15,10 @@ from vla_ros.errors import ConfigError
 _ROWS_AT_ONCE = 4096
 
 KINDS = ("none", "int8", "int4", "fp8")
-"""How layers may be quantised: not at all, 8 bits, asymmetric 4 bits in groups, or 8 bits in floating point."""
+"""How layers may be quantised: not at all, 8 bits, asymmetric 4 bits in groups, or 8-bit floating point."""
 
 ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
-"""What a matrix is for. Kernels are tuned by role."""
+"""Roles of a matrix. Kernels are tuned by role."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Matrix:
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
     ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
-        :mod:`vla_ros.engine.fp8`; many rows are quantised, too. ``loaded``: the checkpoint's linear layers,
-        concatenated.
+    :mod:`vla_ros.engine.fp8`; if there are many input rows, these are quantised too. ``loaded``: the checkpoint's
+    linear layers, whose outputs are concatenated.
     """
 
-    data: Tensor  # the numbers; of ``loaded`` those of the first layer
+    data: Tensor  # the numbers; for ``loaded``, the weight of the first linear layer
     kind: str  # ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``
     inputs: int  # K
     role: str  # one of :data:`ROLES`
-    scale: Tensor | None = None  # of quantised weights; of ``int4`` with the zero points
-    linears: tuple[nn.Module, ...] = ()  # of ``loaded``
+    scale: Tensor | None = None  # of quantised weights; for ``int4`` with the zero points
+    linears: tuple[nn.Module, ...] = ()  # the layers of ``loaded``
 
     @classmethod
     def of_linears(cls, role: str, *linears: Any) -> Matrix:
-        """Return linear layers over the same inputs, unchanged."""
+        """Return a ``loaded`` matrix of linear layers that have the same inputs."""
         return cls(linears[0].weight, "loaded", linears[0].in_features, role, linears=linears)
 
     @property
@@ -65,7 +65,7 @@ def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
-    # Some rows at a time: float32 copies of a whole matrix would be the peak of memory use.
+    # Some rows at a time: a float32 copy of the whole matrix would set the peak memory use.
     words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
     return Matrix(words, kind, int(weight.shape[1]), role, scale)
 
@@ -75,7 +75,7 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     if matrix.kind == "dense":
         return matrix.data.to(dtype)
     assert matrix.scale is not None
-    # Some rows at a time, as they were quantised: float32 copies would be several times what comes out.
+    # The same rows at a time: a float32 copy of the whole matrix would be several times as large as the result.
     some = _ROWS_AT_ONCE // (lowbit.FRAGMENT_N if matrix.packed else 1)
     widen = {"int8": int8.dequantize, "int4": int4.dequantize, "fp8": _widen_fp8}[matrix.kind]
     parts = zip(torch.split(matrix.data, some), torch.split(matrix.scale, some), strict=True)
@@ -145,8 +145,8 @@ class DecoderWeights:
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
     """Fuse one layer of a :class:`~vla_ros.engine.llama.LlamaDecoder`.
 
-    With ``keep`` the module stays usable: dense weights become views of the fused ones, quantised ones are copies.
-    Otherwise each weight is freed as soon as it is fused, so that at most one exists twice.
+    With ``keep`` the module stays usable: dense weights become views of the fused weights; quantised weights are
+    copies. Otherwise each weight is freed as soon as it is fused, so that at most one matrix exists twice.
     """
     groups = linears_by_role(layer)
     matrices = {role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()}
@@ -168,10 +168,10 @@ def linears_by_role(layer: Any) -> dict[str, list[Any]]:
 def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
     """Fuse the weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device.
 
-    ``kind`` is one of :data:`KINDS` for the layers; ``keep`` as for :func:`fuse_layer`.
+    ``kind``, one of :data:`KINDS`, is that of the layers; ``keep`` as for :func:`fuse_layer`.
     """
     if kind not in KINDS:
-        raise ConfigError(f"policy.quantization: found {kind!r}, the engine knows {', '.join(KINDS)}")
+        raise ConfigError(f"policy.quantization: found {kind!r}, the engine supports {', '.join(KINDS)}")
     return assemble(decoder, tuple(fuse_layer(layer, kind, keep=keep) for layer in decoder.model.layers))
 
 
@@ -183,8 +183,8 @@ def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
     qkv, shape = layers[0].qkv, decoder.shape
     if qkv.packed and shape.head_dim % (2 * lowbit.FRAGMENT_N):
         raise ConfigError(
-            f"policy.quantization: {lowbit.BITS[qkv.kind]} bits need heads in multiples of "
-            f"{2 * lowbit.FRAGMENT_N}, found {shape.head_dim}"
+            f"policy.quantization: {lowbit.BITS[qkv.kind]}-bit weights need a head size that is a "
+            f"multiple of {2 * lowbit.FRAGMENT_N}; found {shape.head_dim}"
         )
     embedding = decoder.model.embed_tokens.weight.data
     return DecoderWeights(
@@ -193,14 +193,14 @@ def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
         layers=layers,
         norm=decoder.model.norm.weight.data,
         lm_head=quantize(decoder.lm_head.weight.data, "none", "lm_head"),
-        # Rounded to the model's type, as transformers rounds them.
+        # Rounded to the model's type, as in transformers.
         cosine=decoder.cosine.to(embedding.device, embedding.dtype),
         sine=decoder.sine.to(embedding.device, embedding.dtype),
     )
 
 
 def rotary_tables(shape: LlmShape) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every position, float32 [positions, head_dim / 2], on the CPU."""
+    """Return cosine and sine of all positions, float32 [positions, head_dim / 2] each, on the CPU."""
     steps = torch.arange(0, shape.head_dim, 2, device="cpu", dtype=torch.float32)
     frequencies = 1.0 / (shape.rope_theta ** (steps / shape.head_dim))
     angles = torch.outer(torch.arange(shape.max_positions, device="cpu", dtype=torch.float32), frequencies)

@@ -84,7 +84,7 @@ def test_a_batch_equals_single_requests(kind):
 
 
 def test_more_images_than_positions_are_refused():
-    with pytest.raises(ConfigError, match="found, the model has positions for"):
+    with pytest.raises(ConfigError, match="found, but the model has positions for only"):
         answer(random_engine(PI05), random_request(cameras=80))
 
 
