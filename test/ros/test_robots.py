@@ -339,10 +339,9 @@ def test_the_page_for_a_robot_that_is_not_in_the_list(
         return done.stdout
 
     (tmp_path / "my_robot.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])
-    until = time.monotonic() + 40
-    while "/robot_state_publisher" not in run("ros2 node list") and time.monotonic() < until:
-        pass  # ros2's daemon, which this starts, has not discovered it yet
-    run(step("ros2 param get"))
+    until, urdf = time.monotonic() + 40, step("ros2 param get")
+    while subprocess.run(urdf, shell=True, capture_output=True, timeout=60, check=False).returncode:
+        assert time.monotonic() < until, "ros2's daemon, which this starts, has not discovered the node"
     assert f"/arm_controller/joint_trajectory: {', '.join(joints)}" in run(
         step("vla-ros run --config my_robot.yaml --dry")
     )
