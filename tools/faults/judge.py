@@ -152,7 +152,7 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Return True if a command may be based on this joint state (``pieces``: on one joint of it)."""
+        """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 

@@ -7,9 +7,9 @@ from typing import Any
 from tools.faults.row import Order, Reaction, Row
 from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, SERVO, SINGLE, VELOCITY
 
-_SUPERVISION = 0.1  # s that a watchdog that runs every 20 ms may take on a busy machine
+_SUPERVISION = 0.1  # s; allowance for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
-_EASED = 0.3 + _SUPERVISION  # s for a pending inference and the deceleration
+_EASED = 0.3 + _SUPERVISION  # s; allowance for a pending inference and the deceleration
 _NOTICED = 0.35  # s; with the grace of every row, half a second
 _FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}

@@ -1,4 +1,4 @@
-"""Node options for the rows of the fault table, with the row's other settings that they need."""
+"""Node options for rows of the fault table, with the other row settings that they require."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ArmController:
     Args:
         config: All options.
         columns: The parts of an action that belong to this arm, with their columns.
-        kinematics: The arm's kinematics; None without a URDF, so that only step limits apply.
+        kinematics: The arm's kinematics; None without a URDF, in which case only step limits apply.
         name: Name of the arm in ``config.arms``.
 
     Attributes:

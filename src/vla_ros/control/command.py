@@ -65,7 +65,7 @@ def lifetime(config: Config) -> float:
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
-    """Split a command into the arm's and the fingers', which is None without fingers.
+    """Split a command into one for the arm and one for ``fingers`` (None without fingers).
 
     The driver of ``fingers`` has its own topic.
     """

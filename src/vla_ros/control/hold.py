@@ -1,4 +1,4 @@
-"""Computes the positions of a hold: the arm's as measured, the fingers' as last commanded."""
+"""Computes the positions of a hold: measured arm positions, last commanded finger positions."""
 
 from __future__ import annotations
 

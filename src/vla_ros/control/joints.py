@@ -72,7 +72,7 @@ class JointStates:
             self._known.clear()
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources that alternate on a needed joint at steady time ``steady``, or None."""
+        """Return two sources that alternate on a needed joint, or None; ``steady`` is the time in ns."""
         return self._sources.contest(steady)
 
     def add(

@@ -85,7 +85,7 @@ class Sources:
             return True
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources of one subject that alternate at steady time ``steady``, or None."""
+        """Return two sources of one subject that alternate, or None; ``steady`` is the time in ns."""
         with self._lock:
             for known in self._subjects.values():
                 if known.contest is not None and steady - known.returned <= _MEMORY:
