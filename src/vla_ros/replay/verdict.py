@@ -87,7 +87,7 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"its squared error is {_percent(1 - best)} of the best blind guess's"
     if not math.isnan(skill["hold_last"]):
         share = _percent(1 - skill["hold_last"])
-        yield f"its squared error is {share} of the last recorded action's, which it does not know"
+        yield f"its squared error is {share} of the hold-last baseline's, which knows the last recorded action"
         if turns and turns["count"]:
             mine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
             yield f"at {turns['count']} turns its cosine is {mine:.2f}; the last recorded action's is {held:.2f}"
