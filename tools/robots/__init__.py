@@ -1,1 +1,1 @@
-"""The robots of ``config/robots`` without hardware: descriptions, small drivers, a check of the path they take."""
+"""The robots of ``config/robots`` without hardware: URDFs, simple drivers, and a check of the path of the arms."""

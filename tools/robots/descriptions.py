@@ -1,7 +1,7 @@
 """URDFs of the robots in ``config/robots``, for ros2_control's mock hardware and for kinematics.
 
-They come from the package ``example-robot-data`` (extra ``robots``) if it is installed; otherwise they are simple
-chains of links with the same joint names.
+The URDFs come from the package ``example-robot-data`` (extra ``robots``) if it is installed; otherwise they are
+simple chains of links with the same joint names.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _FINGERS: Limits = (-0.7, 1.8, 3.0)
 
 @dataclass(frozen=True)
 class Description:
-    """One arm."""
+    """Description of one arm."""
 
-    joints: tuple[str, ...]  # in command order; the last link is called ``tip``
+    joints: tuple[str, ...]  # joint names in command order; the last link is called ``tip``
     home: tuple[float, ...]  # initial positions of the mock hardware
-    fingers: tuple[str, ...]  # gripper joints, added at the tip if the source lacks them
+    fingers: tuple[str, ...]  # gripper joints, added at the tip if ``source`` lacks them
     base: str = "base_link"
     tip: str = "tool0"
     limits: Mapping[str, Limits] = field(default_factory=dict)  # limits of some joints of a simple chain
     source: str = ""  # file in example-robot-data's ``robots``; "" for a simple chain
-    renamed: tuple[str, str] = ("", "")  # prefix in the source, and its replacement
+    renamed: tuple[str, str] = ("", "")  # name prefix in ``source``, and its replacement
 
 
 _UR = (
@@ -116,7 +116,7 @@ def with_mock_hardware(description: str, homes: Mapping[str, float], interface: 
         interface: ``position``, or ``velocity`` for arms (velocities are integrated).
     """
     root = ET.fromstring(description)
-    for own in root.findall("ros2_control"):  # the real hardware's
+    for own in root.findall("ros2_control"):  # of the real hardware
         root.remove(own)
     mimics = {joint.get("name") for joint in root.iter("joint") if joint.find("mimic") is not None}
     system = ET.SubElement(root, "ros2_control", name="mock", type="system")
@@ -135,7 +135,7 @@ def with_mock_hardware(description: str, homes: Mapping[str, float], interface: 
 
 
 def _installed(source: str) -> str:
-    """Return a file of example-robot-data, or ""."""
+    """Return the path of a file of example-robot-data, or "" if the package is not installed."""
     try:
         known = files("example-robot-data") or []
     except PackageNotFoundError:

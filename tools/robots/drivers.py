@@ -1,4 +1,4 @@
-"""Drivers of the robots in ``config/robots`` without ROS; like mock hardware, they follow commands at once."""
+"""Drivers for the robots in ``config/robots`` without ROS; like mock hardware, joints follow commands at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vla_ros.graph import open_graph
 from vla_ros.node.gripper_goals import TYPES
 from vla_ros.vision.messages import encode_image
 
-RATE = 50.0  # Hz, of joint states
-_FRAMES = 20.0  # Hz
+RATE = 50.0  # rate of joint states, Hz
+_FRAMES = 20.0  # rate of frames, Hz
 _SUCCEEDED = 4  # action_msgs/msg/GoalStatus
-_FASTEST = 8.0  # rad/s
-_VELOCITY_STANDS = 0.5  # s after which a velocity ends without a new command
+_FASTEST = 8.0  # maximum joint speed, rad/s
+_VELOCITY_STANDS = 0.5  # s after which a velocity expires without a new command
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Log:
 
 
 class Drivers:
-    """The drivers of a configuration: of each arm, its gripper, and the cameras. They run on their own thread.
+    """The drivers of a configuration's arms, grippers and cameras; they run on a separate thread.
 
     Args:
         config: The robot's options.
-        homes: Initial joint positions of each arm, in the order of its driver; fingers last.
+        homes: Initial joint positions of each arm by name, in the order of the arm's driver; fingers last.
     """
 
     def __init__(self, config: Config, homes: Mapping[str, Mapping[str, float]]) -> None:
@@ -166,7 +166,7 @@ class Drivers:
         return int(self._node.get_clock().now().nanoseconds)
 
     def stop(self) -> None:
-        """Press the stop button."""
+        """Publish a stop, as a stop button would."""
         self._stop.publish(self._graph.message("std_msgs/msg/Bool")(data=True))
 
     def close(self) -> None:

@@ -10,30 +10,30 @@ import numpy as np
 from vla_ros.policies.wiggle import offset
 from vla_ros.types import FloatArray
 
-_LATEST = 1.0  # s by which the path may begin before or after the first measured motion
-_GRID = 0.01  # s
+_LATEST = 1.0  # s; the path may start this long before or after the first measured motion
+_GRID = 0.01  # s; step of the search for the best delay
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Differences between a measured motion and the path; a distance is that of the worst joint, in rad."""
+    """Differences between a measured motion and the path; distances are the worst joint's, in rad."""
 
-    off: float  # largest distance from the nearest point of the path, at any time
-    # Root mean square distance from the path at the same time, after the constant delay that fits best (the age of
+    off: float  # largest distance from the nearest point of the path, whatever the time of that point
+    # Root mean square distance from the path at the same time, for the constant delay that fits best (the age of
     # the command and the delay of the controller).
     late: float
     reached: FloatArray  # share of the amplitude that each joint [N] reached on both sides
-    order: list[int]  # joints in the order of their largest deflection
+    order: list[int]  # joints in the order in which they reached their largest deflection
 
 
 def fit(times: Sequence[float], positions: FloatArray, amplitude: float, seconds: float) -> Fit:
-    """Compare the first round of the path with a measured motion.
+    """Compare one round of the path with a measured motion.
 
     Args:
-        times: Times of the measurements, s, from rest to the end of the round.
+        times: Times of the measurements, s, from rest until the end of the round.
         positions: Measured positions [T, N], rad.
         amplitude: The policy's amplitude, rad.
-        seconds: The policy's seconds for each joint.
+        seconds: Time that the policy spends on each joint, s.
     """
     at, moved = np.asarray(times), positions - positions[0]
     joints = moved.shape[1]
@@ -62,10 +62,10 @@ def follow(
     seconds: float,
     near: float,
 ) -> list[Fit]:
-    """Fit round after round until each joint reached both peaks and one round stayed within ``near`` amplitudes.
+    """Fit rounds until each joint has reached both peaks and one round has stayed within ``near`` amplitudes.
 
-    A starved node holds while the path goes on, so that a round may lack peaks. ``states`` returns the times and
-    positions so far, at rest first; ``until`` waits for a condition. Raises AssertionError after 12 rounds.
+    A starved node holds while the path continues, so a round may lack peaks. ``states`` returns the times and
+    positions so far, beginning at rest; ``until`` waits for a condition. Raises AssertionError after 12 rounds.
     """
     rest, found = np.asarray(states()[0][1]), list[Fit]()
     lasts = seconds * (len(rest) + 1)  # every joint, then the gripper

@@ -1,4 +1,4 @@
-"""Batches that depend on the recipe and the step alone, made on the device that holds the frames."""
+"""Batches that depend only on the recipe and the step, made on the device that holds the frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_ros.sim.tasks import SLOTS
 logger = logging.getLogger(__name__)
 
 NOT_ASKED = -100
-"""Target that the losses ignore."""
+"""Value of targets that the losses ignore."""
 
 BRIGHTNESS = (0.5, 1.2)
 CONTRAST = (0.8, 1.2)
@@ -41,7 +41,7 @@ class Batch:
     lengths: Tensor  # int64 [R]
     tokens: Tensor  # int64 [R, 7], the expert's action
     places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
-    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for none
+    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for no object
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Frames:
 
 
 def kind_map(kinds: Tensor, patches: Tensor, count: int) -> Tensor:
-    """Return the object in each patch, int64 [F, count], from kinds and patches; ``len(KINDS)`` for none."""
+    """Return the object in each patch, int64 [F, count], from kinds and patches; ``len(KINDS)`` for no object."""
     spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # for invisible objects
     board = torch.full((len(kinds), count + 1), len(KINDS), dtype=torch.int64, device=kinds.device)
     return board.scatter(1, spare, kinds)[:, :count]
@@ -142,7 +142,7 @@ def load_frames(
 
 
 def split(labels: shards.Labels) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the indices of the frames to train on, and of those that are held out."""
+    """Return the indices of the training frames and of the held-out frames."""
     held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     rows = np.arange(len(labels))
     return rows[~held_out], rows[held_out] if held_out.any() else rows[-1:]
@@ -160,5 +160,5 @@ def load_images(paths: list[Path], count: int, device: torch.device, progress: C
             images[done : done + len(pixels)] = torch.from_numpy(pixels).to(device)
             done += len(pixels)
             progress(done)
-    assert images is not None  # read_labels refuses an empty folder
+    assert images is not None  # read_labels raises if the folder is empty
     return images

@@ -27,7 +27,7 @@ _LIMITS = """\
 
 
 def command(facts: Mapping[str, Any]) -> str:
-    """Return the commands that train the checkpoint again, without options at their defaults."""
+    """Return the commands that train the checkpoint again; options with default values are omitted."""
     data = _options(facts["data"], as_json(DataRecipe()))
     fit = _options(
         {**facts["network"], **facts["labels"], **facts["fit"]},
@@ -111,7 +111,7 @@ length of the accepted prefix, share of drafts accepted in full.
 
 
 def flow_card(facts: Mapping[str, Any], curve: list[dict[str, Any]]) -> str:
-    """Return the text of ``README.md`` of the small pi0.5; ``facts`` as its ``training.json``."""
+    """Return the text of the small pi0.5's ``README.md``; ``facts`` are the content of ``training.json``."""
     data, fit, network = facts["data"], facts["fit"], facts["network"]
     options = _options(
         {name: value for name, value in {**network, **fit}.items() if name != "steps"},

@@ -1,4 +1,4 @@
-"""The expert's chunks for picking, for many states at once: :func:`vla_ros.sim.expert.plan` in arrays."""
+"""The expert's chunks for picking, for many states at once: a vectorised :func:`vla_ros.sim.expert.plan`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vla_ros.types import FloatArray
 def pick_chunks(
     joints: FloatArray, fingers: FloatArray, places: FloatArray, horizon: int, rate_hz: float
 ) -> FloatArray:
-    """Return the next ``horizon`` joint positions and gripper of B picks, float64 [B, horizon, 8].
+    """Return the next ``horizon`` joint positions and gripper values of B picks, float64 [B, horizon, 8].
 
     Args:
         joints: [B, 7], radians.
         fingers: Opening of one finger [B], metres.
         places: Centre of the object [B, 3], metres in the base frame.
         horizon: Steps of a chunk.
-        rate_hz: Steps a second.
+        rate_hz: Steps per second.
     """
     chunks = np.empty((len(joints), horizon, 8))
     for step in range(horizon):

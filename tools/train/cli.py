@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``python -m tools.train``."""
+    """Add the arguments of ``python -m tools.train``."""
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     data = stages.add_parser("data", help="record demonstrations")
     data.add_argument("folder", type=Path, help="folder of the demonstrations")
@@ -77,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """Add an option for each field."""
+    """Add an option for each field of the recipe."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         about = field.metadata["about"]
         if hints[field.name] is bool:
             parser.add_argument(f"--{field.name}", action="store_true", help=about)
             continue
-        assert field.default is not MISSING  # a recipe is complete without options
+        assert field.default is not MISSING  # every field has a default
         several = isinstance(field.default, tuple)
         item = type(field.default[0]) if several else hints[field.name]
         usual = " ".join(str(value) for value in field.default) if several else field.default
@@ -184,7 +184,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.seed + arguments.episodes > TRAINING_SEED:
         raise ConfigError(
-            f"--seed: found {arguments.seed}, expected all seeds below {TRAINING_SEED}, where training begins"
+            f"--seed: found {arguments.seed}, expected all seeds to be below {TRAINING_SEED}, where training starts"
         )
     try:
         controls = chosen(arguments.only)

@@ -1,6 +1,6 @@
 """Controls: changes to the demo that show what the policy relies on, with expected and measured success rates.
 
-Each control is a list of ``vla-ros demo`` options, so that this evaluation and the command do the same.
+Each control is a list of ``vla-ros demo`` options, so that this evaluation and that command run the same episodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Control:
     at_most: float = 1.0  # highest expected success rate
 
     def met(self, success_rate: float) -> bool:
-        """Return whether the success rate is as expected."""
+        """Return whether the success rate is within the expected range."""
         return self.at_least <= success_rate <= self.at_most
 
 
@@ -47,7 +47,7 @@ CONTROLS: tuple[Control, ...] = (
 
 
 def chosen(names: str) -> tuple[Control, ...]:
-    """Return the named controls, separated by commas; all if ``names`` is empty.
+    """Return the controls in ``names``, separated by commas; all controls if ``names`` is empty.
 
     Raises:
         ValueError: There is no such control.
@@ -61,11 +61,11 @@ def chosen(names: str) -> tuple[Control, ...]:
 
 
 def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
-    """Return the acceptance of the previous step's tokens as a draft, for int64 [steps, 7] of each episode.
+    """Return how often the previous step's tokens, int64 [steps, 7] per episode, are accepted as a draft.
 
     Returns:
         ``tokens`` (share of equal tokens), ``leading`` (mean length of the accepted prefix) and ``whole`` (share of
-        drafts accepted in full); empty if no episode had two steps.
+        drafts accepted in full); empty if every episode has fewer than two steps.
     """
     equal = [tokens[1:] == tokens[:-1] for tokens in episodes if len(tokens) > 1]
     if not equal:
@@ -80,7 +80,7 @@ def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
 
 
 def summarize(control: Control, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """One row of the table as plain JSON values."""
+    """Return the figures of one row of the table as plain JSON values."""
     won = [rollout for rollout in rollouts if rollout.success]
     rate = len(won) / len(rollouts)
     return {
@@ -106,7 +106,7 @@ HEADINGS = (
 
 
 def row(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table under :data:`HEADINGS`."""
+    """Return the cells of a row, in the order of :data:`HEADINGS`."""
     low, high = figures["expected"]
     wanted = f">= {low:.0%}" if low else f"<= {high:.0%}" if high < 1 else ""
     draft = figures.get("draft_acceptance") or {}

@@ -1,7 +1,7 @@
 """Records demonstrations of the expert in disturbed episodes, labelled for every object of the scene.
 
-A shard depends only on the recipe and the shard's number, so the number of processes does not matter and an
-interrupted run can be resumed.
+A shard depends only on the recipe and the shard's number. The number of processes therefore does not matter, and
+an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEMORY = 0.7  # correlation of the disturbance from one step to the next
 _PUSH_M = (0.01, 0.03)  # m per step
 
 Progress = Callable[[int, int], None]
-"""Called after each shard with the number of episodes and of frames."""
+"""Called after each shard with the number of episodes and frames so far."""
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -46,10 +46,10 @@ def shard_paths(folder: Path) -> list[Path]:
 def generate(
     folder: Path, recipe: DataRecipe, processes: int = 0, progress: Progress = lambda episodes, frames: None
 ) -> None:
-    """Record the missing shards of ``folder`` in parallel processes (0: one per core).
+    """Record the missing shards of ``folder`` in parallel ``processes`` (0: one per core).
 
     Raises:
-        ConfigError: The folder has another recipe.
+        ConfigError: The folder was recorded with another recipe.
         MissingDependencyError: MuJoCo or OpenGL is missing.
     """
     claim(folder / MANIFEST, as_json(recipe))
@@ -102,8 +102,8 @@ class _Notes:
 class Disturbance:
     """Noise for the executed actions of an episode, so that the data contain recoveries.
 
-    Labels are the expert's clean actions (DART; Laskey et al., 2017), so small errors of a learner lead to states
-    that are in the data.
+    Labels are the expert's undisturbed actions (DART; Laskey et al., 2017), so a learner's small errors lead to
+    states that are in the data.
     """
 
     def __init__(self, recipe: DataRecipe, seed: int) -> None:
@@ -117,7 +117,7 @@ class Disturbance:
         self._flipped_steps = 0
 
     def __call__(self, step: int, action: FloatArray) -> FloatArray:
-        """Return the action [7] to execute instead of the clean one."""
+        """Return the action [7] to execute instead of the undisturbed ``action``."""
         if not self.sd:  # some episodes are undisturbed
             return action
         rng = self._random
@@ -155,7 +155,7 @@ class Recorder:
         self._world.close()
 
     def shard(self, number: int, path: Path) -> np.ndarray:
-        """Record shard ``number`` to ``path``; returns its results, int64 [episodes, 3]."""
+        """Record shard ``number`` to ``path``; return the results of its episodes, int64 [episodes, 3]."""
         first = number * self._recipe.shard_episodes
         last = min(first + self._recipe.shard_episodes, self._recipe.episodes)
         frames: list[UInt8Array] = []
@@ -176,7 +176,7 @@ class Recorder:
         return shard.results
 
     def episode(self, seed: int) -> tuple[_Notes, tuple[int, int, int]]:
-        """Record an episode; returns frames and labels, and (seed, success as 0 or 1, steps)."""
+        """Record an episode; return its frames and labels, and (seed, success as 0 or 1, steps)."""
         recipe, world = self._recipe, self._world
         notes = _Notes([], [])
         disturbance = Disturbance(recipe, seed)

@@ -1,6 +1,6 @@
 """Episodes in one process, without a ROS graph, for demonstrations, evaluation and fast tests.
 
-Actions go through the node's own :class:`vla_ros.control.robot.RobotController`.
+Actions go through the node's :class:`vla_ros.control.robot.RobotController`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Infer = Callable[[Observation], ActionChunk]
 _LOW, _HIGH, _MOST = (0.25, -0.42, 0.008), (0.80, 0.42, 0.50), 0.3  # m and rad, as in config/demo.yaml
 
 Noise = Callable[[int, FloatArray], FloatArray]
-"""Maps a step and the clean action [D] to the action to execute."""
+"""Maps a step and the undisturbed action [D] to the action to execute."""
 
 
 def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotController:
@@ -37,7 +37,7 @@ def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotCont
 
 
 def state_of(world: TableTop) -> dict[str, FloatArray]:
-    """Return the expert's state vectors, which the policy node makes from its topics."""
+    """Return the expert's state vectors, as the policy node builds them from its topics."""
     joints = world.joint_positions().reshape(len(world.mounts), -1)
     split = len(arm.JOINT_NAMES)
     return {
@@ -48,7 +48,7 @@ def state_of(world: TableTop) -> dict[str, FloatArray]:
 
 
 class DirectControl:
-    """Executes end-effector deltas [7] with the expert's own kinematics, without Pinocchio."""
+    """Executes end-effector deltas [7] with the expert's kinematics, without Pinocchio."""
 
     def reset(self) -> None:
         """Do nothing; there is no state."""
@@ -60,7 +60,7 @@ class DirectControl:
         """Do nothing; steps are not counted."""
 
     def command(self, action: FloatArray, joints: JointState, stamp: int, dt: float) -> tuple[Command]:
-        """Move to the delta's goal within the workspace."""
+        """Return the command that moves to the delta's goal, clipped to the workspace."""
         now = joints.positions[:7]
         pose = arm.forward(now)
         place = np.clip(pose[:3, 3] + action[:3], _LOW, _HIGH)
@@ -84,11 +84,11 @@ def run_episode(
     Args:
         world: The table-top.
         infer: The policy; all steps of its chunks are executed.
-        controller: From :func:`make_controller`; reset here.
+        controller: From :func:`make_controller`; it is reset first.
         seed: Seed of the scene.
         options: When the episode ends, and which instruction it has.
-        render_every: Steps between images, 0 for none; elsewhere ``Observation.images`` is empty.
-        noise: Changes the actions that are executed.
+        render_every: Steps between images; 0: no images. At other steps, ``Observation.images`` is empty.
+        noise: Changes the actions before they are executed.
 
     Raises:
         vla_ros.control.reasons.Refused: The controller refused a command.

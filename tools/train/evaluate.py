@@ -1,4 +1,4 @@
-"""Measures all controls on a checkpoint and saves each row as soon as it is measured."""
+"""Measures all controls with a checkpoint and saves each row as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def evaluate(
     journal: Path | None = None,
     progress: Callable[[str, int], None] = lambda name, done: None,
 ) -> list[dict[str, Any]]:
-    """Measure the controls in float32; the rows also go into ``journal`` and the checkpoint's card.
+    """Measure the controls in float32; the rows are also written to ``journal`` and the checkpoint's card.
 
     Args:
         checkpoint: Folder of the checkpoint.
         controls: The controls to measure.
         seeds: Seeds of the episodes.
-        processes: Parallel simulations; 0 for one per core.
+        processes: Number of parallel simulations; 0: one per core.
         device: Torch device of the network.
-        journal: JSON file; its rows for the same weights and seeds are not measured again.
+        journal: JSON file; rows that it already has for the same weights and seeds are not measured again.
         progress: Called with a control's name and the number of its finished episodes.
 
     Returns:
         One row per control (:func:`~.controls.summarize`).
 
     Raises:
-        VlaRosError: The checkpoint does not load, or a simulation ended.
+        VlaRosError: The checkpoint does not load, or a simulation exited.
     """
     has_facts = (checkpoint / FACTS).exists()
     mark = {"steps_done": read_json(checkpoint / FACTS)["steps_done"] if has_facts else None}
@@ -65,7 +65,7 @@ def evaluate(
 
 
 def machine(device: str) -> str:
-    """Return the name of the GPU or number of CPU cores behind a torch device or ``auto``, for the table."""
+    """Return the name of the GPU, or the number of CPU cores, of a torch device or ``auto``, for the table."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""Exports a run as a checkpoint in the published layout, with a model card of the recorded facts."""
+"""Exports a run as a checkpoint in the published layout, with a model card made from the recorded facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> None:
     """Write the checkpoint of a run to ``folder``, in ``shards`` files, with ``training.json`` and ``README.md``.
 
-    The training heads are left out. Float16 keeps three more bits of each weight than bfloat16.
+    The training heads are left out. Float16 keeps three more bits of each weight than bfloat16 does.
 
     Raises:
         CheckpointError: The run has no state, or a weight is out of range for ``dtype``.
@@ -62,9 +62,9 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
 
 
 def curve(log: Path) -> list[dict[str, Any]]:
-    """Return the held-out figures of a training log, by step; [] without a log.
+    """Return the held-out figures in a training log, in order of step; [] without a log.
 
-    If a resumed run has evaluated a step twice, the later figures belong to the weights.
+    If a resumed run evaluated a step twice, the later figures are returned, which are those of the saved weights.
     """
     if not log.exists():
         return []
@@ -76,7 +76,7 @@ def curve(log: Path) -> list[dict[str, Any]]:
 def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows of :func:`~.controls.summarize` to the checkpoint's facts and update its card.
 
-    A row replaces an earlier one of the same name and machine.
+    A row replaces an earlier row with the same name and machine.
     """
     facts = read_json(folder / FACTS)
     new = {(figures["name"], figures.get("machine")) for figures in rows}

@@ -28,10 +28,10 @@ from vla_ros.policies.openvla.architecture import Architecture
 
 
 class Run(Training[Frames, Trainee]):
-    """A training run in ``folder``, on the demonstrations in ``dataset``; resumes from a saved state.
+    """A training run in ``folder`` on the demonstrations in ``dataset``; resumes from a saved state.
 
     Raises:
-        ConfigError: The folder has another recipe.
+        ConfigError: The folder belongs to a run with another recipe.
         VlaRosError: There are no demonstrations.
     """
 
@@ -55,7 +55,7 @@ class Run(Training[Frames, Trainee]):
         super().__init__(folder, recipes, trainee, step_losses, fit, options or FitOptions())
 
     def load(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Frames:
-        """Load the demonstrations onto the device and write their statistics; ``progress`` gets (frames, total)."""
+        """Load the demonstrations onto the device and write their statistics; calls ``progress(frames, total)``."""
         paths = data.shard_paths(self._dataset)
         labels = shards.read_labels(paths)
         actions = shape_actions(labels.actions, self._labels)

@@ -1,4 +1,4 @@
-"""Exports a run of the small pi0.5 in LeRobot's layout, in float16."""
+"""Exports a run of the small pi0.5 in LeRobot's layout and float16."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from vla_ros.policies.pi.loading import LEROBOT
 from vla_ros.policies.pi.names import parameter_parts
 
 EULER_STEPS = 5
-"""Euler steps of an inference; ten gave the same success rate."""
+"""Euler steps per inference; ten steps gave the same success rate."""
 IMAGE = "observation.images.image"
 JOINTS = [f"joint_{number}" for number in range(1, ACTION_SIZE)]
 
 
 def export(run: Path, folder: Path, note: str = "") -> int:
-    """Write the checkpoint of a run to ``folder``, with its card; returns the bytes of its weights.
+    """Write the checkpoint of a run and its card to ``folder``; return the size of the weights in bytes.
 
     ``note`` is added to the card.
 
@@ -108,7 +108,7 @@ def _normalizer(
     features: dict[str, Any],
     norm_map: dict[str, str],
 ) -> dict[str, Any]:
-    """Return a step of a processor file, whose statistics are written beside it."""
+    """Write the statistics of a processor step, and return the step's entry in the processor file."""
     arrays = {
         f"{key}.{which}": np.array(values, np.float32)
         for key, entry in statistics.items()

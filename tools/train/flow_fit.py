@@ -1,7 +1,7 @@
 """Trains the small pi0.5 on chunks of joint positions.
 
-Flow matching follows openpi (times from Beta(1.5, 1)). In half of the rows the first actions are given, as in
-real-time chunking. Counterfactual prompts and auxiliary losses are those of the small OpenVLA.
+Flow matching follows openpi (times from Beta(1.5, 1)). In half of the rows, the first actions are given, as in
+real-time chunking. Counterfactual prompts and auxiliary losses are the same as for the small OpenVLA.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vla_ros.types import FloatArray
 
 TOKENIZER = "tokenizer.json"
 _EULER_STEPS = 10
-_RETURN = 5  # steps in which a chunk returns to the expert's after given actions with an error
+_RETURN = 5  # steps within which a chunk returns to the expert's actions after given actions with an error
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class FlowFrames:
     kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
     patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
     chunks: Tensor  # float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state
-    bins: Tensor  # int64 [N, 8], the state in the prompt
-    scale: Tensor  # float32 [8], radians of a joint's normalised unit
+    bins: Tensor  # int64 [N, 8], the state as bins for the prompt
+    scale: Tensor  # float32 [8], radians per normalised unit of a joint
     asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
     training: Tensor  # int64, indices of training frames
     held_out: Tensor  # int64, indices of held-out frames
-    prompts: FlowPrompts  # of every task and object
+    prompts: FlowPrompts  # prompts of every task and object
 
 
 class Run(Training[FlowFrames, FlowTrainee]):
-    """A training run in ``folder``, on the demonstrations in ``dataset``; resumes from a saved state.
+    """A training run in ``folder`` on the demonstrations in ``dataset``; resumes from a saved state.
 
     Raises:
-        ConfigError: The folder has another recipe, or the demonstrations have no chunks.
+        ConfigError: The folder belongs to a run with another recipe, or the demonstrations have no chunks.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Run(Training[FlowFrames, FlowTrainee]):
         return draw(frames, step, self.recipe, self.network.max_delay, held_out=held_out)
 
     def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
-        """Return the losses, and errors of chunks sampled without given actions.
+        """Return the losses, and the errors of chunks that were sampled without given actions.
 
-        ``first``, ``middle`` and ``last`` are mean joint errors of three steps in milliradians.
+        ``first``, ``middle`` and ``last`` are the mean joint errors, in milliradians, of these steps of a chunk.
         """
         every = self.recipe.samples
         losses = flow_losses(self.trainee, batch, self.recipe)
@@ -131,7 +131,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
 
 
 class FlowBatch(NamedTuple):
-    """F frames with P instructions each and K samples of each: R = F * P."""
+    """F frames with P instructions each (R = F * P), and K samples per instruction."""
 
     images: Tensor  # [F, H, W, 3], float32 in [0, 1] where augmented, else uint8
     prompts: Tensor  # int64 [R, L], padded
@@ -140,11 +140,11 @@ class FlowBatch(NamedTuple):
     noise: Tensor  # float32 [R * K, H, 8]
     times: Tensor  # float32 [R * K, H]; 0 where real-time chunking gives the action
     places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
-    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for none
+    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for no object
 
 
 class FlowLosses(NamedTuple):
-    """The loss of a batch, its parts, and the share of objects found."""
+    """The loss of a batch, the parts of the loss, and the share of objects found."""
 
     total: Tensor
     flow: Tensor
@@ -179,7 +179,7 @@ def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, he
     times = torch.where(past < 0, 0.0, when)
     if recipe.seam_noise:
         missed = recipe.seam_noise * torch.randn(count, 1, ACTION_SIZE, generator=random, device=device)
-        missed[..., -1] = 0.0  # the gripper's
+        missed[..., -1] = 0.0  # gripper
         fade = (1 - (past + 1).clamp(min=0) / _RETURN).clamp(min=0) * (delay > 0)
         chunks = chunks + missed * fade[..., None]
     return FlowBatch(
@@ -214,7 +214,7 @@ def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> Fl
 
 
 def states_of(labels: shards.Labels) -> FloatArray:
-    """States [N, 8]: joint positions in radians and the gripper's opening, 0 to 1."""
+    """Return the states [N, 8]: joint positions in radians and the gripper's opening, 0 to 1."""
     states = labels.states.astype(np.float64)
     states[:, 7] /= arm.FINGER_TRAVEL
     return states
@@ -228,7 +228,7 @@ def relative(labels: shards.Labels) -> FloatArray:
 
 
 def quantiles(values: FloatArray) -> dict[str, Any]:
-    """Return the statistics of [N, 8] in LeRobot's terms; the gripper's range is 0 to 1."""
+    """Return the statistics of ``values`` [N, 8] under LeRobot's names; the gripper's range is 0 to 1."""
     low, high = np.percentile(values, [1, 99], axis=0)
     low[7], high[7] = 0.0, 1.0
     return {"q01": low.tolist(), "q99": high.tolist()}

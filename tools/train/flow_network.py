@@ -1,4 +1,4 @@
-"""A small pi0.5 in training: the policy's parameters, run so that gradients flow, and two auxiliary heads."""
+"""A small pi0.5 for training: a differentiable forward pass of the policy's parameters, and two auxiliary heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATE_SIZE = ACTION_SIZE = 8
 
 
 def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) -> PiArchitecture:
-    """Return a pi0.5 of the recipe's sizes, with as many numbers in an action as the arm has."""
+    """Return a pi0.5 with the recipe's sizes and :data:`ACTION_SIZE` action dimensions."""
     blocks, width = recipe.vision_blocks, recipe.vision_width
     heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "depth": recipe.depth}
     return PiArchitecture(
@@ -41,13 +41,13 @@ def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) ->
 class FlowPredictions(NamedTuple):
     """Outputs of a forward pass; R = frames times prompts."""
 
-    velocity: Tensor  # float32 [R * K, H, A], from actions to noise
+    velocity: Tensor  # float32 [R * K, H, A], pointing from actions to noise
     places: Tensor  # logits of the patch that holds the named object [R, patches]
-    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none
+    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is no object
 
 
 class Prefix(NamedTuple):
-    """Images and prompts, encoded once for all samples of a chunk."""
+    """Encoded images and prompts, which all samples of a chunk share."""
 
     patches: Tensor  # [F, P, width]
     past: list[tuple[Tensor, Tensor]]  # keys and values of every layer [R, P + L, 1, head_dim]
@@ -76,9 +76,9 @@ class FlowTrainee(nn.Module):
         Args:
             images: [F, S, S, 3] RGB, uint8, or float in [0, 1].
             prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
-            lengths: Int64 [R], tokens of each prompt; None if none is padded.
+            lengths: Int64 [R], number of tokens of each prompt; None if no prompt is padded.
             noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
-            times: Float32 [R * K, H], 1 for noise, 0 for actions; 0 where real-time chunking gives the action.
+            times: Float32 [R * K, H], 1 for noise, 0 for actions, including actions given by real-time chunking.
         """
         prefix = self.encode(images, prompts, lengths, noisy.shape[1])
         velocity = self.velocity(prefix, noisy, times)
@@ -87,7 +87,7 @@ class FlowTrainee(nn.Module):
         )
 
     def encode(self, images: Tensor, prompts: Tensor, lengths: Tensor | None, horizon: int) -> Prefix:
-        """Run the images and prompts, once for all samples of a chunk."""
+        """Encode images and prompts, once for all samples of a chunk."""
         network = self.network
         shape = self.architecture.prefix
         patches = network.encode(images, TowerOps())  # [F, P, width]
@@ -107,7 +107,7 @@ class FlowTrainee(nn.Module):
         return Prefix(patches, past, last, ends, seen, rotary)
 
     def velocity(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
-        """Velocities, float32 [R * K, H, A], behind a prefix of R rows."""
+        """Return the velocities, float32 [R * K, H, A], given a prefix of R rows."""
         samples = len(noisy) // len(prefix.ends)
         ends = prefix.ends.repeat_interleave(samples, dim=0)
         seen = None if prefix.seen is None else prefix.seen.repeat_interleave(samples, dim=0)
@@ -143,7 +143,7 @@ class FlowTrainee(nn.Module):
         past: list[tuple[Tensor, Tensor]],
         condition: Tensor,
     ) -> Tensor:
-        """Velocities [R, H, A] of the action tokens ``hidden`` [R, H, E] behind the prefix's keys and values."""
+        """Return velocities [R, H, A] of action tokens ``hidden`` [R, H, E], given the prefix's keys and values."""
         if seen is not None:
             seen = torch.cat([seen, seen.new_ones(at.shape)], dim=1)
         expert = self.network.expert
@@ -163,7 +163,7 @@ class FlowTrainee(nn.Module):
 def _prefix(
     prefix: GemmaParameters, hidden: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Return the keys and values of every layer, and the hidden states before the last."""
+    """Return the keys and values of every layer, and the hidden states before the last layer."""
     past: list[tuple[Tensor, Tensor]] = []
     layers: list[Any] = list(prefix.layers)
     for layer in layers:
@@ -177,7 +177,7 @@ def _prefix(
 
 
 def _normed(hidden: Tensor, norm: Any, condition: Tensor | None = None) -> tuple[Tensor, Tensor | float]:
-    """RMS norm of [R, N, width], and the gate of what follows."""
+    """Return the RMS norm of ``hidden`` [R, N, width], and the gate of the block that follows."""
     wide = hidden.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPS)
     if condition is None:
@@ -189,7 +189,7 @@ def _normed(hidden: Tensor, norm: Any, condition: Tensor | None = None) -> tuple
 def _heads(
     layer: Any, shape: GemmaShape, normed: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys, and values, [R, N, heads, head_dim]."""
+    """Return the rotated queries and keys, and the values, [R, N, heads, head_dim] each."""
     heads = layer.qkv(normed).unflatten(-1, (-1, shape.head_dim))
     size = shape.kv_heads
     query, key, value = torch.split(heads, [heads.shape[2] - 2 * size, size, size], dim=2)
@@ -212,7 +212,7 @@ def _mlp(layer: Any, normed: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialize(trainee: FlowTrainee, seed: int) -> None:
-    """Initialise as :func:`tools.train.network.initialize` does; the expert's layers begin as identities."""
+    """Initialise like :func:`tools.train.network.initialize`; the expert's layers start as identities."""
     generator = torch.Generator().manual_seed(seed)
     shape = trainee.architecture
     for name, parameter in trainee.named_parameters():
@@ -223,7 +223,7 @@ def initialize(trainee: FlowTrainee, seed: int) -> None:
         elif name.endswith("pos_embed"):
             parameter.copy_(0.5 * sincos_positions(parameter.shape[-2], parameter.shape[-1]).view_as(parameter))
         else:
-            deviation = parameter[0].numel() ** -0.5  # keeps the scale of the input
+            deviation = parameter[0].numel() ** -0.5  # preserves the scale of the input
             if name.endswith(("attn.proj.weight", "fc2.weight", ".o.weight", ".down.weight")):
                 deviation /= math.sqrt(2 * (shape.vision.blocks if "vision" in name else shape.prefix.depth))
             elif name.endswith("embed_tokens.weight"):

@@ -1,4 +1,4 @@
-"""Vocabulary and prompts of the small pi0.5: whole words, and a token for every number of the state."""
+"""Vocabulary and prompts of the small pi0.5: whole words, and one token per state value."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class FlowPrompts:
     """Prompts of every task and object, with the state to be filled in.
 
     Attributes:
-        ids: Int64 [tasks * kinds, L], padded; the state's numbers are those of zeros.
-        lengths: Int64 [tasks * kinds].
-        padded: Whether some prompts are shorter than others.
+        ids: Int64 [tasks * kinds, L], padded, with the tokens of an all-zero state.
+        lengths: Int64 [tasks * kinds], number of tokens of each prompt.
+        padded: True if some prompts are shorter than others.
     """
 
     def __init__(self, tokenizer: Path, tasks: Sequence[str], device: torch.device) -> None:

@@ -24,13 +24,14 @@ def counterfactual_actions(
 ) -> NDArray[np.float32]:
     """Return the expert's action for each task and object in the same state.
 
-    A network trained only on the object that the arm approaches learns to follow the arm, not the instruction.
+    A network that is trained only on the object that the arm approaches learns to follow the arm instead of the
+    instruction.
 
     Args:
         pose: Pose of the tool in the base frame, float64 [4, 4], metres.
         fingers: Opening of one finger, metres.
         objects: Name to centre [3], metres in the base frame, in the order of the scene's slots.
-        tasks: Names of tasks.
+        tasks: Names of the tasks.
 
     Returns:
         Float32 [tasks, SLOTS, 7]; zeros for empty slots.
@@ -45,14 +46,14 @@ def counterfactual_actions(
 def counterfactual_chunks(
     states: FloatArray, places: FloatArray, tasks: Sequence[str], horizon: int, rate_hz: float
 ) -> NDArray[np.float32]:
-    """Return the expert's next ``horizon`` joint positions and gripper for each task and object in N states.
+    """Return the expert's next H joint positions and gripper values for each task and object in N states.
 
     Args:
         states: Joint positions, radians, and opening of one finger, metres, float64 [N, 8].
         places: Centre of each slot's object, metres in the base frame, float64 [N, SLOTS, 3]; NaN for empty slots.
-        tasks: Names of tasks.
-        horizon: H.
-        rate_hz: Steps a second.
+        tasks: Names of the tasks.
+        horizon: Number of steps, H.
+        rate_hz: Steps per second.
 
     Returns:
         Float32 [N, tasks, SLOTS, H, 8]; zeros for empty slots.
@@ -87,7 +88,7 @@ def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:
 
 
 def patch_of(pixel: FloatArray, image_size: int = 224, patch_size: int = 14) -> int:
-    """Row-major index of the patch that holds ``pixel`` (row, column); :data:`NOWHERE` outside the image."""
+    """Return the row-major index of the patch with ``pixel`` (row, column); :data:`NOWHERE` outside the image."""
     row, column = (int(np.floor(value / patch_size)) for value in pixel)
     side = image_size // patch_size
     return row * side + column if 0 <= row < side and 0 <= column < side else NOWHERE

@@ -1,4 +1,4 @@
-"""The resumable training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine, accumulation, clipping."""
+"""A resumable training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine decay, accumulation, clipping."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RECIPE = "recipe.json"
 STATE = "state.safetensors"
 LOG = "log.jsonl"
 STATISTICS = "statistics.json"
-_EVALUATION_BATCHES = 4  # of held-out frames
+_EVALUATION_BATCHES = 4  # batches of held-out frames
 
 F = TypeVar("F")
 Trained = TypeVar("Trained", bound=torch.nn.Module)
 
 
 def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
-    """Return the learning rate of a step: linear warm-up, then cosine decay to ``final_share`` by steps or time."""
+    """Return a step's learning rate: linear warm-up, then cosine decay to ``final_share`` over steps or time."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     share = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -39,7 +39,7 @@ def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
 
 
 def make_optimizer(trainee: torch.nn.Module, recipe: FitRecipe) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, but not on norms, biases and embeddings."""
+    """Return AdamW with weight decay on matrices, but not on norms, biases or embeddings."""
     named = list(trainee.named_parameters())
     plain = [
         parameter for name, parameter in named if parameter.ndim < 2 or "embed" in name.replace("patch_embed", "")
@@ -68,12 +68,12 @@ class Training(ABC, Generic[F, Trained]):
         folder: Folder of the run.
         recipes: Everything that determines the result, as JSON.
         trainee: The initialised network and its heads.
-        losses: Maps trainee, batch and recipe to a NamedTuple of losses with ``total``.
+        losses: Maps trainee, batch and recipe to a NamedTuple of losses with a field ``total``.
         fit: Recipe of the training.
         options: Options that do not change the result.
 
     Raises:
-        ConfigError: The folder has another recipe.
+        ConfigError: The folder belongs to a run with another recipe.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Training(ABC, Generic[F, Trained]):
 
     @property
     def done(self) -> bool:
-        """Whether all steps are done, or their time is over."""
+        """True once all steps are done or the time span has passed."""
         return self.step >= self.recipe.steps or 0 < self.recipe.span <= self.seconds
 
     @abstractmethod
@@ -105,12 +105,12 @@ class Training(ABC, Generic[F, Trained]):
 
     @abstractmethod
     def measure(self, frames: F, batch: Any) -> Mapping[str, float]:
-        """Return the figures of a batch of held-out frames; gradients are off."""
+        """Return the figures of a batch of held-out frames; called without gradients."""
 
     def train(
         self, frames: F, progress: Callable[[int, dict[str, float]], None] = lambda step, figures: None
     ) -> dict[str, float]:
-        """Train to the end or the time limit; returns the latest figures on held-out frames.
+        """Train to the end or the time limit; return the latest figures on held-out frames.
 
         ``progress`` is called with each logged step and its figures.
         """

@@ -1,4 +1,4 @@
-"""The small OpenVLA in training: the policy's modules and two auxiliary heads."""
+"""The small OpenVLA for training: the policy's modules and two auxiliary heads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ACTION_TOKENS = 7
 BINS = 256
 PADDING = 64
 EMPTY_TOKEN = 440
-"""Ends every prompt; above the word tokens, below the action tokens."""
+"""Token that ends every prompt; above the word tokens, below the action tokens."""
 VOCABULARY = 768 - PADDING
-"""Tokens without padding: specials, bytes, words, the empty token, and the actions at the end."""
+"""Number of tokens without padding: special tokens, bytes, words, the empty token, and the actions at the end."""
 
 
 def token_ids() -> dict[str, int]:
-    """Return the vocabulary of words."""
+    """Return the vocabulary, word to token."""
     return word_ids((*PROMPT_WORDS, *TABLE_WORDS), EMPTY_TOKEN)
 
 
@@ -74,7 +74,7 @@ class Predictions(NamedTuple):
 
     actions: Tensor  # logits of the action tokens [R, 7, vocab_size]
     places: Tensor  # logits of the patch that holds the named object [R, patches]
-    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none
+    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is no object
 
 
 class Trainee(nn.Module):
@@ -94,7 +94,7 @@ class Trainee(nn.Module):
         Args:
             images: [F, H, W, 3] RGB in 0 to 255, uint8 or float.
             prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
-            lengths: Int64 [R], tokens of each prompt.
+            lengths: Int64 [R], number of tokens of each prompt.
             tokens: Int64 [R, 7], the action tokens.
         """
         patches = self.model.embed_image(self.model.normalize(images))  # [F, patches, width]
@@ -103,7 +103,7 @@ class Trainee(nn.Module):
         hidden = self.model.hidden_states(
             self.model.embed_sequence(repeated, with_actions(prompts, lengths, tokens))
         )
-        # Position patches + i predicts input_ids[i + 1]; padding comes after the tokens that count.
+        # Position patches + i predicts input_ids[i + 1]; padding follows the tokens that count.
         first = self.patches + lengths - 1
         where = first[:, None] + torch.arange(ACTION_TOKENS, device=first.device)
         chosen = hidden.gather(1, where[..., None].expand(-1, -1, hidden.shape[-1]))  # [R, 7, width]
@@ -112,7 +112,7 @@ class Trainee(nn.Module):
 
 
 def with_actions(prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
-    """Append the first six action tokens to each prompt [R, L]; int64 [R, L + 6]."""
+    """Append the first six action tokens to each prompt [R, L]; returns int64 [R, L + 6]."""
     room = torch.zeros(prompts.shape[0], ACTION_TOKENS - 1, dtype=prompts.dtype, device=prompts.device)
     where = lengths[:, None] + torch.arange(ACTION_TOKENS - 1, device=lengths.device)
     return torch.cat([prompts, room], dim=1).scatter(1, where, tokens[:, :-1])
@@ -123,7 +123,7 @@ _SLOWEST = 100.0
 
 
 def sincos_positions(patches: int, width: int) -> Tensor:
-    """Sine-cosine position embedding of rows and columns, float32 [patches, width]."""
+    """Return the sine-cosine position embedding of rows and columns, float32 [patches, width]."""
     side = round(math.sqrt(patches))
     rates = _SLOWEST ** -(torch.arange(width // 4) / (width // 4))
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
@@ -133,7 +133,7 @@ def sincos_positions(patches: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def initialize(trainee: Trainee, seed: int) -> None:
-    """Initialize weights as GPT-2 and Llama do: deviation 0.02, smaller where a block adds to the residual stream.
+    """Initialise weights as in GPT-2 and Llama: deviation 0.02, smaller where a block adds to the residual stream.
 
     Norms and LayerScale start at one, biases at zero, positions as sines and cosines (Beyer et al., 2022).
     """
@@ -154,5 +154,5 @@ def initialize(trainee: Trainee, seed: int) -> None:
             if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
                 deviation /= math.sqrt(2 * next(count for part, count in depth.items() if part in name))
             if "patch_embed" in name or "projector" in name:
-                deviation = parameter[0].numel() ** -0.5  # input projections keep the scale of their input
+                deviation = parameter[0].numel() ** -0.5  # input projections preserve the scale of their input
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

@@ -1,7 +1,8 @@
 """The loss: action tokens, and two auxiliary losses that ground the instruction in the image.
 
-Cross entropy on the actions alone is low for grasping *something*, because few frames depend on the instruction.
-The auxiliary heads predict the patch of the named object and the object in each patch; the policy has neither.
+Cross entropy on the actions is already low for a network that grasps *something*, because few frames depend on the
+instruction. The auxiliary heads predict the patch of the named object and the object in each patch; the exported
+policy does not have these heads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vla_ros.policies.openvla.actions import ActionBins
 
 
 class Losses(NamedTuple):
-    """Scalars of one batch."""
+    """Scalar losses and accuracies of one batch."""
 
     total: Tensor  # the loss to minimise
     actions: Tensor  # weighted cross entropy of the action tokens
@@ -36,7 +37,7 @@ def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
     flat = functional.cross_entropy(predictions.actions.flatten(0, 1), batch.tokens.flatten(), reduction="none")
     weights = torch.tensor([1.0] * 3 + [recipe.rotation_weight] * 3 + [1.0], device=device)
     actions = (flat.view_as(batch.tokens) * weights).mean(0).sum() / weights.sum()
-    # Objects that are not visible do not count; a batch may have none that is.
+    # Objects that are not visible do not count; a batch may have no visible object.
     asked = batch.places != NOT_ASKED
     missed = functional.cross_entropy(predictions.places, batch.places, ignore_index=NOT_ASKED, reduction="sum")
     places = missed / asked.sum().clamp(min=1)
@@ -50,7 +51,7 @@ def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
 
 
 def step_losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
-    """Forward pass and losses, to be compiled."""
+    """Run the forward pass and return the losses; one function, so that it can be compiled."""
     return losses(trainee(batch.images, batch.prompts, batch.lengths, batch.tokens), batch, recipe)
 
 
@@ -60,7 +61,8 @@ def evaluate_batch(
 ) -> dict[str, float]:
     """Return the accuracy and errors in millimetres on a held-out batch.
 
-    The first of ``prompts`` instructions per frame was followed; ``reach`` [3] is metres per normalised unit.
+    Of the ``prompts`` instructions per frame, the arm followed the first; ``reach`` [3] is metres per normalised
+    unit.
     """
     predictions = trainee(batch.images, batch.prompts, batch.lengths, batch.tokens)
     found = losses(predictions, batch, recipe)

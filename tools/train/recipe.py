@@ -1,4 +1,4 @@
-"""Everything that determines a trained checkpoint: equal recipes give equal demonstrations and steps."""
+"""Everything that determines a trained checkpoint: equal recipes give equal demonstrations and training steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from vla_ros.errors import ConfigError
 
 TRAINING_SEED = 10_000_000
-"""First seed of demonstrations; demos and evaluations use seeds far below."""
+"""First seed of demonstrations; demos and evaluations use much smaller seeds."""
 
 HELD_OUT_EVERY = 50
 """Every 50th episode is held out from training."""
@@ -24,7 +24,7 @@ FOREIGN_DATASET = "fractal20220817_data"
 
 
 def option(default: Any, about: str) -> Any:
-    """Return a field of a recipe, and the help of its option on the command line."""
+    """Return a field of a recipe with its default and the help text of its command-line option."""
     return field(default=default, metadata={"about": about})
 
 
@@ -138,7 +138,7 @@ def as_json(recipe: DataRecipe | NetworkRecipe | FlowNetworkRecipe | LabelRecipe
 
 
 def from_json(kind: type[Recipe], values: dict[str, Any]) -> Recipe:
-    """Return the inverse of :func:`as_json`.
+    """Return the recipe from the values of :func:`as_json`.
 
     Raises:
         ConfigError: An entry is unknown or missing.

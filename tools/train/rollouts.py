@@ -1,6 +1,6 @@
-"""Runs many episodes fast: parallel simulations, and one network that infers for them in batches.
+"""Runs many episodes fast: parallel simulations, and one network that infers for all of them in batches.
 
-Everything else is as in the demo: images come upside down and are processed by :mod:`vla_ros.vision`, actions go
+Everything else is as in the demo: images arrive upside down and are processed by :mod:`vla_ros.vision`, actions go
 through the node's controller, and the options are those of ``vla-ros demo``.
 """
 
@@ -37,7 +37,7 @@ class Rollout:
     """One episode."""
 
     seed: int  # seed of the scene
-    success: bool  # whether the named object was moved as the instruction says
+    success: bool  # True if the named object was moved as instructed
     reason: str  # as in :class:`~vla_ros.sim.results.EpisodeResult`
     steps: int  # control steps
     tokens: IntArray  # int64 [steps, 7], the network's tokens
@@ -45,7 +45,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Meaning:
-    """How tokens become actions: to normalised values by ``bins``, to metres and radians by ``statistics``."""
+    """Converts tokens to actions: ``bins`` yield normalised values, ``statistics`` metres and radians."""
 
     spec: PolicySpec
     bins: ActionBins
@@ -92,7 +92,7 @@ class Simulation:
 
 
 class Network:
-    """The policy's model, for batches of images; ``assignments`` are further options of the node."""
+    """The policy's model for batches of images; ``assignments`` are further options of the node."""
 
     def __init__(self, arguments: argparse.Namespace, assignments: Sequence[str] = ()) -> None:
         from vla_ros.config import load
@@ -142,12 +142,12 @@ def roll_out(
         checkpoint: Folder of the checkpoint.
         options: Options of ``vla-ros demo`` (:mod:`~tools.train.controls`).
         seeds: Seeds of the episodes.
-        processes: Parallel simulations; 0 for one per core, 1 to run in this process.
+        processes: Number of parallel simulations; 0: one per core; 1: run in this process.
         assignments: Further options of the node, ``name:=value``.
         progress: Called with the number of finished episodes.
 
     Raises:
-        VlaRosError: The checkpoint does not load, or a simulation ended.
+        VlaRosError: The checkpoint does not load, or a simulation exited.
     """
     arguments = parse_options(checkpoint, options)
     network = Network(arguments, assignments)
@@ -193,7 +193,7 @@ def _together(arguments: argparse.Namespace, network: Network, seeds: list[int],
                 try:
                     message = connection.recv()
                 except EOFError:
-                    raise VlaRosError("a simulation ended early; its message is above") from None
+                    raise VlaRosError("a simulation exited early; its message is above") from None
                 if isinstance(message, Rollout):
                     yield message
                 elif message is None:
@@ -216,7 +216,7 @@ def _together(arguments: argparse.Namespace, network: Network, seeds: list[int],
 def _simulate(
     connection: Connection, arguments: argparse.Namespace, meaning: Meaning, seeds: Sequence[int]
 ) -> None:
-    """Simulation process: sends (image, instruction) and gets tokens; sends each Rollout, and None at the end."""
+    """Run a simulation process: send (image, instruction), receive tokens; send each Rollout, and finally None."""
     simulation = Simulation(arguments, meaning)
 
     def infer(image: UInt8Array, instruction: str) -> IntArray:

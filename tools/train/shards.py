@@ -25,12 +25,12 @@ class Labels:
     """Everything about N frames except their pixels."""
 
     seeds: NDArray[np.int64]  # int64 [N], seed of the episode
-    steps: NDArray[np.int16]  # int16 [N], step within it
+    steps: NDArray[np.int16]  # int16 [N], step within the episode
     kinds: NDArray[np.int8]  # int8 [N, SLOTS], index in :data:`~.labels.KINDS` of each object, -1 for empty slots
     patches: NDArray[np.int16]  # int16 [N, SLOTS], patch of the object's centre, -1 if it is not visible
     states: NDArray[np.float32]  # float32 [N, 8], joint positions (radians) and opening of one finger (metres)
-    # Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object; with a horizon H chunks [N,
-    # tasks, SLOTS, H, 8] of joint positions and gripper.
+    # Float32 [N, tasks, SLOTS, 7], the expert's undisturbed action for every task and object; with a horizon H,
+    # chunks [N, tasks, SLOTS, H, 8] of joint positions and gripper.
     actions: NDArray[np.float32]
     asked: NDArray[np.int8]  # int8 [N, 2], task and slot that the arm was following
     noise: NDArray[np.float32]  # float32 [N], standard deviation of the episode's disturbance, metres
@@ -43,11 +43,11 @@ class Labels:
 class Shard:
     """Frames of some episodes."""
 
-    labels: Labels  # their labels
+    labels: Labels  # labels of the frames
     blob: UInt8Array  # uint8, the concatenated compressed frames
     offsets: NDArray[np.int64]  # int64 [N + 1], start of each frame
     size: tuple[int, int]  # (height, width) of a frame
-    results: NDArray[np.int64]  # int64 [episodes, 3]: seed, 1 where it succeeded, steps
+    results: NDArray[np.int64]  # int64 [episodes, 3]: seed, success (0 or 1), steps
 
     def frame(self, index: int) -> UInt8Array:
         """Return uint8 [H, W, 3], RGB."""
@@ -81,7 +81,7 @@ def read(path: Path) -> Shard:
     """Read a shard.
 
     Raises:
-        VlaRosError: It is damaged.
+        VlaRosError: The shard is damaged.
     """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
@@ -95,10 +95,10 @@ def read(path: Path) -> Shard:
 
 
 def read_labels(paths: Sequence[Path]) -> Labels:
-    """Concatenated labels of several shards.
+    """Return the concatenated labels of several shards.
 
     Raises:
-        VlaRosError: A shard is damaged, or there is none.
+        VlaRosError: A shard is damaged, or there are no shards.
     """
     if not paths:
         raise VlaRosError("no demonstrations: run `python -m tools.train data` first")

@@ -31,10 +31,10 @@ def save(path: Path, trainee: nn.Module, optimizer: torch.optim.Optimizer, step:
 
 
 def restore(path: Path, trainee: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[int, float]:
-    """Restore what :func:`save` wrote; returns steps and seconds.
+    """Restore a state written by :func:`save`; return its steps and seconds.
 
     Raises:
-        CheckpointError: The file is missing, damaged or of another network.
+        CheckpointError: The file is missing, damaged or belongs to another network.
     """
     try:
         with safe_open(str(path), framework="pt") as file:

@@ -21,7 +21,7 @@ from vla_ros.policies.openvla.vocabulary import write_tokenizer
 from vla_ros.sim.tasks import make_task
 from vla_ros.types import FloatArray, IntArray
 
-_TURN = 0.05  # rad; the hand hardly turns, so bins from percentiles would only hold noise
+_TURN = 0.05  # rad; the hand hardly turns, so bins from percentiles would only resolve noise
 _MASK = (True, True, True, True, True, True, False)
 
 FOREIGN_STATISTICS: dict[str, Any] = {
@@ -34,13 +34,13 @@ FOREIGN_STATISTICS: dict[str, Any] = {
 }
 """Percentiles of RT-1's robot data from openvla/openvla-7b (``fractal20220817_data``, rounded).
 
-Beside ``bridge_orig`` this is the key that is often copied from examples. With it, standing still becomes 2 cm back
-and 0.12 rad about x.
+Besides ``bridge_orig``, this is the key that users often copy from examples. With it, standing still becomes 2 cm
+backwards and 0.12 rad about x.
 """
 
 
 def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArray:
-    """Turn the expert's actions [..., 7] (gripper 1 open, 0 closed) into labels as ``recipe`` says."""
+    """Convert the expert's actions [..., 7] (gripper 1 open, 0 closed) to labels according to ``recipe``."""
     shaped = actions.astype(np.float64)
     way = shaped[..., :3]
     if recipe.step_cap:
@@ -53,16 +53,16 @@ def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArr
 
 
 def followed(labels: Labels, actions: FloatArray) -> FloatArray:
-    """Select the labels that the arm was following: float64 [N, 7] of [N, tasks, SLOTS, 7]."""
+    """Select the actions that the arm was following, float64 [N, 7], from ``actions`` [N, tasks, SLOTS, 7]."""
     rows = np.arange(len(labels))
     return actions[rows, labels.asked[:, 0], labels.asked[:, 1]]
 
 
 def statistics_json(labels: Labels, actions: FloatArray) -> dict[str, Any]:
-    """``norm_stats`` of the demonstrations with labels [N, tasks, SLOTS, 7], and :data:`FOREIGN_STATISTICS`.
+    """Return ``norm_stats``: statistics of the ``actions`` [N, tasks, SLOTS, 7], and :data:`FOREIGN_STATISTICS`.
 
-    Percentiles 1 and 99 of the followed actions as in OpenVLA, made symmetric so that zero is the middle of a bin;
-    rotations get +-0.05 rad.
+    As in OpenVLA, these are percentiles 1 and 99 of the followed actions, here made symmetric so that zero is the
+    middle of a bin; rotations get +-0.05 rad.
     """
     steps = followed(labels, actions)
     return {DATASET: _entry(steps), FOREIGN_DATASET: FOREIGN_STATISTICS}
@@ -77,22 +77,22 @@ def _entry(steps: FloatArray) -> dict[str, Any]:
 
 
 def statistics_of(entry: dict[str, Any], key: str = DATASET) -> ActionStatistics:
-    """One entry of :func:`statistics_json` as the policy reads it."""
+    """Return an entry of :func:`statistics_json` as the policy reads it."""
     action = entry[key]["action"]
     return ActionStatistics(key, np.array(action["q01"]), np.array(action["q99"]), np.array(action["mask"]))
 
 
 def encode_actions(actions: FloatArray, statistics: ActionStatistics, bins: ActionBins) -> NDArray[np.int16]:
-    """Return the tokens of actions, int16 of the same shape; only the 255 tokens with a bin of their own.
+    """Return the tokens of ``actions``, int16 of the same shape; uses only the 255 tokens with distinct bins.
 
-    OpenVLA's encoder has a 256th token, for the value 1, that decodes like its neighbour.
+    OpenVLA's encoder has a 256th token, for the value 1, which decodes to the same value as its neighbour.
     """
     tokens = bins.encode(statistics.normalize(actions))
     return np.maximum(tokens, bins.vocab_size - (bins.count - 1)).astype(np.int16)
 
 
 class Prompts:
-    """The policy's prompts of all tasks and objects; writes the tokenizer's files to ``folder``."""
+    """The policy's prompts for all tasks and objects; writes the tokenizer's files to ``folder``."""
 
     def __init__(self, folder: Path, architecture: Architecture, tasks: tuple[str, ...]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class Prompts:
             encoder.encode(make_task(task, kind).instruction) for task in tasks for kind in KINDS
         ]
         self.lengths: Tensor = torch.tensor([len(row) for row in rows])
-        """Int64 [tasks * kinds]."""
+        """Int64 [tasks * kinds], number of tokens of each prompt."""
         self.ids: Tensor = torch.zeros(len(rows), int(self.lengths.max()), dtype=torch.int64)
         """Int64 [tasks * kinds, L], padded with 0."""
         for index, row in enumerate(rows):
