@@ -86,7 +86,7 @@ def test_a_driver_that_takes_another_type_is_named_until_it_takes_the_right_one(
     spin_until(graph, lambda: any("/peer" in finding.text for finding in health.check()))
     (finding,) = health.check()
     assert (finding.kind, finding.topic) == ("wrong_type", topic)
-    assert f"/peer will get nothing on {topic}: it takes {TRAJECTORY}, this node publishes {JOINTS}" in finding.text
+    assert f"nothing on {topic}: it subscribes to {TRAJECTORY}, this node publishes {JOINTS}" in finding.text
     assert "control.output" in finding.text
     driver.close()
     spin_until(graph, lambda: not health.check())
@@ -116,5 +116,5 @@ def test_a_publisher_of_another_type_is_named(graph, peer, spin_until):
     spin_until(graph, lambda: node.count_publishers("/camera/image_raw") == 1)
     (finding,) = health.check()
     assert finding.kind == "wrong_type"
-    assert "publishes sensor_msgs/msg/CompressedImage, this node takes sensor_msgs/msg/Image" in finding.text
+    assert "sensor_msgs/msg/CompressedImage, this node subscribes to sensor_msgs/msg/Image" in finding.text
     assert "camera.transport" in finding.text

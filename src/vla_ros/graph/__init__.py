@@ -1,4 +1,4 @@
-"""Access to the ROS 2 graph through one small Node interface, on rclpy or the embedded DDS participant."""
+"""Access to the ROS 2 graph: one small Node interface on rclpy or the embedded DDS participant."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class DdsEnvironment:
         )
 
     def configuration(self) -> str:
-        """Return Cyclone DDS's configuration: fragments separated by commas, of which later ones win."""
+        """Return Cyclone DDS's configuration: comma-separated fragments, where later ones win."""
         return f"{self._own_configuration()},{self.user_configuration}".rstrip(",")
 
     def _own_configuration(self) -> str:

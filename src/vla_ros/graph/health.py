@@ -90,14 +90,14 @@ def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
     name = f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
     theirs, ours = endpoint.topic_type, item.type_name
     if item.published:
-        begin = f"{name} will get nothing on {item.topic}: "
-        types = f"it takes {theirs}, this node publishes {ours} there. Choose what it takes (control.output, "
+        begin = f"{name} will receive nothing on {item.topic}: "
+        types = f"it subscribes to {theirs}, this node publishes {ours}. Choose a matching output (control.output, "
         types += "gripper.output), or name another topic"
         reasons = incompatibilities(endpoint.qos_profile, item.profile)
         fix = "Make it request no more than that, or relay the topic"
     else:
         begin = f"nothing will arrive on {item.topic} from {name}: "
-        types = f"it publishes {theirs}, this node takes {ours} there. Name another topic, or set the type "
+        types = f"it publishes {theirs}, this node subscribes to {ours}. Name another topic, or set the type "
         types += "(for images: camera.transport raw or compressed)"
         reasons = incompatibilities(item.profile, endpoint.qos_profile)
         fix = "Start that publisher with the requested policy (drivers often have a parameter), or relay the topic"

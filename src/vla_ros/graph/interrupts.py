@@ -1,7 +1,7 @@
 """Turns SIGINT and SIGTERM into KeyboardInterrupt between two callbacks of a spinning graph, never inside one.
 
-Python raises KeyboardInterrupt wherever the thread is. In a destructor or a callback from C it is printed and lost,
-and the loop continues; rclpy's wait creates and deletes such objects a hundred times a second.
+Python raises KeyboardInterrupt wherever the thread is. Raised in a destructor or in a callback from C, it is
+printed and lost, and the loop continues; rclpy's wait runs such destructors a hundred times a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ends a process when its launcher has ended, for whatever reason.
 
-`ros2 launch` leaves its processes running when SIGTERM or SIGKILL ends it. Linux's parent-death signal does not
-help: it is sent when the *thread* that started the process ends, and gets lost if a wrapper process lies in
+`ros2 launch` leaves its processes running when it is ended by SIGTERM or SIGKILL. Linux's parent-death signal does
+not help: it is sent when the *thread* that started the process ends, and gets lost if a wrapper process lies in
 between.
 """
 

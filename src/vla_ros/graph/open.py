@@ -1,4 +1,4 @@
-"""Joins the ROS 2 graph through rclpy if it imports, else through the embedded DDS participant."""
+"""Joins the ROS 2 graph through rclpy if it can be imported, else through the embedded DDS participant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str =
     """Join the graph of ``ROS_DOMAIN_ID``.
 
     ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy if it
-    imports, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises
+    can be imported, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises
     ConfigError if an argument is invalid, or MissingDependencyError with what to install or source.
     """
     if backend not in BACKENDS:

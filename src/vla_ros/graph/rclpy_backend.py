@@ -1,4 +1,4 @@
-"""The rclpy backend: ``rclpy`` nodes, with a loop, QoS profiles and message classes."""
+"""The rclpy backend: uses ``rclpy`` nodes and adds the loop, QoS profiles and message classes."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ class Wiring:
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
 
-        rclpy does not expose the gid, so the new entry in discovery is taken; it could be mistaken for one that a
-        node of the same name on another host creates at the same instant. Raises VlaRosError if there is none
-        within two seconds.
+        rclpy does not expose the gid, so the new entry in discovery is taken; an entry that a node of the same
+        name on another host creates at the same instant could be mistaken for it. Raises VlaRosError if no entry
+        appears within two seconds.
         """
         node = self.node
         name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())
@@ -47,7 +47,7 @@ class Wiring:
         raise VlaRosError(f"discovery does not report this node's own publisher of {name}; does the RMW work?")
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
-        """Call ``callback`` with each message."""
+        """Call ``callback`` with each message of a topic."""
         subscription = self.node.create_subscription(
             self.graph.message(type_name), topic, callback, self.graph.qos(qos)
         )

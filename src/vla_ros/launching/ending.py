@@ -1,6 +1,6 @@
 """Ends the processes of a launch cleanly when the launch ends.
 
-On SIGTERM `launch` exits at once, and if it is the first process of a container, all others are killed with it. The
+On SIGTERM `launch` exits at once, and if it is the first process of a container, the others are killed with it. The
 launch therefore waits at exit until its processes have ended, so that the node can send its hold.
 """
 
@@ -26,9 +26,10 @@ _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 
 def interrupted_with_launch(*command: str) -> list[str]:
-    """Return a ``command`` that gets SIGINT when the launch ends, for programs that do not watch their launcher.
+    """Return a command that runs ``command`` and sends it SIGINT when the launch ends.
 
-    Linux sends the signal when the thread that started the process ends; here that thread runs `launch`.
+    Use it for programs that do not watch their launcher. Linux sends the signal when the thread that started the
+    process ends, here the thread that runs `launch`.
     """
     setpriv = shutil.which("setpriv")  # of util-linux
     return [*([setpriv, "--pdeathsig", "INT", "--"] if setpriv else []), *command]
@@ -45,7 +46,7 @@ def ends_with_launch(action: _Action) -> _Action:
 
 
 def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[Action]]:
-    """Return an ``on_exit`` that ends the launch with the process ``name``, with status 1 if that failed."""
+    """Return an ``on_exit`` that ends the launch with the process ``name``; the status is 1 if that failed."""
 
     def on_exit(event: ProcessExited, context: LaunchContext) -> list[Action]:
         if event.returncode and not context.is_shutdown:

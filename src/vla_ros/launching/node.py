@@ -52,7 +52,7 @@ def policy_node(
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command that runs this package's Python scripts; empty for the interpreter in their first line."""
+    """Return the command that runs this package's scripts; empty for the interpreter in their first line."""
     variables = os.environ if environment is None else environment
     chosen = value(context, "python")
     if not chosen and variables.get("VIRTUAL_ENV"):

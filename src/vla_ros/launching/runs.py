@@ -122,7 +122,7 @@ def _resolved(topic: str, node: str) -> str:
 
 
 def _inputs(config: Config, node: str) -> list[str]:
-    """Return the topics to play from the bag: those that the node observes, no commands."""
+    """Return the bag's topics that are played: the node's observations and instruction, no commands."""
     feeds = [feed.topic for feed in config.robot.feeds]
     joints = dict.fromkeys(arm.joint_states for arm in config.arms)
     return [_resolved(topic, node) for topic in (*config.camera.topics, *joints, config.topics.instruction, *feeds)]

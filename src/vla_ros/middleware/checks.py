@@ -1,6 +1,6 @@
 """Checks that a middleware profile is active, or reports what to install or set.
 
-It only reads the environment, the files named there and the state of the host; it starts and sends nothing.
+It only reads the environment, the files that it names and the state of the host; it starts and sends nothing.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
 
 
 def receive_buffer(frames: Frames) -> Findings:
-    """Yield whether the kernel's receive buffer is large enough for frames over UDP."""
+    """Yield what was found about the kernel's receive buffer for frames over UDP."""
     try:
         limit = int(RECEIVE_MAX.read_text())
     except (OSError, ValueError):  # not readable in some containers

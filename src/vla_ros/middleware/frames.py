@@ -41,7 +41,7 @@ class Frames:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one serialised ``sensor_msgs/Image``: the pixels and a page for header and row padding."""
+        """Bytes of one serialised ``sensor_msgs/Image``: the pixels, and one page for header and row padding."""
         return round_up(self.image_bytes + PAGE, PAGE)
 
     @property

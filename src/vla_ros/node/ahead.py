@@ -54,7 +54,7 @@ class InferenceRunner:
         return self._worker.ready
 
     def refill(self, control: ControlConfig, period: float) -> float:
-        """Return at how many remaining steps to request the next chunk; infinite before the first one."""
+        """Return the number of remaining steps at which to request a chunk; infinite before the first."""
         overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
         return control.refill_steps or self._worker.seconds / period + overlap
 
@@ -72,8 +72,9 @@ class InferenceRunner:
         """Start an inference on a frame; without ``beside``, wait for its result.
 
         ``data`` holds the newest message of each camera, ``inputs`` the joint states, feeds and instruction. For
-        ``task`` and ``beside`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds. If
-        the frame is no newer than the step just sent, ``position`` is that step's; None means the next step's.
+        ``task`` and ``beside`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds. The
+        chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with None,
+        at the next step.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
         previous, position = None, schedule.position if position is None or not schedule.left else position

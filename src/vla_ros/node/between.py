@@ -15,7 +15,7 @@ class Between:
 
     ``limiter`` provides the duration of a step; ``rate_hz`` is ``control.command_rate_hz`` and may be assigned.
     ``due`` is the time of the next command in seconds of the steady clock, or infinite if there is none. ``step``
-    is the last step that was sent; ``rests`` is True once a command was due at its end or later.
+    is the last step that was sent; ``rests`` is True once a command was due at the end of the step or later.
     """
 
     def __init__(self, limiter: RateLimiter, rate_hz: float) -> None:

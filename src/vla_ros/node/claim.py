@@ -77,7 +77,7 @@ class Claim:
 
     @property
     def is_held(self) -> bool:
-        """True if this claimant was the first and has the claim."""
+        """True if this node was the first and holds the claim."""
         return self._server is not None
 
     def close(self) -> None:

@@ -166,13 +166,13 @@ class ControlLoop:
 
     @property
     def _planned(self) -> int:
-        """Steps that can be executed without another chunk."""
+        """Number of steps that can be executed without another chunk."""
         schedule = self._stepper.schedule
         return schedule.left if self._is_ahead else schedule.remaining
 
     @property
     def _is_time_to_infer(self) -> bool:
-        """True if the plan may end before a chunk requested now arrives."""
+        """True if the plan might run out before the arrival of a chunk that is requested now."""
         schedule = self._stepper.schedule
         if schedule.wants_chunk or not self._is_ahead:
             return schedule.wants_chunk
@@ -188,7 +188,7 @@ class ControlLoop:
             self._stepper.configure(config, inferring=inferring)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until a step is due, at most this long and at most 0.1 s."""
+        """Wait until a step is due, but at most ``seconds`` and at most 0.1 s."""
         if seconds > 0:
             with self._ended:
                 self._clock.wait_for(
@@ -239,7 +239,7 @@ class ControlLoop:
             keys = self._stepper.spec.feeds
             arms = tuple(arm.name for arm in self._stepper.controller.arms)
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
-                late = f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
+                late = f"no joint state for the frame's stamp within {_LOCKSTEP_WAIT} s"
                 self._refuse(Refused(Reason.JOINT_STATE_STALE, late), frame)
                 return
         fresh = self._sender.fresh_joints()
@@ -250,7 +250,7 @@ class ControlLoop:
         )
 
     def _land(self) -> None:
-        """Load the new chunk into the schedule and execute its step that is due."""
+        """Load the new chunk into the schedule and execute the step of it that is due."""
         request = self._runner.pending
         assert request is not None
         try:
@@ -287,7 +287,7 @@ class ControlLoop:
         self._context.watchdog.images(self._clock.now(), readable=True)
         refused = None
         if not in_time:
-            refused = Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
+            refused = Refused(Reason.INFERENCE_LATE, f"took over {self._config.timeouts.inference:g} s")
         elif self._sender.is_void(request.task):
             came = "an instruction, a reset or an arming came during the inference"
             refused = Refused(Reason.TASK_CHANGED, came)

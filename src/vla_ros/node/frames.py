@@ -24,7 +24,7 @@ class Frames:
 
     @property
     def data(self) -> list[CdrBytes | None]:
-        """The newest message of each camera; None if none has come yet."""
+        """The newest message of each camera, or None for a camera without one."""
         return [frame.data if frame else None for frame in self._newest]
 
     def waiting(self) -> Frame | None:
@@ -32,7 +32,7 @@ class Frames:
         return self._first.take()
 
     def wait(self, patience: float) -> bool:
-        """Wait up to ``patience`` seconds for a frame of the first camera; True if :meth:`waiting` has one."""
+        """Wait up to ``patience`` seconds for a frame of the first camera; return True if there is one."""
         return self._first.wait(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
@@ -66,7 +66,7 @@ class Frames:
         self._unreported.clear()
 
     def _use(self, index: int, frame: Frame) -> None:
-        """Make a frame its camera's newest; an unused previous one counts as replaced."""
+        """Make a frame its camera's newest; if the previous frame has no outcome, report it as replaced."""
         before, self._newest[index] = self._newest[index], frame
         if before is not None and index in self._unreported:
             self._context.report(before.outcome(REPLACED))

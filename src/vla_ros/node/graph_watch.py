@@ -1,4 +1,4 @@
-"""Detects nodes that command the same topics or have this node's name, ten times a second."""
+"""Looks ten times a second for nodes that command the same topics or have this node's name."""
 
 from __future__ import annotations
 

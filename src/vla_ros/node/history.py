@@ -25,7 +25,8 @@ class Past:
 class History:
     """Keeps references to messages without copying them. Thread-safe.
 
-    ``spans`` maps positions in ``camera.topics`` to the seconds that are kept; other cameras are not kept.
+    ``spans`` maps positions in ``camera.topics`` to the seconds of frames to keep; frames of other cameras are
+    not kept.
     """
 
     def __init__(self, spans: Mapping[int, float]) -> None:

@@ -183,7 +183,7 @@ def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
         rows = [_numbers(text, option) for text in texts.get(state.key, ())]
         if not rows:
             size = f" of {state.size} numbers" if state.size else ""
-            raise ConfigError(f"{option}: found nothing, but the policy needs it{size}")
+            raise ConfigError(f"{option}: found nothing, but the policy needs a vector{size}")
         wrong = [len(row) for row in rows if len(row) != (state.size or len(rows[0]))]
         if wrong:
             raise ConfigError(f"{option}: found {wrong[0]} numbers, expected {state.size or len(rows[0])}")

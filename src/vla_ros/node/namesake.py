@@ -1,6 +1,6 @@
 """Refuses to start a second node of the same name, because both would serve ``~/enable``.
 
-On one host a :class:`~vla_ros.node.claim.Claim` decides. Discovery finds nodes on other hosts; it takes a
+On one host a :class:`~vla_ros.node.claim.Claim` decides. Discovery finds nodes on other hosts, but takes a
 moment and does not report processes that were killed before this node started.
 """
 

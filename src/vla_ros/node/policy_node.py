@@ -44,7 +44,7 @@ SUPERVISION_PERIOD = 0.02
 
 
 class PolicyNode:
-    """A policy on the graph.
+    """Runs a policy on the graph.
 
     ``graph`` provides message classes and QoS profiles. ``node`` is an rclpy node or one from
     ``graph.create_node``; callbacks run on the thread that spins it.
@@ -74,7 +74,7 @@ class PolicyNode:
     # The life of a managed node
 
     def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
-        """Load the policy and create the endpoints; nothing moves. ``policy`` replaces that of ``policy.name``.
+        """Load the policy and create the endpoints; nothing moves. ``policy`` overrides ``policy.name``.
 
         Raises VlaRosError if the policy does not load, does not fit the robot and the options, or another node has
         this node's name. Partial work is undone.

@@ -131,7 +131,7 @@ class StateReceiver:
         }
 
     def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
-        """Yield the topics on which publishers currently alternate on an arm's joint, each with the contest."""
+        """Yield each topic on which publishers alternate on an arm's joint, with the contest."""
         for topic, arms in self.topics.items():
             for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
                 yield topic, contest
@@ -147,7 +147,7 @@ class StateReceiver:
                 self.accept(whole.joints, whole.stamp, arm)
 
     def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
-        """Make a complete joint state the arm's newest one, if the watchdog accepts it and its ``stamp``."""
+        """Store a complete joint state as the arm's newest if the watchdog accepts it and its ``stamp``."""
         wrong = self._wrong(joints, self._arms[arm])
         if wrong:
             named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong

@@ -21,7 +21,7 @@ class Sender:
 
     ``prepare`` builds the messages of all arms' commands and returns a function that sends them. ``supervise``
     passes the watchdog's findings to ``safety`` before each command. ``task`` is the epoch of the inputs and the
-    number of the arming to which the plan belongs; once ``ended`` is True, nothing is sent.
+    number of armings to which the plan belongs; once ``ended`` is True, nothing is sent.
     """
 
     def __init__(
@@ -66,11 +66,14 @@ class Sender:
         allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
         age = (self._clock.ros() - step.stamp) / 1e9
         if timeouts.frame_age and age > allowed:
-            found = f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s"
+            found = f"{age:.3g} s old when its motion was due, allowed {allowed:.3g} s"
             raise Refused(Reason.FRAME_OLD, found)
 
     def send(self, step: StepResult, dt: float, *, beside: bool) -> bool:
-        """Send the commands of a step that lasts ``dt`` seconds, or the first ones on the way; True if sent."""
+        """Send the commands of a step that lasts ``dt`` seconds; return True if they were sent.
+
+        If the step is split into several commands, only the first one of each arm is sent.
+        """
         commands = step.commands
         if beside and self._between.commands > 1:
             onward = self._stepper.onward(self.fresh_joints(), self._between.interval, dt, 0.0)
@@ -82,7 +85,7 @@ class Sender:
         return True
 
     def send_between(self, *, dry: bool) -> bool:
-        """Send the command that is due between two steps, or during deceleration after the last; True if sent.
+        """Send the command due between two steps or during deceleration; return True if it was sent.
 
         Once the arm rests, nothing more is sent. ``dry`` means that the plan has run out because the next chunk is
         late.
@@ -100,11 +103,11 @@ class Sender:
         )
 
     def fresh_joints(self) -> Mapping[str, JointState]:
-        """Return the newest joint state of each arm, without stale ones."""
+        """Return the newest joint state of each arm; stale ones are left out."""
         return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state)
 
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
-        """Send the commands if that is allowed, and call ``done``; True if they were sent.
+        """Send the commands if that is allowed, and call ``done``; return True if they were sent.
 
         If the process was suspended after the watchdog's check, the check is repeated. Once the loop has
         ``ended``, nothing is sent, because another loop may own the arm. Deceleration needs no valid task.

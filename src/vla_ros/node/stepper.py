@@ -116,7 +116,7 @@ class Stepper:
             self.controller.reset()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Return the commands with which all arms hold (:meth:`RobotController.hold`); from any thread."""
+        """Return hold commands and refusals (:meth:`RobotController.hold`). Any thread may call it."""
         with self._lock:
             return self.controller.hold(joints)
 

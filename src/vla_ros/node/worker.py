@@ -37,7 +37,7 @@ class Worker(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """Expected duration: the 95th percentile of the last 20 jobs that did not fail; infinite before."""
+        """Expected duration: the 95th percentile of the last 20 successful jobs; infinite before the first."""
         return float(np.percentile(self._took, 95)) if self._took else math.inf
 
     @property

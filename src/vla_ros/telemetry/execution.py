@@ -50,8 +50,9 @@ class ExecutionStats:
     def summary(self) -> dict[str, float]:
         """Return the available figures.
 
-        ``steps`` sent; ``chunks`` begun; first steps of chunks that were ``skipped``, because the previous chunk
-        covered them; the age of a step's frame (``age_p50_ms``, ``age_p99_ms``); and :meth:`Steadiness.figures`.
+        They are ``steps`` sent; ``chunks`` begun; ``skipped`` steps at the beginning of chunks, executed from the
+        previous chunk instead; the age of a step's frame (``age_p50_ms``, ``age_p99_ms``); and
+        :meth:`Steadiness.figures`.
         """
         with self._lock:
             found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}

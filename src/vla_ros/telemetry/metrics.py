@@ -1,7 +1,7 @@
 """The Prometheus endpoint ``/metrics``: off by default, and on loopback unless configured otherwise.
 
 prometheus_client collects and formats the metrics. Its own servers look up the host name at start and let every
-hanging client occupy a thread; here one thread with a timeout serves all clients.
+hanging client occupy a thread; here one thread, with a timeout, serves all clients.
 """
 
 from __future__ import annotations

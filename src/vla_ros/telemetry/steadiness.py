@@ -1,6 +1,6 @@
 """Measures how steadily commands follow each other: the single definition of stalls and seams.
 
-The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`), demo and benchmarks
+The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`); demo and benchmarks
 measure the commands that the robot receives.
 """
 

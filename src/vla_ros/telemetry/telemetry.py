@@ -191,7 +191,7 @@ class Telemetry:
         )
 
     def _watched(self) -> list[Watched]:
-        """Return topics that need a publisher, and optional ones whose QoS must match, such as the stop topic."""
+        """Return the topics whose other ends are checked; the stop topic and others need no publisher."""
         config, resolve, qos = self._options.current, self._node.resolve_topic_name, self._graph.qos
         topics = config.topics
         image = IMAGE_TYPES[config.camera.transport]

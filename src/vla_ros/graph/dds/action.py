@@ -1,4 +1,4 @@
-"""Actions: three services and two topics on the wire. The client implements only goals and results."""
+"""Actions, which are three services and two topics on the wire. The client implements only goals and results."""
 
 from __future__ import annotations
 

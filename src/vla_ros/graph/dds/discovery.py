@@ -80,7 +80,7 @@ class Discovery:
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce a node of this participant or, with None, its end; ``key`` tells nodes of one name apart."""
+        """Announce a node of this participant, or its removal (None); ``key`` identifies the node."""
         with self._lock:
             if self._closed:
                 return
@@ -111,7 +111,7 @@ class Discovery:
             return [(node.name, node.namespace) for node in self._all_nodes()]
 
     def services(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
-        """Return the services of a node with their types, as rclpy's ``get_service_names_and_types_by_node``."""
+        """Return the services of a node with their types, like rclpy's ``get_service_names_and_types_by_node``."""
         self.update()
         with self._lock:
             owned = {

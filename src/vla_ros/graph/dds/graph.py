@@ -48,7 +48,7 @@ def _subscribe_raw(
 
 
 class DdsGraph(Graph):
-    """The graph as the embedded participant sees it; :meth:`spin` waits on the participant's wait set."""
+    """The graph of the embedded participant; :meth:`spin` waits on the participant's wait set."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class DdsNode:
         *,
         raw: bool = False,
     ) -> DdsSubscription:
-        """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``.
+        """Call ``callback`` with each message, or, if ``raw``, with its CDR bytes (4-byte header included).
 
         Middlewares pad CDR to a multiple of four bytes: up to three zero bytes may follow the message.
         """
@@ -126,7 +126,7 @@ class DdsNode:
         return timer
 
     def create_client(self, srv_type: Any, srv_name: str) -> DdsClient:
-        """Create a client with ``service_is_ready()`` and ``call_async(request)``, a future of the response.
+        """Create a client; its ``call_async(request)`` returns a future of the response.
 
         It reaches only servers on rmw_cyclonedds.
         """

@@ -60,7 +60,7 @@ def _deserialize(cls: Any, data: bytes, has_header: bool = True, use_version_2: 
 
 @functools.cache
 def wire_type(types: MessageTypes, name: str) -> Any:
-    """Return the DDS type of a ROS type (``pkg/msg/Type``), described field by field, with CDR bytes as samples.
+    """Return the DDS type of a ROS type (``pkg/msg/Type``): it has all fields, but its samples are CDR bytes.
 
     A sample is created from CDR bytes with the 4-byte header and has the attributes ``cdr`` and, once received,
     ``sample_info``.
@@ -103,7 +103,7 @@ def _field(types: MessageTypes, description: Any) -> Any:
 
 
 def endpoint_qos(profile: QoSProfile, user_data: str, *, ignore_local: bool = False) -> Qos:
-    """Return the DDS policies of a reader or writer with this profile, as the RMWs set them."""
+    """Return the DDS policies of a reader or writer with this profile, the same as the RMWs set."""
     policies: list[Any] = [
         # Zero: a write that would have to wait fails instead.
         Policy.Reliability.Reliable(0)
