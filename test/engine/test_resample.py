@@ -96,7 +96,7 @@ def test_batches():
 
 
 def test_processors_that_a_device_cannot_run_are_refused():
-    with pytest.raises(ConfigError, match=r"LiberoResize\(size=\(5, 5\), crop_area=1.0\) runs on the host"):
+    with pytest.raises(ConfigError, match=r"LiberoResize\(size=\(5, 5\), crop_area=1.0\) runs only on the host"):
         make_pipeline(LiberoResize((5, 5)), (10, 4), CPU)
     assert LiberoResize().resampling((40, 4)) is None
     assert resampling_on(CPU, OFTResize(), (480, 640)) is None

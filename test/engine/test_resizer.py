@@ -215,7 +215,7 @@ def test_an_array_that_is_not_an_image_is_refused(pixels):
 
 
 def test_a_processor_without_exact_steps_is_refused():
-    with pytest.raises(ConfigError, match=r"LiberoResize.* runs on the host"):
+    with pytest.raises(ConfigError, match=r"LiberoResize.* runs only on the host"):
         ImageResizer((28, 28), CPU, Runner()).upload([RawImage(noise(40, 4), processor=LiberoResize((28, 28)))])
 
 

@@ -1,14 +1,14 @@
 """Temporal drafts: verify the previous action's tokens at once instead of decoding one by one.
 
-Consecutive actions of a robot are similar, and a pass over seven rows costs as much as a pass over one, because
+Consecutive actions of a robot are similar, and a pass over seven rows costs as much as a pass over one row, because
 both read all weights once. So the previous tokens are appended to the prompt as a draft, and the prefill predicts
 the next token at every position.
 
-A prefill computes drafted rows with other kernels than decoding, and rounds differently. It therefore accepts a
-draft only as a whole, and only if every logit margin is at least ``guard``. Otherwise the decoding kernels run the
-drafted rows again, from the first on, so that tokens and KV cache have the bits of plain decoding. The longest
-prefix of the guesses that matches the predictions is accepted, and the prediction after it is correct as well:
-every pass yields at least one token, and drafts never need more passes than plain decoding.
+A prefill computes drafted rows with different kernels from decoding, which round differently. It therefore accepts
+a draft only as a whole, and only if every logit margin is at least ``guard``. Otherwise the decoding kernels run
+all drafted rows again, so that tokens and KV cache are bit-identical to plain decoding. The longest prefix of the
+guesses that matches the predictions is accepted, and the prediction after this prefix is correct as well. So every
+pass yields at least one token, and drafts never need more passes than plain decoding.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Predictions = tuple[Sequence[int], Sequence[float]]
 """Tokens and their logit margins, one per row."""
 
 PATIENCE = 4
-"""Drafted actions in a row of which nothing was accepted, after which a session stops drafting for a while."""
+"""Consecutive drafts without an accepted token after which a session stops drafting for a while."""
 
 REST = 16
-"""Actions for which it does."""
+"""Number of actions for which the session then does not draft."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DraftState:
 
     tokens: tuple[int, ...] = ()  # the previous answer; empty before the first
     failures: int = 0  # consecutive drafts of which no token was accepted
-    resting: int = 0  # actions left without a draft
+    resting: int = 0  # remaining actions without a draft
 
     def offer(self) -> tuple[int, ...] | None:
         """Return the draft for the next action, or None."""
@@ -48,7 +48,7 @@ class DraftState:
             return DraftState(tuple(tokens), self.failures, max(0, self.resting - 1))
         failures = 0 if accepted else self.failures + 1
         if failures >= PATIENCE:
-            return DraftState(tuple(tokens), PATIENCE - 1, REST)  # one try, then it rests again
+            return DraftState(tuple(tokens), PATIENCE - 1, REST)  # after one more failure, it rests again
         return DraftState(tuple(tokens), failures)
 
 
@@ -58,28 +58,28 @@ class Decoded:
 
     tokens: tuple[int, ...]  # the answer
     margins: tuple[float, ...]  # logit margin of each token
-    accepted: int  # tokens after the first that took no pass of their own
+    accepted: int  # tokens after the first that needed no separate pass
     passes: int  # passes after the prefill
 
 
 Fed = tuple[list[int], int]
-"""Tokens of a verifying pass, and how many certain tokens stand before the first of them."""
+"""Tokens of a verifying pass, and the number of certain tokens before the first of these."""
 
 
 def verify_draft(draft: Sequence[int], first: Predictions, guard: float) -> Generator[Fed, Predictions, Decoded]:
     """Complete the greedy tokens from the prefill's predictions in as few passes as possible.
 
     A generator, so that several observations share passes: it yields tokens to verify (the newest certain token,
-    then guesses), receives one answer per token, and returns the result. ``draft`` was appended to the prompt and
-    has one token fewer than the answer; ``first`` has one prediction per token of the answer; an infinite ``guard``
-    accepts no drafted row of the prefill.
+    then guesses), receives one prediction per token, and returns the result. ``draft`` was appended to the prompt
+    and has one token fewer than the answer; ``first`` has one prediction per token of the answer; an infinite
+    ``guard`` accepts no drafted row of the prefill.
     """
     predicted, ahead = first
     total = len(predicted)
     sure = [margin >= guard for margin in ahead]  # False for NaN
     if all(sure[1:]) and list(predicted[:-1]) == list(draft):
         return Decoded(tuple(predicted), tuple(ahead), total - 1, 0)
-    # Beyond the first difference predictions follow a wrong token, but are better guesses than the old action.
+    # After the first difference, predictions follow a wrong token, but are better guesses than the old tokens.
     guesses = [new if certain else old for new, old, certain in zip(predicted, draft, sure, strict=False)]
     tokens, margins, passes = [predicted[0]], [ahead[0]], 0
     while len(tokens) < total:
@@ -100,9 +100,9 @@ def verify_all(
     waiting: Sequence[Generator[Fed, Predictions, Decoded]],
     verify: Callable[[Sequence[Fed | None]], Sequence[Predictions]],
 ) -> list[Decoded]:
-    """Run the generators of B observations to the end, with one ``verify`` per round for all unfinished ones.
+    """Run the generators of B observations to completion, with one ``verify`` per round for all of them.
 
-    ``verify`` takes the tokens to verify of each observation (None if it is finished) and returns predictions for
+    ``verify`` takes each observation's tokens to verify (None if it is finished) and returns predictions for
     each; surplus predictions are ignored.
     """
     done: list[Decoded | None] = [None] * len(waiting)

@@ -10,10 +10,11 @@ from vla_ros.engine.lowbit import FRAGMENT_N
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise some outputs of a weight [N, K] to 8 bits: the largest weight of an output becomes 127.
+    """Quantise a weight [N, K] to 8 bits: the largest magnitude of each output becomes 127.
 
-    Returns words int32 [N / 8, K-groups, 128] of :mod:`vla_ros.engine.lowbit`, their bytes in two's complement, and
-    scales float32 [N / 8, 8]. N must be a multiple of 16, the outputs of one matrix instruction.
+    Returns words int32 [N / 8, K-groups, 128], packed by :mod:`vla_ros.engine.lowbit` with bytes in two's
+    complement, and scales float32 [N / 8, 8]. Raises ConfigError if N is not a multiple of 16, the outputs of one
+    matrix instruction.
     """
     lowbit.check_outputs(weight, 8)
     wide = weight.float()

@@ -1,7 +1,7 @@
 """The operations of a decoder pass, in torch.
 
-:class:`~vla_ros.engine.triton_ops.TritonOps` overrides them for a GPU. The decoder is written once over either.
-B observations, R rows each.
+:class:`~vla_ros.engine.triton_ops.TritonOps` overrides them for a GPU. The decoder is written once and runs on
+either class. Shapes: B observations of R rows each.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class KVCache:
 
     keys: tuple[Tensor, ...]  # per layer [B, kv_heads, C, head_dim]
     values: tuple[Tensor, ...]  # the same
-    # Int32 zeros [B * heads]: programs that split one head's attention count themselves here, and leave zeros. Each
-    # cache has its own, since two may be in use at a time.
+    # Int32 zeros [B * heads]: programs that split the attention of a head count here how many have finished, and
+    # reset the counter. Each cache has its own counters, because two caches may be in use at the same time.
     split_counters: Tensor
 
     @classmethod
     def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
-        """Return a cache of zeros: masked positions are multiplied by 0, and old memory could contain NaN.
+        """Return a cache of zeros: masked values are multiplied by 0, but old memory could contain NaN.
 
-        ``layers`` is the number of separate layers; with 1 all share one, if nothing reads the cache afterwards.
+        ``layers`` is the number of separate layers. With 1, all layers share one; nothing may read the cache later.
         """
         shape, device = weights.shape, weights.device
         sizes = (batch, shape.kv_heads, capacity, shape.head_dim)
-        # One tensor per layer, not views of one: autograd lets each be written by itself.
+        # One tensor per layer, not views of one tensor: autograd then allows separate writes.
         made = layers or shape.layers
         tensors = [torch.zeros(sizes, dtype=weights.dtype, device=device) for _ in range(2 * made)]
         counters = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
@@ -47,7 +47,7 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of the rows of a pass in their sequences, and values derived from them for every layer."""
+    """Positions of a pass's rows in their sequences, and values that every layer derives from the positions."""
 
     at: Tensor  # int32 [B, R]
     prompt: bool  # True if these are rows 0 to R - 1 of every observation
@@ -55,11 +55,11 @@ class Positions:
     sine: Tensor  # the same
     # Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
     slots: Tensor | None = None
-    end: int = 0  # cache positions that torch reads
+    end: int = 0  # number of cache positions that torch reads
     # Bool [B, 1, R or 1, end], True where a row sees a position, or values to add to the scores; None for no mask.
     mask: Tensor | None = None
-    causal: bool = True  # whether a prompt's rows see only those before them
-    # Int32 [B], positions of a bidirectional prompt in front of its padding; None without padding.
+    causal: bool = True  # True if a prompt's rows do not see later rows
+    # Int32 [B], number of positions before the padding of a bidirectional prompt; None without padding.
     length: Tensor | None = None
     # Type of the attention's result for few rows; None for the type of its queries.
     rows_dtype: torch.dtype | None = None
@@ -71,12 +71,12 @@ class Residual:
 
     hidden: Tensor  # [B, R, hidden]
     norm: Tensor  # [hidden], the weight of that norm
-    # Not yet added to ``hidden``; ``Ops.norm`` and ``Ops.qkv`` add it in place.
+    # A product not yet added to ``hidden``; ``Ops.norm`` and ``Ops.qkv`` add it in place.
     branch: ScaledProduct | None = field(default=None, kw_only=True)
 
 
 class ScaledProduct(NamedTuple):
-    """A product [M, N], or partial sums of it, to be multiplied by the scales of rows [M, 1] and columns [N]."""
+    """A product [M, N], or its partial sums, to be multiplied by the scales of rows [M, 1] and columns [N]."""
 
     values: Tensor
     rows: Tensor | None
@@ -86,8 +86,8 @@ class ScaledProduct(NamedTuple):
 class QuantizedRows(NamedTuple):
     """Rows quantised by the kernel that computed them: FP8 [M, K], and scales float32 [M, 1].
 
-    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums`` float32
-    [M, groups] holds those of each group's numbers, times 2^-9.
+    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums``, float32
+    [M, groups], holds the sum of each group's values, times 2^-9.
     """
 
     values: Tensor
@@ -110,7 +110,7 @@ class Ops:
         self._attention = attention
 
     def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
-        """Prepare a pass over rows at ``at``, int32 [B, R]."""
+        """Prepare a pass over rows at positions ``at``, int32 [B, R]."""
         shape, rows = weights.shape, at.shape[1]
         if prompt:
             return Positions(
@@ -126,7 +126,7 @@ class Ops:
         """Prepare a prompt whose rows see each other in both directions, up to ``length``, int32 [B]."""
         mask = None
         if length is not None:
-            # Added to scores, in their type: attention would convert a boolean mask in every layer.
+            # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
             mask = torch.zeros(at.shape, dtype=weights.dtype, device=at.device)
             mask = mask.masked_fill(at >= length[:, None], float("-inf"))[:, None, None]
         return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
@@ -138,12 +138,12 @@ class Ops:
     def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
         """Begin a residual stream with rows ``index``, int64 [B, R], of ``table`` [V, hidden], before ``norm``.
 
-        Kernels of few rows store them in ``rows_dtype``; None for the type of ``table``.
+        Few-row kernels store the inputs of products in ``rows_dtype``; None means the type of ``table``.
         """
         return Residual(functional.embedding(index, table), norm)
 
     def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
-        """Return the stream behind its norm."""
+        """Return the stream after its norm."""
         return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
 
     def qkv(
@@ -205,14 +205,14 @@ class Ops:
         return _linear(self.norm(weights, stream), weights.lm_head)[0].float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return greedy tokens, int64 [B, R], and the distance to the second best logit, float32 [B, R].
+        """Return greedy tokens, int64 [B, R], and their margins over the second-best logits, float32 [B, R].
 
-        The first of equal logits wins. The margin is NaN where a logit is.
+        Of equal logits, the first wins. A margin is NaN if any logit of its row is NaN.
         """
         best = logits.topk(2, dim=-1).values
         wrong = logits.isnan().any(dim=-1)
         margins = (best[..., 0] - best[..., 1]).masked_fill(wrong, float("nan"))
-        return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equals
+        return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equal logits
 
     def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
         # On a GPU the host does not read the length, because that would synchronise; flash attention requires it.
@@ -222,7 +222,7 @@ class Ops:
 
 
 def visible(at: Tensor, end: int) -> Tensor:
-    """Return which of ``end`` cache positions rows at ``at`` [B, R] see: bool [B, 1, R, end]."""
+    """Return which of the first ``end`` positions the rows at ``at`` [B, R] see: bool [B, 1, R, end]."""
     return torch.arange(end, device=at.device) <= at[:, None, :, None]
 
 
@@ -265,9 +265,9 @@ def rounded(rows: Rows, matrix: Matrix) -> Tensor:
 
 
 def rounds(rows: Rows, matrix: Matrix) -> bool:
-    """Return whether a product with ``matrix`` rounds ``rows`` to FP8: a prompt's, for FP8 and 4-bit weights.
+    """Return True if a product with ``matrix`` rounds ``rows`` to FP8: many rows, with FP8 or 4-bit weights.
 
-    For 4 bits only where tensor cores take FP8, and never float32, which is for checks.
+    With 4-bit weights, only if the tensor cores support FP8 and rows are not float32, which is used for checks.
     """
     if isinstance(rows, QuantizedRows):
         return True
@@ -279,7 +279,7 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
 
 
 def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Compute attention step by step, the softmax in float32."""
+    """Compute attention step by step, with the softmax in float32."""
     groups = query.shape[1] // keys.shape[1]
     keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (keys, values))
     if causal:

@@ -1,6 +1,6 @@
 """Resampling steps of :mod:`vla_ros.vision` on the network's device, bit-identical to the host.
 
-Steps compute in integers, as Pillow and libjpeg-turbo do, or in single float32 operations, one after the other.
+Steps compute in integers, as Pillow and libjpeg-turbo do, or in individually rounded float32 operations.
 JPEG and Lanczos-3 run only in Triton, the other steps also in torch.
 """
 
@@ -30,16 +30,16 @@ from vla_ros.types import (
 from vla_ros.vision.resample import PRECISION_BITS
 
 Pipeline = Callable[[Tensor], Tensor]
-"""Uint8 [B, H, W, 3] to uint8 [B, height, width, 3], both RGB."""
+"""Converts RGB images, uint8 [B, H, W, 3], to RGB images, uint8 [B, height, width, 3]."""
 
-_AT_ONCE = 2**22  # products that are held at a time: 16 MiB stay in the cache of a large GPU
+_AT_ONCE = 2**22  # products held at a time; their 16 MiB fit into the cache of a large GPU
 
 
 @dataclass(frozen=True)
 class Taps:
     """A resize along one axis: each of M samples is a sum over K samples of the source."""
 
-    at: Tensor  # int64 [K * M], position in the source of tap k of sample m at k * M + m
+    at: Tensor  # int64 [K * M]; element k * M + m is the source position of tap k of sample m
     weights: Tensor  # int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps
 
     @classmethod
@@ -62,7 +62,7 @@ class Taps:
 
 
 def make_turn(name: str) -> Pipeline:
-    """Return the turn that ``camera.orientation`` names, for [B, H, W, 3]."""
+    """Return the rotation or flip for a value of ``camera.orientation``, on images [B, H, W, 3]."""
     turns: dict[str, Pipeline] = {
         "none": lambda images: images,
         "rotate_90": lambda images: images.rot90(-1, (1, 2)),
@@ -77,7 +77,7 @@ def make_turn(name: str) -> Pipeline:
 
 
 def resampling_on(device: torch.device, processor: ImageProcessor, source: tuple[int, int]) -> Resampling | None:
-    """Return the steps from upright images of size ``source``; None if ``device`` cannot run all of them."""
+    """Return the steps for upright images of size ``source``; None if ``device`` cannot run all steps."""
     steps = processor.resampling(source)
     if steps is None or _kernels(device) is not None:
         return steps
@@ -87,15 +87,15 @@ def resampling_on(device: torch.device, processor: ImageProcessor, source: tuple
 def make_pipeline(
     processor: ImageProcessor, source: tuple[int, int], device: torch.device, orientation: str = "none"
 ) -> Pipeline:
-    """Return the orientation and image processor for images of one size on ``device``.
+    """Return a function that orients and processes images of one size on ``device``.
 
-    ``source`` is (height, width) before the turn. Raises ConfigError where :func:`resampling_on` returns None.
+    ``source`` is (height, width) before the rotation. Raises ConfigError if :func:`resampling_on` returns None.
     """
     turn = make_turn(orientation)
     upright = source[::-1] if orientation in ("rotate_90", "rotate_270") else source
     resampling = resampling_on(device, processor, upright)
     if resampling is None:
-        raise ConfigError(f"camera.pipeline: {processor} runs on the host; pass its images already processed")
+        raise ConfigError(f"camera.pipeline: {processor} runs only on the host; process the images there first")
     steps = [make_step(step, device) for step in resampling]
 
     def pipeline(images: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def make_pipeline(
 
 
 def make_step(step: Any, device: torch.device) -> Pipeline:
-    """Return one of the steps of an image processor."""
+    """Return the function for one step of an image processor."""
     if isinstance(step, JpegRoundTrip):
         return make_round_trip(step.size, device, _kernels(device, "jpeg"))
     makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
@@ -153,14 +153,14 @@ def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
 
 
 def _kernels(device: torch.device, module: str = "resample") -> Any:
-    """Return Triton's kernels, or None where they do not run."""
+    """Return a module of Triton kernels, or None if they cannot run on ``device``."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     return import_module(f"vla_ros.engine.kernels.{module}")
 
 
 def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
-    """Run a kernel with one program per block of a row; the first table is for rows, the third for columns."""
+    """Return a kernel as a step, one program per block of a row; tables 1 and 3 are for rows and columns."""
     height, width = len(tables[0]), len(tables[2])
 
     def run(images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sizes of networks, read by policies from a checkpoint's ``config.json``. No torch here."""
+"""Network sizes, which policies read from a checkpoint's ``config.json``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class LlmShape:
-    """The Llama decoder."""
+    """Sizes of the Llama decoder."""
 
     vocab_size: int  # rows of embedding and head, with padding (32064)
     hidden_size: int  # features per token
@@ -21,8 +21,8 @@ class LlmShape:
     heads: int  # query heads
     kv_heads: int  # key and value heads
     head_dim: int  # features per head
-    # Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is transformers' default
-    # for Llama; Llama-2's own 1e-5 would be wrong for the published files).
+    # Epsilon of every RMSNorm, from the checkpoint. If it is not stored: 1e-6, transformers' default for Llama;
+    # Llama-2's own 1e-5 would be wrong for the published files.
     rms_norm_eps: float
     rope_theta: float  # base of the rotary embedding
     max_positions: int  # longest sequence in tokens
@@ -31,7 +31,7 @@ class LlmShape:
 
 @dataclass(frozen=True)
 class GemmaShape:
-    """One Gemma: the prefix (images and prompt) or the action expert."""
+    """Sizes of one Gemma: the prefix (images and prompt) or the action expert."""
 
     width: int  # features per token
     depth: int  # layers
@@ -43,23 +43,23 @@ class GemmaShape:
 
 @dataclass(frozen=True)
 class TowerShape:
-    """One vision transformer."""
+    """Sizes of one vision transformer."""
 
     width: int  # features per token
     blocks: int  # transformer blocks that the checkpoint stores
     heads: int  # attention heads
     mlp_width: int  # hidden features of each block's MLP
-    # Blocks that run; features are the output of the last of them, without a final norm. OpenVLA takes the second
-    # to last block, so ``blocks - 1`` run.
+    # Blocks that run; features are the output of the last one that runs, without a final norm. OpenVLA takes the
+    # output of the second-to-last block, so ``blocks - 1`` run.
     used_blocks: int
     patch_size: int = 14  # side of a patch in pixels
     image_size: int = 224  # side of the square input in pixels
     class_token: bool = False  # True if a class token precedes the patches
     register_tokens: int = 0  # number of register tokens between class token and patches
     layer_scale: bool = False  # True if each residual branch is multiplied by a learned vector
-    # Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
+    # Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` may override it.
     mean: tuple[float, float, float] = HALF
-    std: tuple[float, float, float] = HALF  # divides each channel afterwards
+    std: tuple[float, float, float] = HALF  # each channel is then divided by it
 
     @property
     def prefix_tokens(self) -> int:

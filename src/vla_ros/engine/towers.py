@@ -1,7 +1,7 @@
 """The operations between the matrix products of a vision transformer, in torch.
 
 :class:`~vla_ros.engine.triton_towers.TritonTowerOps` overrides them for a GPU. Products, attention and GELU are
-torch's in both. B images, N tokens each, ``width`` features.
+torch's in both classes. Shapes: B images, N tokens each, ``width`` features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class TowerOps:
     """The operations in plain torch."""
 
     def patch_width(self, patch: int) -> int:
-        """Return the values per patch from :meth:`patchify`: its pixels, then zeros."""
+        """Return the number of values per patch from :meth:`patchify`: pixels, then zeros."""
         return 3 * patch * patch
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
@@ -61,7 +61,7 @@ class TowerOps:
         return functional.gelu(linear(tokens), approximate="tanh")
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
-        """Write the patches of ``tokens + [scale *] branch``, the last rows, to ``out`` [B, patches, width].
+        """Write the last rows (patches) of ``tokens + [scale *] branch`` to ``out`` [B, patches, width].
 
         ``out`` may be a slice of columns of a wider, contiguous tensor.
         """

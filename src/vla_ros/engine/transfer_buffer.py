@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNED = 256  # bytes; as the device's own allocations, which kernels are compiled for
+_ALIGNED = 256  # bytes; kernels are compiled for the alignment of the device's allocations
 
 Field = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of an array."""
@@ -20,9 +20,10 @@ _NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, 
 
 
 class TransferBuffer:
-    """Arrays (``tensors``: int64, int32 or float32) on a device, moved in one copy as uint8 ``buffer`` [N].
+    """Arrays on a device that one copy transfers together.
 
-    Every copy costs the host some ten microseconds, whatever its size.
+    ``tensors`` (int64, int32 or float32) are views of ``buffer``, uint8 [N]. Every copy costs the host about ten
+    microseconds, whatever its size.
     """
 
     def __init__(self, device: torch.device, *fields: Field) -> None:

@@ -1,4 +1,4 @@
-"""Gemma's operations on a GPU: Triton kernels for few rows, library products and kernels between for many."""
+"""Gemma's operations on a GPU: Triton kernels for few rows, library products for many rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from vla_ros.engine.weights import Matrix
 
 @dataclass(frozen=True)
 class FewRows:
-    """Tile and pipeline of a product of few rows."""
+    """Tile and pipeline of a few-row product."""
 
     block_n: int  # outputs per program (pairs for ``qkv`` and ``gate_up``)
     block_k: int  # inputs per iteration
     warps: int = 4  # warps per program
     stages: int = 4  # pipeline stages
-    splits: int = 1  # programs that share the inputs
+    splits: int = 1  # programs that split the inputs
 
     def fit(self, n: int, k: int) -> FewRows:
         """Return the nearest tile that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
@@ -46,17 +46,17 @@ class FewRows:
 
 @dataclass(frozen=True)
 class Attention:
-    """Tile of an attention."""
+    """Tile and pipeline of an attention kernel."""
 
-    rows: int  # rows of a program, each a token and a head
-    columns: int  # cache positions per iteration; few rows have a program for each
+    rows: int  # rows per program; each row is one head of one token
+    columns: int  # cache positions per iteration; with few rows, per program
     warps: int = 4  # warps per program
     stages: int = 3  # pipeline stages
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of few rows."""
+    """Tiles of the few-row kernels."""
 
     qkv: FewRows
     o_proj: FewRows
@@ -65,7 +65,7 @@ class Tiles:
     attention: Attention
 
     def of(self, matrix: Matrix) -> FewRows:
-        """Return the tile for a product."""
+        """Return the tile for a product with ``matrix``."""
         tile: FewRows = getattr(self, matrix.role)
         return tile.fit(matrix.outputs // (2 if matrix.role in ("qkv", "gate_up") else 1), matrix.inputs)
 
@@ -74,28 +74,28 @@ FEW_ROWS = Tiles(
     FewRows(16, 128, stages=6), FewRows(32, 128, splits=4), FewRows(32, 64, stages=6), FewRows(32, 128, splits=4),
     Attention(64, 64),
 )  # fmt: skip
-"""As tuned inside ten flow steps of pi0.5 on an H200, with a horizon of 50."""
+"""Tuned within ten flow steps of pi0.5 on an H200, with a horizon of 50."""
 FEWEST_ROWS = Tiles(
     FewRows(16, 256, stages=3), FewRows(64, 128, stages=3, splits=8), FewRows(16, 128), FewRows(64, 128, splits=8),
     Attention(16, 64),
 )  # fmt: skip
-"""The same up to 16 rows, with a horizon of 10."""
+"""The same for up to 16 rows, tuned with a horizon of 10."""
 MANY_ATTENTION = Attention(64, 32)
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledStream(Stream):
-    """The stream of few rows; ``normed`` is only multiplied by the norm's scale."""
+    """The stream of few rows; ``normed`` is ``hidden`` times the norm's scale, not yet normalised."""
 
-    squares: Tensor  # float32 [tiles, rows]: sums of the squares of ``hidden``, 0 where a product has fewer tiles
-    spare: Tensor  # room for those of the next norm
-    counters: Tensor  # int32 zeros: programs that share a tile count themselves here, and leave zeros
+    squares: Tensor  # float32 [tiles, rows]: sum of squares of ``hidden`` per tile; 0 in unused tiles
+    spare: Tensor  # receives the squares for the next norm
+    counters: Tensor  # int32 zeros: count the finished programs of a tile; reset by the last
 
 
 class TritonGemmaOps(GemmaOps):
     """:class:`~vla_ros.engine.gemma.GemmaOps` in Triton.
 
-    Up to ``skinny`` rows products have kernels of their own; 0 leaves all to the library.
+    Products with at most ``skinny`` rows use dedicated kernels; with 0, the library computes all products.
     """
 
     def __init__(
@@ -282,18 +282,18 @@ class TritonGemmaOps(GemmaOps):
 def _scaled(
     gemma: Gemma, rows: Rows, stream: ScaledStream, matrix: Matrix, shift: Tensor | None
 ) -> tuple[object, ...]:
-    """Return a few-row kernel's inputs instead of normed rows, with the weight and the norm's shift."""
+    """Return the arguments that few-row kernels take instead of normed rows, then weight and norm's shift."""
     shifts = gemma.norms[:, 0] if shift is None else shift
     return stream.normed, stream.squares, RMS_EPS, matrix.data, *_at_times(gemma, rows, shifts)
 
 
 def _at_times(gemma: Gemma, rows: Rows, table: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return the entries of a table [times, ..] for the step's time and for 0, and the time of each row."""
+    """Return a table's entries for the step's time and for 0, the rows' time indices, and the index of 0."""
     return table[rows.step], table[-1], rows.time, len(table) - 1
 
 
 def _padded(rows: Rows) -> int:
-    """Return the rows of a tile, padded to a power of two."""
+    """Return the number of rows, padded to a power of two of at least 16."""
     return max(16, int(triton.next_power_of_2(rows.at.numel())))
 
 
@@ -311,13 +311,13 @@ def _constants(gemma: Gemma, matrix: Matrix, tile: FewRows, rows: Rows) -> dict[
 
 
 def _quantized(like: Tensor) -> QuantizedRows:
-    """Allocate FP8 rows of the size of ``like`` [B, N, width]."""
+    """Allocate FP8 rows of the shape of ``like`` [B, N, width]."""
     data = like.new_empty(like.shape[0] * like.shape[1], like.shape[2], dtype=fp8.FP8)
     return QuantizedRows(data, like.new_empty(len(data), 1, dtype=torch.float32))
 
 
 def _norms(gemma: Gemma) -> dict[str, object]:
-    """Return the distance between two times in the table of norms, and whether norms are adaptive."""
+    """Return the stride between times in the table of norms, and whether norms are adaptive."""
     return {"TIME": gemma.norms.stride(0), "ADAPTIVE": gemma.adaptive}
 
 

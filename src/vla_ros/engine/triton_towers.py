@@ -14,7 +14,7 @@ class TritonTowerOps(TowerOps):
     """:class:`~vla_ros.engine.towers.TowerOps` in Triton, over contiguous tensors."""
 
     def patch_width(self, patch: int) -> int:
-        """Return a multiple of 8: cuBLAS's kernel for rows of 588 is five times slower (98 us on an H200)."""
+        """Return a multiple of 8: for rows of 588, cuBLAS's kernel takes five times as long (98 us on an H200)."""
         return -(-3 * patch * patch // 8) * 8
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
@@ -50,7 +50,7 @@ class TritonTowerOps(TowerOps):
         norm: nn.LayerNorm,
         film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`~vla_ros.engine.towers.TowerOps`; in place."""
+        """See :class:`~vla_ros.engine.towers.TowerOps`; works in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
         towers.add_norm_kernel[(batch * rows,)](
@@ -60,7 +60,7 @@ class TritonTowerOps(TowerOps):
         return tokens, out
 
     def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
-        """See :class:`~vla_ros.engine.towers.TowerOps`; the library's product ends in the activation."""
+        """See :class:`~vla_ros.engine.towers.TowerOps`; the library's product includes the activation."""
         rows, weight = tokens.flatten(0, 1), linear.weight.t()
         out: Tensor = torch._addmm_activation(linear.bias, rows, weight, use_gelu=True)
         return out.view(*tokens.shape[:2], -1)
@@ -76,6 +76,6 @@ class TritonTowerOps(TowerOps):
 
 
 def _sizes(width: int) -> dict[str, object]:
-    """Return the row size and the warps for it, 16 bytes of bfloat16 per lane; every step rounds separately."""
+    """Return launch options for rows of ``width``: 16 bytes of bfloat16 per lane, each step rounded separately."""
     block = triton.next_power_of_2(width)
     return {"N": width, "BLOCK": block, "num_warps": max(1, min(8, block // 256)), "enable_fp_fusion": False}
