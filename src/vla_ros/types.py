@@ -122,11 +122,11 @@ class ImageProcessor(ABC):
         """Convert uint8 [H, W, 3] RGB, upright, to uint8 [*size, 3] RGB.
 
         Raises:
-            ImageError: ``image`` is not uint8 [H, W, 3] with pixels.
+            ImageError: ``image`` is not uint8 [H, W, 3], or is empty.
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Return steps with the same bits on every device; None if only the host can process.
+        """Return steps with the same bits on every device; None if only the host can resample.
 
         Args:
             source: (height, width) of the upright image.
@@ -161,7 +161,7 @@ class Observation:
     # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] for T moments, oldest first.
     images: Mapping[str, UInt8Array]
     instruction: str  # the command in natural language
-    stamp: int  # nanoseconds of the ROS clock at which the (first) image was taken
+    stamp: int  # nanoseconds of the ROS clock at which the first image was taken
     # Key to float64 [N]; [T, N] for T moments, oldest first.
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
     # Unprocessed images with one moment, for a policy that processes images on its network's device; may be empty.

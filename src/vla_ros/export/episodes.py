@@ -65,7 +65,7 @@ class Resampler:
 
     ``names`` contains the names of the numbers in the state and in the action; ``notes`` counts what was left out;
     ``recorded`` contains the images. Raises VlaRosError if the bag has no camera, joint states or commands, or if
-    the robot does not have what a part needs.
+    a part needs something that the robot does not have.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:

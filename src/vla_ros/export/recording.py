@@ -176,7 +176,7 @@ def _armed(message: Any) -> bool:
 
 
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Name the columns of a command that has no names after the first of ``joints``."""
+    """Give the columns of a command without names the first names in ``joints``."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):

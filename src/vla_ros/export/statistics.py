@@ -19,7 +19,7 @@ Statistics = dict[str, NDArray[Any]]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _BINS = 5000
-_SAMPLES = (100, 10_000)  # fewest and most images of an episode that are sampled
+_SAMPLES = (100, 10_000)  # minimum and maximum number of images sampled per episode
 _THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are subsampled to about THUMBNAIL
 
 

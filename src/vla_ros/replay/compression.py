@@ -54,7 +54,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     try:
         result: bytes = decompressor.decompress(bytes(data), max_length=limit)
         if not decompressor.eof and not partial:
-            # Only the frame's end mark may be left, without further data.
+            # Only the frame's end mark may remain, but no data.
             if decompressor.decompress(b"", max_length=1):
                 raise BagError(f"decompresses to more than the announced {limit} bytes")
             if not decompressor.eof:

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The samples of a bag, or the problem because of which there are none."""
+    """The samples of a bag, or the problem that prevented them."""
 
     samples: Samples | None
     spec: PolicySpec | None

@@ -186,7 +186,10 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _times(bags: Sequence[Samples], frames: Samples, period_ms: float) -> dict[str, Any]:
-    """Return latencies by stage, deadlines, ages and throughput; each bag's first frame is a warm-up."""
+    """Return latencies by stage, deadlines, ages and throughput.
+
+    Latencies and deadlines leave out each bag's first frame, which is a warm-up.
+    """
     stages: dict[str, list[FloatArray]] = {}
     for bag in bags:
         for name, values in bag.stages_ms.items():

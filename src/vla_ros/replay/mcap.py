@@ -66,7 +66,7 @@ class McapFile:
         if bytes(self._bytes[:8]) != MAGIC:
             raise BagError(f"{path}: does not begin like an MCAP file; found {bytes(self._bytes[:8])!r}")
         self._walk()
-        for chunk in self._chunks:  # an unfinished file has no summary that names all topics
+        for chunk in self._chunks:  # an unfinished file has no summary of all topics
             if not chunk.channels or chunk.channels - self._channels.keys():
                 for kind, body in self._contents(chunk, verify=False):
                     if kind in (_SCHEMA, _CHANNEL):

@@ -38,7 +38,7 @@ from vla_ros.vision.messages import image_stamp
 SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""
 
-_NEAR_STAMP = 100_000_000  # ns; as control.inputs.Inputs.joints_at
+_NEAR_STAMP = 100_000_000  # ns; the same as in control.inputs.Inputs.joints_at
 _NAN = float("nan")
 _KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkeys(
     ("predicted", "normalized", "age_ms"), np.float64
@@ -94,7 +94,7 @@ class Player:
         self._began = self._saved = time.perf_counter()
         self._period = step_seconds(config, stepper.spec)
         self._inferred: StepResult | None = None
-        self._stats: Stats | None = None  # of the control loop
+        self._stats: Stats | None = None  # statistics of the control loop
 
     def play(self) -> Samples:
         """Play the frames; after Ctrl-C, return the results so far with ``complete`` False."""

@@ -184,7 +184,7 @@ def _names(result: Result) -> list[str]:
 
 
 def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Return the error by dimension, over time, and as a table."""
+    """Return charts of the error by dimension and over time, and a table."""
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
     spread = [
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
@@ -224,7 +224,7 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
 
 
 def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
-    """Return the images that the policy got, by (bag, row) and key; uint8 [H, W, 3]."""
+    """Map (bag, row) to the policy's input images, uint8 [H, W, 3], by key."""
     found = {}
     for index in {moment.bag for moment in moments}:
         rows = np.array([moment.row for moment in moments if moment.bag == index])

@@ -30,7 +30,7 @@ class Table:
     times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
     stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 without a header
     values: FloatArray  # float64 [N, C]
-    # Float64 [N, C]; no rows if the publisher sets none.
+    # Float64 [N, C]; no rows if the publisher does not set them.
     velocities: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     efforts: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 

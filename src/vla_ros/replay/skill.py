@@ -18,7 +18,7 @@ from vla_ros.replay import metrics
 from vla_ros.types import FloatArray, IntArray
 
 TURN_DEGREES = 30.0
-"""Angle to the previous recorded translation above which a translation is a turn; so is a start from rest."""
+"""A recorded translation whose direction changes by more than this is a turn; so is a start from rest."""
 
 RESAMPLES = 2000
 
@@ -63,7 +63,7 @@ def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequenc
 
 
 def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[float] | None:
-    """Return the 95 % bootstrap percentile interval (Efron 1979) of a ratio of sums, mean over S columns.
+    """Return the 95 % bootstrap percentile interval (Efron 1979) of a ratio of sums, averaged over S columns.
 
     Resamples whole episodes, because frames of one episode are not independent. ``top`` and ``bottom`` are [M, S];
     NaN counts as 0. The same data always give the same interval. Returns None for fewer than two episodes.

@@ -34,7 +34,7 @@ class Selection:
     joint_states: tuple[str, ...]  # topics of measured joint states; several if arms have separate topics
     instruction: str | None  # topic of the instruction, or None
     truth: tuple[str, ...]  # topics of recorded actions or commands; several if arms have separate topics
-    # Type of the ``truth`` topics; JointState without topics: differences of joint states; "": nothing is recorded.
+    # Type of the ``truth`` topics. JointState without topics means differences of joint states; "" means no truth.
     truth_type: str
     state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
 

@@ -68,8 +68,8 @@ def align(
 ) -> Truth:
     """Convert the recorded action of every frame to the policy's action format.
 
-    ``frame_times`` [F] are the recorder's, ascending; ``frame_stamps`` [F] are the headers'; ``tolerance`` is that
-    of :func:`pair`; ``period`` is the length of a step. All are in nanoseconds.
+    ``frame_times`` [F] are the recorder's times, ascending; ``frame_stamps`` [F] are header stamps; ``tolerance``
+    is passed to :func:`pair`; ``period`` is the length of a step. All are in nanoseconds.
     """
     actions = np.full((len(frame_times), spec.dimension), np.nan)
     try:

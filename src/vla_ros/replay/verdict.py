@@ -119,7 +119,7 @@ def _accuracy(
     scale = list(_scale(figures["direction_cosine"], moved, wanted))
     yield from scale
     mine, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
-    if not scale and mine > mean:  # hold_last gets recorded actions, so only the blind baselines are a floor
+    if not scale and mine > mean:  # hold_last knows recorded actions, so it is not a lower bound
         yield (
             f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): check "
             "camera.orientation, policy.unnorm_key and control.delta_frame"

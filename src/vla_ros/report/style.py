@@ -1,4 +1,4 @@
-"""Style sheet and script of a report, light or dark as the reader's browser is set."""
+"""Style sheet and script of a report; light or dark mode follows the browser's setting."""
 
 CSS = """
 :root{color-scheme:light dark;--bg:#fbfbfa;--card:#ffffff;--ink:#16181d;--soft:#5c626e;--line:#e3e4e8;

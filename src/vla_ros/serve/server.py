@@ -22,9 +22,9 @@ from vla_ros.serve.worker import State
 
 logger = logging.getLogger(__name__)
 
-_PING = 20.0  # s between pings, and for a robot to answer a ping
-_CLOSE = 2.0  # s for a closing handshake
-_SEND = 10.0  # s for an opening handshake, and for a robot to read an answer
+_PING = 20.0  # s between pings, and timeout of a ping
+_CLOSE = 2.0  # s, timeout of a closing handshake
+_SEND = 10.0  # s, timeout of an opening handshake and of sending an answer
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Limits:
     max_batch: int = 16  # requests in one call of the policy
     max_robots: int = 256  # connections at a time
     max_message: int = 16 << 20  # bytes of one request
-    seconds: float = 10.0  # deadline of requests that state none
+    seconds: float = 10.0  # deadline of requests that do not state one
 
 
 class Metrics:
@@ -67,7 +67,7 @@ class _Conversation:
 
     connected: Callable[[], bool]  # False once the robot has disconnected
     robot: Robot = field(default_factory=Robot)
-    session: str = ""  # the client's name for the present episode
+    session: str = ""  # the client's name for the current episode
     restart: bool = False  # True if the next answered request begins an episode
     seconds: float = 0.0  # duration of the previous request; 0 before the first request
 
@@ -99,8 +99,8 @@ class Service:
     def load(self, progress: Progress = no_progress) -> None:
         """Load the policy, which may take minutes.
 
-        Raises ConfigError if an alias is not for a feature of the policy. If the policy can describe its features
-        before it is loaded, the aliases are checked first.
+        Raises ConfigError if an alias does not name a feature of the policy. If the policy can describe its
+        features before it is loaded, the aliases are checked first.
         """
         described = None
         with contextlib.suppress(VlaRosError):  # load() reports the same error

@@ -80,7 +80,7 @@ class InferenceWorker:
 
     The thread passes the finished jobs of a batch to ``deliver``, which must not block. ``state`` may be read from
     any thread; ``error`` is the exception if the thread or the device failed; ``running`` is the number of requests
-    in the present batch.
+    in the current batch.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class InferenceWorker:
         return not self._thread.is_alive()
 
     def _expected(self, waiting: int) -> float:
-        """Return the expected seconds until a new request is answered, after ``waiting`` others."""
+        """Return the expected time in seconds to answer a request with ``waiting`` others ahead."""
         rest = max(0.0, self._batch_seconds - (self._clock() - self._began)) if self.running else 0.0
         return rest + self._batch_seconds * (1 + waiting // self._max_batch)
 

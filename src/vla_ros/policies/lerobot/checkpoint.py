@@ -35,8 +35,8 @@ class Checkpoint:
         """Return the arguments with which ``predict_action_chunk`` continues a chunk.
 
         ``left`` [1, T, D] contains the normalised actions of ``previous``. The new chunk repeats the steps that
-        will have been executed by then. The steps after these, up to the execution horizon, guide it; the horizon
-        is set in the checkpoint's ``rtc_config``, or is LeRobot's default.
+        will have been executed by then. The following steps, up to the execution horizon, guide the new chunk; the
+        horizon is set in the checkpoint's ``rtc_config``, or is LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}

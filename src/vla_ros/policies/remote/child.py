@@ -50,7 +50,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the present or last server process; 0 before :meth:`start`."""
+        """Process id of the current or last server process; 0 before :meth:`start`."""
         return self._process.pid if self._process else 0
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class ServerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> subprocess.Popen[str]:
-        """Start a process and wait until it serves; it reuses the first process's port."""
+        """Start a process and wait until it serves; restarts keep the same port."""
         command = [str(self._python), "-m", "vla_ros.cli", "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()
@@ -115,7 +115,7 @@ class ServerProcess:
             return None
 
     def _supervise(self, process: subprocess.Popen[str]) -> None:
-        """Log the output; whenever the process exits, restart it, after growing pauses."""
+        """Log the output; when the process exits, restart it with exponential backoff."""
         self._log(process)
         failures = 0
         while not self._closing.wait(pause(failures)):

@@ -45,7 +45,7 @@ class Answer:
 
     # Name to actions, float64 [K, D]; unnamed actions are called ``actions``.
     actions: Mapping[str, FloatArray]
-    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # by stage of the server
+    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # server's stage to its duration
     extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)  # only from this package's server
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteSession(Session):
-    """The connection and the present episode of one robot."""
+    """The connection and the current episode of one robot."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -132,7 +132,7 @@ class RemotePolicy(Policy):
             link.close()
 
     def _accept(self, peer: Peer) -> None:
-        """Check the metadata against ``features``; later, refuse another policy."""
+        """Check the metadata against ``features``; on reconnection, refuse another policy."""
         found = spec.learned(peer.metadata, self._options.horizon)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:

@@ -24,7 +24,7 @@ _OLDEST = 10_000.0  # maximum age of a moment, in steps or seconds
 
 
 def learned(metadata: Metadata, horizon: int) -> PolicySpec:
-    """Return the features in the metadata; the option ``features`` adds the others.
+    """Return the features in the metadata; the option ``features`` supplies the rest.
 
     ``horizon`` is the maximum chunk length if the server does not state one.
     """
