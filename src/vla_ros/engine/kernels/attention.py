@@ -1,4 +1,4 @@
-"""Attention of few rows to the filled part of the KV cache, of whole sequences, and greedy sampling."""
+"""Attention of few rows to the filled part of the KV cache, attention of whole sequences, greedy sampling."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
@@ -13,7 +13,7 @@ import triton.language as tl
 def merge_softmax(top, norm, mixed, other_top, other_norm, other_mixed):
     """Merge two partial softmaxes: largest score [R], sum of weights [R] and weighted values [R, HEAD] of each."""
     new_top = tl.maximum(top, other_top)
-    origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: weighs nothing
+    origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: the weight is 0
     keep, take = tl.exp(top - origin), tl.exp(other_top - origin)
     return new_top, norm * keep + other_norm * take, mixed * keep[:, None] + other_mixed * take[:, None]
 
@@ -41,12 +41,12 @@ def attend_kernel(
     SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """SPLITS programs for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
+    """Compute attention with SPLITS programs per head: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
 
     Row r sees the cache up to ``positions[r]``. The loop ends at the last position needed, whatever the capacity.
-    Program s takes blocks s, s + SPLITS, ... and writes its softmax to ``partial``; the last to finish merges them,
-    in their order. ``split_counters`` [B * HEADS] count the finished programs, from 0 to 0 again.
-    Blocks that a row does not see leave its bits unchanged, so a row does not depend on the others.
+    Program s processes blocks s, s + SPLITS, ... and writes its partial softmax to ``partial``; the last program to
+    finish merges the partial softmaxes in order. ``split_counters`` [B * HEADS] count the finished programs and are
+    reset to 0. Blocks that a row does not see leave its bits unchanged, so rows do not depend on each other.
     """
     split, which = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     batch, head = which // HEADS, which % HEADS
@@ -54,14 +54,14 @@ def attend_kernel(
     feature = tl.arange(0, HEAD)
     inside = row < ROWS
     base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
-    # The first block is loaded before the positions are known: usually it is the only one.
+    # The first block is loaded before the positions are known: usually it is the program's only block.
     column = split * BLOCK_C + tl.arange(0, BLOCK_C)
     k, v = load_block(keys, values, base, column, CAPACITY, HEAD)
     position = tl.load(positions + batch * ROWS + row, mask=inside, other=0)
     at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
     q = tl.load(query + at, mask=inside[:, None], other=0.0)
     end = tl.max(position, axis=0) + 1
-    v = tl.where((column < end)[:, None], v, 0.0)  # weighs nothing, but may be NaN
+    v = tl.where((column < end)[:, None], v, 0.0)  # their weight is 0, but they may be NaN
     top, norm, mixed = attend_block(q, k, v, column, position, scale, PRECISION)
     for start in range((split + SPLITS) * BLOCK_C, end, SPLITS * BLOCK_C):
         column = start + tl.arange(0, BLOCK_C)
@@ -74,14 +74,14 @@ def attend_kernel(
         tl.store(partial + mine, norm, mask=inside)
         tl.store(partial + size + mine, top, mask=inside)
         tl.store(partial + 2 * size + mine[:, None] * HEAD + feature[None, :], mixed, mask=inside[:, None])
-        tl.debug_barrier()  # every thread has written before the counter says so
+        tl.debug_barrier()  # every thread has written before the counter is incremented
         if tl.atomic_add(split_counters + which, 1, sem="acq_rel") == SPLITS - 1:
             top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
             norm = tl.zeros((BLOCK_R,), tl.float32)
             mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
             for one in tl.static_range(SPLITS):
                 theirs = (which * SPLITS + one) * ROWS + row
-                # Past the L1 cache, which belongs to one multiprocessor and may be stale.
+                # Bypass the L1 cache, which belongs to one multiprocessor and may be stale.
                 their_norm = tl.load(partial + theirs, mask=inside, other=1.0, cache_modifier=".cg")
                 their_top = tl.load(partial + size + theirs, mask=inside, other=0.0, cache_modifier=".cg")
                 there = partial + 2 * size + theirs[:, None] * HEAD + feature[None, :]
@@ -99,10 +99,10 @@ def attend_both_ways_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attention of every row to the first ``length[b]`` positions: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
+    """Attend from every row to the first ``length[b]`` positions: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
 
-    A program has BLOCK_R rows of one head of one observation. Padding behind ``length`` is not read; only the last
-    block of positions is masked. Softmax as in FlashAttention, with powers of two.
+    A program computes BLOCK_R rows of one head of one observation. Padding after ``length`` is not read; only the
+    last block of positions is masked. The softmax is that of FlashAttention, with exp2.
     """
     head, batch = tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
     count = tl.load(length + batch)
@@ -135,7 +135,7 @@ def attend_both_ways_kernel(
 
 @triton.jit
 def add_block(score, v, top, norm, mixed, PRECISION: tl.constexpr):
-    """Add a block of positions to a running softmax; scores are to the base 2."""
+    """Add a block of positions to a running softmax; scores are pre-scaled by log2(e), for exp2."""
     new_top = tl.maximum(top, tl.max(score, axis=1))
     share, keep = tl.exp2(score - new_top[:, None]), tl.exp2(top - new_top)
     mixed = tl.dot(share.to(v.dtype), v, mixed * keep[:, None], input_precision=PRECISION)
@@ -144,7 +144,7 @@ def add_block(score, v, top, norm, mixed, PRECISION: tl.constexpr):
 
 @triton.jit
 def choose_kernel(logits, tokens, margins, N, BLOCK: tl.constexpr):
-    """Find the largest of ``logits`` [M, N] (the first of equals), and its distance to the second largest."""
+    """Find the largest of each row of ``logits`` [M, N] (the first of equals) and its margin over the second."""
     row = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -163,5 +163,5 @@ def choose_kernel(logits, tokens, margins, N, BLOCK: tl.constexpr):
     others = tl.where((best == top) & (index == winner), second, best)
     tl.store(tokens + row, winner.to(tl.int64))
     margin = top - tl.max(others, axis=0)
-    # Comparisons skip NaN: a NaN anywhere must not pass for a choice.
+    # Comparisons ignore NaN, so a row with NaN gets a NaN margin.
     tl.store(margins + row, tl.where(tl.sum(wrong, axis=0) > 0, float("nan"), margin))

@@ -1,12 +1,14 @@
-"""Flow steps of few rows: six kernels a layer, each bound by how soon its loads arrive, and by its own size.
+"""Flow steps of few rows: six kernels per layer, each bound by the latency of its loads and by its code size.
 
-As in ``linear``, the norm in front of a product has no kernel: the epilogue that writes the residual stream also
-writes it times the norm's scale and, for each of its tiles, the sum of its squares; the next product divides its
-sums by the root of their mean and adds the weight times the norm's shift, a constant. Where a weight has few
-outputs, SPLITS programs share its inputs; the last to finish adds their sums in order: results repeat to the bit.
+As in ``linear``, the norm before a product has no kernel of its own. The epilogue that writes the residual stream
+also writes the stream times the norm's scale and, for each tile, the sum of squares. The next product divides its
+results by the root mean square and adds the weight times the norm's shift, which is a constant. If a weight has few
+outputs, SPLITS programs split its inputs; the last to finish adds the partial sums in order, so that results are
+reproducible bit for bit.
 
-What an epilogue needs is loaded before the K loop and first used behind it, since a use waits for its load. The
-compiler does not know the loop's length, or it would unroll it: code that runs once costs as much as its size.
+Epilogue operands are loaded before the K loop and first used after it, because a use waits for its load. The loop's
+length is hidden from the compiler, which would otherwise unroll the loop: the time of code that runs only once
+grows with its size.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -26,7 +28,7 @@ def _multiply(
     x, weight, rows, outputs, first, M, count, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T`` over ``count`` inputs from ``first`` on."""
+    """Return ``x[rows] @ weight[outputs].T`` over ``count`` inputs from ``first``, float32 [BLOCK_M, BLOCK_N]."""
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     inside = (rows < M)[:, None]
     for start in range(0, count, BLOCK_K):
@@ -39,7 +41,7 @@ def _multiply(
 
 @triton.jit
 def _load_squares(squares, rows, M, TILES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Load the sums of squares of each tile of the rows, [TILES, BLOCK_M]."""
+    """Load the sums of squares of the rows in each tile, [TILES, BLOCK_M]."""
     at = squares + tl.arange(0, TILES)[:, None] * BLOCK_M + rows[None, :]
     return tl.load(at, mask=(rows < M)[None, :], other=1.0)
 
@@ -52,7 +54,7 @@ def _root(sums, eps, N: tl.constexpr):
 
 @triton.jit
 def _by_time(now, fixed, times, zero, rows, M, ADAPTIVE: tl.constexpr):
-    """[BLOCK_M, BLOCK_N]: ``fixed`` [BLOCK_N] for rows whose time is ``zero``, and ``now`` for others."""
+    """Return ``fixed`` [BLOCK_N] for rows whose time is ``zero``, ``now`` for others: [BLOCK_M, BLOCK_N]."""
     if ADAPTIVE:
         free = tl.load(times + rows, mask=rows < M, other=0) != zero
         return tl.where(free[:, None], now[None, :], fixed[None, :])
@@ -66,7 +68,7 @@ def _multiply_normed(
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: the normed rows times ``weight[outputs]``, shifted if the norm is adaptive."""
+    """Return the normed rows times ``weight[outputs].T``, with the norm's shift: float32 [BLOCK_M, BLOCK_N]."""
     if ADAPTIVE:
         now, fixed = tl.load(now + outputs), tl.load(fixed + outputs)
     sums = _load_squares(squares, rows, M, TILES, BLOCK_M)
@@ -84,7 +86,7 @@ def qkv_kernel(
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute queries, keys and values of the normed rows, rotated; store keys and values in the cache.
+    """Project the normed rows, rotate queries and keys, and store keys and values in the cache.
 
     ``query`` [M, HEADS, HEAD]; ``keys`` and ``values`` [M / ROWS, KV_HEADS, CAPACITY, HEAD]; ``positions`` [M];
     ``cosine`` and ``sine`` [positions, HEAD / 2]. ``now`` and ``fixed`` [outputs] are the products with the norm's
@@ -117,10 +119,11 @@ def attend_chunk_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows of one kv head over BLOCK_C positions; programs [blocks, chunks, B * KV_HEADS].
+    """Compute attention of BLOCK_R (row, head) pairs of one kv head over BLOCK_C positions.
 
-    Writes the softmax to ``sums`` [2, chunks, TOTAL] (sums, then largest scores) and the values, weighted but not
-    divided by the sums, to ``parts`` [chunks, TOTAL, HEAD]; TOTAL is M * HEADS.
+    The grid is [blocks, chunks, B * KV_HEADS]. Writes the partial softmax to ``sums`` [2, chunks, TOTAL] (sums,
+    then largest scores), and the weighted values, not divided by the sums, to ``parts`` [chunks, TOTAL, HEAD].
+    TOTAL is M * HEADS.
     """
     chunk, which = tl.program_id(1), tl.program_id(2)
     feature, column = tl.arange(0, HEAD), chunk * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -128,7 +131,7 @@ def attend_chunk_kernel(
     filled = tl.load(positions + which // KV_HEADS * ROWS) + ROWS
     place = (which * CAPACITY + column)[:, None] * HEAD + feature[None, :]
     q = tl.load(query + at[:, None] * HEAD + feature[None, :], mask=inside[:, None], other=0.0)
-    # The cache has whole blocks. A score that is not seen is dropped, but a NaN times a weight of zero is not.
+    # The cache has whole blocks. Unseen scores are masked, but an unseen NaN value times a weight of 0 is NaN.
     k = tl.load(keys + place)
     v = tl.load(values + place, mask=(column < filled)[:, None], other=0.0)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -144,7 +147,7 @@ def attend_chunk_kernel(
 
 @triton.jit
 def merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr):
-    """Merge the chunks of a row's softmax to ``out`` [TOTAL, HEAD]; PADDED is a power of two."""
+    """Merge the partial softmaxes of all chunks into ``out`` [TOTAL, HEAD]; PADDED is CHUNKS, padded."""
     chunk, at, feature = tl.arange(0, PADDED), tl.program_id(0), tl.arange(0, HEAD)
     inside = chunk < CHUNKS
     there = chunk * TOTAL + at
@@ -162,7 +165,7 @@ def gate_up_kernel(
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``gelu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
+    """Compute ``gelu(gate) * up`` of the normed rows, ``out`` [M, N]; weight [2 N, K] holds gate, then up."""
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # gate and up of the same feature
     outputs = number + partner * N
@@ -181,10 +184,11 @@ def add_kernel(
     N: tl.constexpr, K: tl.constexpr, ADAPTIVE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out += [gate *] x @ weight.T`` [M, N], and for the next norm ``scaled`` and ``squares`` [tiles, BLOCK_M].
+    """Compute ``out += [gate *] x @ weight.T`` [M, N] and the next norm's ``scaled`` and ``squares``.
 
-    ``now`` and ``fixed`` are the next norm's scale at the step's time and at 0, behind the gate of the norm before.
-    ``partial`` [SPLITS, M, N] and ``counters`` [tiles] belong to programs that share a tile; the counters stay 0.
+    ``squares`` are [tiles, BLOCK_M]. ``now`` and ``fixed`` point to the next norm's scale at the step's time and at
+    time 0, which follows the previous norm's gate in memory. Programs that share a tile use ``partial`` [SPLITS, M,
+    N] and ``counters`` [tiles], which are 0 before and after.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
@@ -200,13 +204,13 @@ def add_kernel(
     last = True
     if SPLITS > 1:
         tl.store(partial + split * M * N + at, total, mask=inside)
-        tl.debug_barrier()  # every thread has written before the counter says so
+        tl.debug_barrier()  # every thread has written before the counter is incremented
         last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
     if last:
         if SPLITS > 1:
             total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             for one in tl.static_range(SPLITS):
-                # Past the L1 cache, which belongs to one multiprocessor and may be stale.
+                # Bypass the L1 cache, which belongs to one multiprocessor and may be stale.
                 total += tl.load(partial + one * M * N + at, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
         if ADAPTIVE:
@@ -227,9 +231,9 @@ def start_kernel(
 ):  # fmt: skip
     """Write ``hidden`` [M, N] and the inputs of the first norm; one program per row.
 
-    A row is that of ``tokens``, or with EMBED ``actions`` [M, A] times ``weight`` [N, A] plus ``bias`` [N].
-    ``scaled`` is the row times the norm's scale; ``squares`` [TILES, BLOCK_M] has its sum of squares in the first
-    tile; ``spare`` and ``counters`` [TILES] are set to 0.
+    Rows are those of ``tokens`` or, with EMBED, ``actions`` [M, A] @ ``weight`` [N, A].T + ``bias`` [N]. ``scaled``
+    is the row times the norm's scale; ``squares`` [TILES, BLOCK_M] has the row's sum of squares in the first tile;
+    ``spare`` and ``counters`` [TILES] are set to 0.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -262,10 +266,10 @@ def advance_kernel(
     factor, TIME, H: tl.constexpr, A: tl.constexpr, ADAPTIVE: tl.constexpr, SCALED: tl.constexpr,
     TILES: tl.constexpr, BLOCK_M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per action: last norm, velocity, guidance, and the Euler step of ``actions`` [B, H, A] in place.
+    """Compute last norm, velocity and guidance; advance ``actions`` [B, H, A] in place. One program per action.
 
-    ``x`` [B * ROWS, N] is normed, or with SCALED the stream times the norm's scale, whose ``squares`` are known.
-    ``weight`` [A, N] and ``bias`` [A] project to the velocity.
+    ``x`` [B * ROWS, N] is the normed stream or, with SCALED, the stream times the norm's scale, with the stream's
+    sums of squares in ``squares``. ``weight`` [A, N] and ``bias`` [A] project to the velocity.
     """
     action = tl.program_id(0)
     batch = action // H

@@ -19,8 +19,8 @@ def add_norm_kernel(
 ):  # fmt: skip
     """Add ``[gate *] branch`` to ``hidden`` [M, N] in place, then store its norm; one program per row.
 
-    ``norm`` is the norm's scale and shift at the first time, behind the gate of the norm before; those of the next
-    time are TIME numbers further.
+    ``norm`` points to the norm's scale and shift at the first time, which follow the previous norm's gate in
+    memory; those of the next time are TIME numbers further.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -78,7 +78,7 @@ def tanh_gelu(x):
 
 @triton.jit
 def locate_pairs(block, which, ends, ROWS, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Return a block's (row, head) pairs of one kv head: their index, whether they exist, and how far they see."""
+    """Return, for a block of (row, head) pairs of one kv head: index, whether the pair exists, and its end."""
     group: tl.constexpr = HEADS // KV_HEADS
     index = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = index < ROWS * group
@@ -92,9 +92,9 @@ def attend_kernel(
     query, keys, values, ends, out, ROWS, CAPACITY, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows of one kv head: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
+    """Compute attention of BLOCK_R (row, head) pairs of one kv head: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
 
-    The heads that share keys are rows of one product. Row r sees the cache before ``ends[r]``; the loop ends at the
+    Heads that share keys are rows of one product. Row r sees the cache before ``ends[r]``; the loop ends at the
     last position needed.
     """
     which, feature = tl.program_id(1), tl.arange(0, HEAD)
@@ -109,7 +109,7 @@ def attend_kernel(
     for start in range(0, last, BLOCK_C):
         column = start + tl.arange(0, BLOCK_C)
         place = base + column[:, None] * HEAD + feature[None, :]
-        # The cache has whole blocks. A score that is not seen is dropped, but a NaN times a weight of zero is not.
+        # The cache has whole blocks. Unseen scores are masked, but an unseen NaN value times a weight of 0 is NaN.
         k = tl.load(keys + place)
         v = tl.load(values + place, mask=(column < last)[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale

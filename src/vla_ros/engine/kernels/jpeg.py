@@ -17,8 +17,8 @@ def code_kernel(
     """Encode and decode the planes of ``images`` uint8 [B, H, W, 3]; one program per 16 x 16 pixels.
 
     Each image has ROWS x COLUMNS programs. ``luma`` uint8 [B, 16 ROWS, 16 COLUMNS]; ``chroma`` [B, 2, 8 ROWS,
-    8 COLUMNS]. ``steps`` and ``scales`` [2, 8, 8] of luma and chroma; ``before`` [8, 8] and ``after`` [8, 16] with
-    zeros as padding.
+    8 COLUMNS]. ``steps`` and ``scales`` [2, 8, 8] are for luma and chroma; ``before`` [8, 8] and ``after`` [8, 16]
+    are padded with zeros.
     """
     image, tile = tl.program_id(0) // (ROWS * COLUMNS), tl.program_id(0) % (ROWS * COLUMNS)
     block = tl.arange(0, 4)[:, None, None]
@@ -28,7 +28,7 @@ def code_kernel(
     value = code(value, forward, before, factors, after, steps, scales)
     tl.store(luma + (image * 16 * ROWS + y) * 16 * COLUMNS + x, value.to(tl.uint8))
     y, x = tile // COLUMNS * 8 + row, tile % COLUMNS * 8 + column
-    y = tl.minimum(y, (H + 1) // 2 - 1)  # the last row of samples is repeated, but the last column of pixels
+    y = tl.minimum(y, (H + 1) // 2 - 1)  # padding repeats the last row of samples, but the last column of pixels
     for plane in tl.static_range(2):
         total = (1 + x % 2).to(tl.int32)
         for corner in tl.static_range(4):
@@ -52,7 +52,7 @@ def component(images, to_ycc, offsets, image, y, x, H, W, which: tl.constexpr):
 
 @triton.jit
 def code(blocks, forward, before, factors, after, steps, scales):
-    """Quantise the DCT of ``blocks`` [A, 8, 8] and invert it: levels 0 to 255."""
+    """Quantise the DCT of ``blocks`` [A, 8, 8] and invert it: values from 0 to 255."""
     row, column = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
     table = row * 8 + column
     dct = tl.load(forward + table)
@@ -82,7 +82,8 @@ def merge_kernel(
 ):  # fmt: skip
     """Enlarge the planes of :func:`code_kernel` and convert them: ``out`` uint8 [B, H, W, 3].
 
-    A program has BLOCK pixels of a row. A sample is three quarters of the nearest one and one of the next.
+    A program computes BLOCK pixels of a row. A sample is three quarters of the nearest sample plus a quarter of the
+    next nearest.
     """
     image, y = tl.program_id(0) // H, tl.program_id(0) % H
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

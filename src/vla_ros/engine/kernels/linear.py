@@ -1,17 +1,18 @@
-"""Products of few rows with a large weight: what decoding costs, and bound by reading the weight once.
+"""Products of few rows with a large weight, which dominate decoding and are bound by reading the weight.
 
-Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as the checkpoint has it or in the order of
+Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as in the checkpoint or in the order of
 :mod:`vla_ros.engine.lowbit`. One program computes a tile of ``BLOCK_M`` rows and ``BLOCK_N`` outputs and loops over
-K. The weight is the wide operand of the tensor cores, the rows are the narrow one, filled up to 8. They are
-multiplied and added in the same order whatever M is: the result of one row does not depend on how many rows there
-are. Verifying six tokens therefore gives the bits that decoding them one by one gives. For the same reason the
-compiler must not fuse multiplications with additions, which it would do in some kernels and not in others.
+K. The weight is the wide operand of the tensor cores, the rows are the narrow operand, padded to 8. The order of
+multiplications and additions does not depend on M, so the result of a row does not depend on the number of rows:
+verifying six tokens is bit-identical to decoding them one by one. For the same reason, the compiler must not fuse
+multiplications with additions, which it would do in some kernels but not in others.
 
-Fused with the product: dequantisation of the weight, the epilogue (rotary embedding and cache, gated activation,
-residual), and the norm before it. Where a row is written, only one number of its RMS norm is unknown: the sum over
-the whole row. So the epilogue that writes the residual stream also writes it times the norm's weight and adds up
-its squares; the next product reads that, and divides its sums by the root of the mean. Squares are added in
-float64, where those of bfloat16 are exact, so that the order of the programs does not matter.
+The product is fused with the dequantisation of the weight, the epilogue (rotary embedding and cache, gated
+activation, residual), and the norm before it. When a program writes its tile of a row, the row's RMS norm lacks
+only the sum of squares over the whole row. So the epilogue that writes the residual stream also writes the stream
+times the norm's weight, and adds up the squares; the next product reads both and divides its results by the root
+mean square. Squares are added in float64, where squares of bfloat16 values are exact, so that the order of the
+programs does not matter.
 
 Epilogue operands are prefetched before the K loop.
 """
@@ -34,7 +35,7 @@ def multiply(
     ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return ``x[rows] @ weight[outputs].T``, float32 [BLOCK_M, BLOCK_N]; with PAIRS partners are adjacent.
+    """Return ``x[rows] @ weight[outputs].T``, float32 [BLOCK_M, BLOCK_N]; with PAIRS, partners are adjacent.
 
     ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`.
     """
@@ -62,8 +63,8 @@ def multiply_dense(
 ):  # fmt: skip
     """Multiply dense or FP8 weights [N, K] by rows: float32 [BLOCK_N, BLOCK_M].
 
-    As in :func:`multiply_packed`, the GROUPS parts of an iteration have sums of their own, spread over the warps.
-    FP8 weights are widened to the type of ``x``: with float16 that takes one instruction for two weights.
+    As in :func:`multiply_packed`, each of the GROUPS parts of an iteration has separate sums, and the parts are
+    spread over the warps. FP8 weights are widened to the type of ``x``, with float16 two per instruction.
     """
     size: tl.constexpr = BLOCK_K // GROUPS
     columns: tl.constexpr = max(BLOCK_M, 8)
@@ -74,14 +75,14 @@ def multiply_dense(
     for start in range(0, K, BLOCK_K):
         inputs = start + part + input
         some = tl.load(weight + outputs[None, :, None] * K + inputs[:, None, :])
-        if BLOCK_M == 1:  # one row, in all columns
+        if BLOCK_M == 1:  # one row, repeated in all columns
             row = tl.broadcast_to(tl.load(x + inputs)[:, :, None], (GROUPS, size, columns))
         else:
             at = rows[None, None, :] * K + inputs[:, :, None]
             row = tl.load(x + at, mask=(rows < M)[None, None, :], other=0.0)
         if KIND == "fp8":
             some = some.to(x.dtype.element_ty)
-        elif x.dtype.element_ty != weight.dtype.element_ty:  # the head behind quantised layers
+        elif x.dtype.element_ty != weight.dtype.element_ty:  # the head after quantised layers
             row = row.to(weight.dtype.element_ty)
         total = tl.dot(some, row, total, input_precision=PRECISION)
     summed = add_groups(total, BLOCK_M)
@@ -109,7 +110,7 @@ def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
 
 @triton.jit
 def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """Return COUNT outputs from ``first`` on for :func:`multiply`; of packed weights the first of each fragment."""
+    """Return COUNT outputs from ``first`` for :func:`multiply`; for packed weights, one per fragment: its first."""
     if (KIND == "int4") or (KIND == "int8"):
         return first + tl.arange(0, COUNT // FRAGMENT_N) * FRAGMENT_N
     else:
@@ -118,7 +119,7 @@ def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """Return COUNT pairs from ``first`` on, each twice, and 0 or 1 for the partner; packed weights by fragment."""
+    """Return COUNT pairs from ``first``, each twice, and 0 or 1 for the partner; packed weights by fragment."""
     if (KIND == "int4") or (KIND == "int8"):
         fragment = tl.arange(0, 2 * COUNT // FRAGMENT_N)
         return first + fragment // 2 * FRAGMENT_N, fragment % 2
@@ -145,7 +146,7 @@ def lm_head_kernel(
     ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out = norm(x) @ weight.T``; ``out`` [M, N] of its own type."""
+    """Compute ``out = norm(x) @ weight.T``, [M, N] in the type of ``out``."""
     rows = block_of_rows(BLOCK_M, MORE)
     sums = load_squares(squares, rows, M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -164,8 +165,9 @@ def add_kernel(
     MORE: tl.constexpr, ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out += x @ weight.T`` [M, N], and for the next norm: ``scaled``, and ``next_squares``, which were 0.
+    """Compute ``out += x @ weight.T`` [M, N] and the next norm's inputs.
 
+    ``scaled`` [M, N] is the sum times ``norm``; its squares are added to ``next_squares`` [M], which must be 0.
     ``squares`` [M] of the previous norm are set to 0.
     """
     rows = block_of_rows(BLOCK_M, MORE)
@@ -194,7 +196,7 @@ def gate_up_kernel(
     ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
+    """Compute ``silu(gate) * up`` of the normed rows, ``out`` [M, N]; weight [2 N, K] holds gate, then up."""
     rows = block_of_rows(BLOCK_M, MORE)
     sums = load_squares(squares, rows, M)
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
@@ -217,7 +219,7 @@ def qkv_kernel(
     MORE: tl.constexpr, ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute queries, keys and values of the normed rows, rotated; store keys and values in the cache.
+    """Project the normed rows, rotate queries and keys, and store keys and values in the cache.
 
     ``query`` [M, HEADS, HEAD]; ``keys`` and ``values`` [M / ROWS, KV_HEADS, CAPACITY, HEAD]; ``positions`` [M];
     ``cosine`` and ``sine`` [positions, HEAD / 2].
@@ -248,7 +250,7 @@ def store_rotated(
     first, second, cosine, sine, row, position, head, feature, inside, query, keys, values, ROWS, CAPACITY,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    """Store queries and keys, rotated, and values; arguments as for :func:`qkv_kernel`.
+    """Rotate queries and keys; store them and the values. Other arguments as for :func:`qkv_kernel`.
 
     ``head`` counts the heads of queries, then of keys, then of values; ``first`` and ``second`` are the values of
     ``feature`` in both halves of a head.

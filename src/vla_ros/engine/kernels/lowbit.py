@@ -1,6 +1,6 @@
 """Products with 4-bit and 8-bit weights, packed in the order of :mod:`vla_ros.engine.lowbit`.
 
-``scale`` is the grid of :mod:`vla_ros.engine.int4`, or one float32 per output for int8, which is applied to sums.
+``scale`` is the grid of :mod:`vla_ros.engine.int4`, or, for int8, one float32 per output, applied to sums.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -39,8 +39,9 @@ def multiply_packed(
 ):  # fmt: skip
     """Multiply ``fragment`` [FRAGMENTS] by ``rows`` [BLOCK_M] of ``x`` [M, K]: float32 [8 FRAGMENTS, BLOCK_M].
 
-    Sum p of K_GROUPS takes K-groups p, p + K_GROUPS, ... of all fragments. The sums are spread over the warps and
-    added up after the loop, always in the same order. Scales are applied to sums, not to weights.
+    There are K_GROUPS partial sums: sum p covers K-groups p, p + K_GROUPS, ... of all fragments. The sums are
+    spread over the warps and added up after the loop, always in the same order. Scales are applied to sums, not to
+    weights.
     """
     size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
@@ -96,9 +97,9 @@ def load_few_rows(
     x, rows, first, part, M, K: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, K_GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Load K-groups ``first + part`` of BLOCK_M ``rows`` of ``x`` [M, K], [K_GROUPS, SIZE, BLOCK_M].
+    """Load K-groups ``first + part`` of BLOCK_M ``rows`` of ``x`` [M, K]: [K_GROUPS, SIZE, BLOCK_M].
 
-    A single row fills 8 columns.
+    A single row is repeated in 8 columns.
     """
     input = tl.arange(0, SIZE)
     if BLOCK_M == 1:
@@ -119,7 +120,7 @@ def load_few_rows(
 
 @triton.jit
 def add_groups(sums, BLOCK_M: tl.constexpr):
-    """Add up sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; a single row fills all columns equally."""
+    """Add up sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; a single row is repeated in all columns."""
     summed = tl.sum(sums, axis=0)
     if BLOCK_M == 1:
         summed = tl.max(summed, axis=1)[:, None]
@@ -130,7 +131,7 @@ def add_groups(sums, BLOCK_M: tl.constexpr):
 def load_weights(
     words, scale, place, KIND: tl.constexpr, ASM: tl.constexpr, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Load the K-group at ``place`` [FRAGMENTS] of some fragments as a dense matrix; int8 without scales."""
+    """Load the K-groups at ``place`` [FRAGMENTS], one per fragment, as a dense matrix; int8 without scales."""
     place = place[:, None, None]
     packed = tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :])
     if KIND == "int4":
@@ -143,12 +144,12 @@ def load_weights(
 
 @triton.jit
 def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.constexpr):
-    """Load inputs from ``start`` on of some rows of ``x`` [M, K], transposed: [COUNT, rows].
+    """Load COUNT inputs, from ``start``, of ``rows`` of ``x`` [M, K], transposed: [COUNT, rows].
 
-    With EVEN no row is beyond M, which saves a tenth of the loop's instructions.
+    EVEN states that no row is beyond M; loading without a mask saves a tenth of the loop's instructions.
     """
     input = tl.arange(0, COUNT)
-    at = x + start + (rows[None, :] * K + input[:, None])  # the same in every step, but for the start
+    at = x + start + (rows[None, :] * K + input[:, None])  # only the start differs between steps
     if K // ALIGN_K * ALIGN_K != K:
         some = tl.load(at, mask=(rows < M)[None, :] & (start + input < K)[:, None], other=0.0)
     elif EVEN:
@@ -171,8 +172,8 @@ def fence_async_proxy(step, WGMMA: tl.constexpr):
 def wait_for_wgmma(step, WGMMA: tl.constexpr):
     """Wait until wgmma has read its operands.
 
-    It reads the weight from registers asynchronously, while the next weight is unpacked into registers. Triton 3.6
-    lets iterations overlap, and on an H200 some 8-bit tiles were then intermittently wrong.
+    wgmma reads the weight from registers asynchronously, while the next weight is unpacked into registers. Triton
+    3.6 lets iterations overlap, and without this wait some 8-bit tiles were intermittently wrong on an H200.
     """
     if WGMMA:
         tl.inline_asm_elementwise(
@@ -189,7 +190,7 @@ def wait_for_wgmma(step, WGMMA: tl.constexpr):
 def epilogue(
     out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLIT_K: tl.constexpr
 ):  # fmt: skip
-    """``out[rows, outputs] = [out +] total`` [outputs, rows]; partial sums if ``out`` is [SPLIT_K, M, N]."""
+    """Store ``out[rows, outputs] = [out +] total``; with SPLIT_K, partial sums in ``out`` [SPLIT_K, M, N]."""
     at, inside = out + rows[None, :] * N + outputs[:, None], (rows < M)[None, :]
     if SPLIT_K > 1:
         tl.store(at + split * (M * N), total, mask=inside)
@@ -207,12 +208,12 @@ def gemm_kernel(
     FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN: tl.constexpr, WGMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, dequantising the weight on its way.
+    """Compute ``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows and a packed weight.
 
-    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows, since a prompt's length is no power of two and
-    a weight is unpacked once per program. The weight is the left operand, which Hopper reads from registers.
-    Programs of one weight run together, so that it is read once.
-    SPLIT_K programs may share the inputs: each stores its sums in ``out``, and the next kernel adds them up.
+    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows, because a prompt's length is not a power of two
+    and a weight is unpacked once per program. The weight is the left operand, which Hopper reads from registers.
+    Programs that share a weight tile run together, so that the tile is read once. If SPLIT_K programs split the
+    inputs, each stores its sums in ``out``, and the next kernel adds up the sums.
     """
     size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
@@ -249,7 +250,7 @@ def gemm_kernel(
 def zero_points(
     grid, sums, fragment, rows, first, last, M, COUNT: tl.constexpr, FRAGMENTS: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
-    """Return the share of zero points in the sums of K-groups ``first`` to ``last`` - 1: [8 FRAGMENTS, rows]."""
+    """Return the zero points' part of the sums over K-groups ``first`` to ``last`` - 1: [8 FRAGMENTS, rows]."""
     group = first + tl.arange(0, ROOM)
     there = group < last
     at = (fragment[:, None, None] * COUNT + group[None, :, None]) * FRAGMENT_N
@@ -273,11 +274,11 @@ def gemm_fp8_kernel(
     FRAGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr, SPLIT_K: tl.constexpr,
     ROOM: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`gemm_kernel`, for rows in FP8 (``ops.QuantizedRows``) and weights of 4 bits, on FP8 tensor cores.
+    """Like :func:`gemm_kernel`, for rows in FP8 (``ops.QuantizedRows``) and 4-bit weights, on FP8 tensor cores.
 
-    Nibbles are multiplied as they are. A K-group's sums are multiplied by its scales; zero points, which need no
-    more than the sums of the rows' groups, are the sums' first value. ROOM is a power of two, at least a split's
-    K-groups.
+    Nibbles are multiplied without conversion. The sums of each K-group are multiplied by its scales. The total
+    starts with the zero points' part, which needs only the sum of each row's K-group. ROOM is a power of two and at
+    least the number of K-groups of a split.
     """
     count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K
     each: tl.constexpr = (count + SPLIT_K - 1) // SPLIT_K
@@ -295,7 +296,7 @@ def gemm_fp8_kernel(
         place = (fragment * count + group)[:, None, None]
         weight = matrix_fp8(tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :]), FRAGMENTS, ASM)
         factor = read_grid(entries)[0].reshape(FRAGMENTS * FRAGMENT_N)[:, None]
-        entries = tl.load(scales + tl.minimum(group + 1, last - 1) * FRAGMENT_N)  # Triton would not load it ahead
+        entries = tl.load(scales + tl.minimum(group + 1, last - 1) * FRAGMENT_N)  # Triton would not prefetch it
         some = load_rows(x, rows, group * ALIGN_K, M, count * ALIGN_K, EVEN, ALIGN_K)
         total += tl.dot(weight, some) * factor
         if TAIL_M > 0:

@@ -19,9 +19,9 @@ def fp8_scale(largest):
 
 @triton.jit
 def store_fp8(value, scale, out, sums, row, start, N, GROUPED: tl.constexpr):
-    """Store ``value / scale`` [BLOCK] as columns from ``start`` on of a row; values behind column N are zero.
+    """Store ``value / scale`` [BLOCK] in a row, from column ``start``; values beyond column N are zero.
 
-    With GROUPED in the order of :func:`vla_ros.engine.int4.reorder`, with the sum of each group, times 2^-9.
+    With GROUPED, in the order of :func:`vla_ros.engine.int4.reorder`, and each group's sum times 2^-9 in ``sums``.
     """
     size: tl.constexpr = value.shape[0]
     column, end = start + tl.arange(0, size), N
@@ -54,8 +54,8 @@ def rms_norm_kernel(
 ):  # fmt: skip
     """Add the scaled sum of ``branch`` [PARTS, M, N] to ``x`` [M, N], and store its norm; one program per row.
 
-    The norm is rounded before the weight is applied, as in Llama; with FP8 it is quantised, with ``scales`` [M].
-    PARTS may be 0; ``row_scale`` [M] and ``column_scale`` [N] may be None.
+    The norm is rounded before the weight is applied, as in Llama; with FP8, the result is quantised with ``scales``
+    [M]. PARTS may be 0; ``row_scale`` [M] and ``column_scale`` [N] may be None.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -157,8 +157,8 @@ def silu_multiply_kernel(
 ):  # fmt: skip
     """Store ``silu(gate) * up`` of ``both`` [M, 2 N] (gate, then up) in ``out`` [M, N].
 
-    With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 ``out`` is
-    quantised, with ``scales`` [M]: a program has a whole row and computes it twice, first for its largest number.
+    With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8, ``out``
+    is quantised with ``scales`` [M]: a program computes a whole row twice, first to find its largest magnitude.
     """
     row = tl.program_id(0).to(tl.int64)
     if FP8:

@@ -17,9 +17,10 @@ def float_resize_kernel(
     images, rows, row_weights, columns, column_weights, out, H, W, HEIGHT, WIDTH, ROW_TAPS, COLUMN_TAPS,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Resize ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3]; a program has BLOCK levels of a row.
+    """Resize ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3]; a program has BLOCK values of a row.
 
-    ``rows`` [HEIGHT, ROW_TAPS] and ``columns`` [WIDTH, COLUMN_TAPS] are positions. Taps are added one by one.
+    ``rows`` [HEIGHT, ROW_TAPS] and ``columns`` [WIDTH, COLUMN_TAPS] are source positions. Taps are added in
+    order.
     """
     y, first = tl.program_id(0) % HEIGHT, tl.program_id(0) // HEIGHT * H
     level = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -42,9 +43,9 @@ def float_resize_kernel(
 def crop_kernel(
     images, above, below, left, right, across, down, out, H, W, HEIGHT, WIDTH, unit, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """TensorFlow's ``crop_and_resize``: ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3].
+    """Apply TensorFlow's ``crop_and_resize``: ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3].
 
-    A sample is between rows ``above`` and ``below`` [HEIGHT], columns ``left`` and ``right`` [WIDTH].
+    A sample is interpolated between rows ``above``, ``below`` [HEIGHT] and columns ``left``, ``right`` [WIDTH].
     """
     y, first = tl.program_id(0) % HEIGHT, tl.program_id(0) // HEIGHT * H
     level = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -63,7 +64,7 @@ def crop_kernel(
 
 @triton.jit
 def between(row, one, other, share, unit, inside):
-    """Interpolate between two columns of a row; levels in [0, 1]."""
+    """Interpolate between two columns of a row; return values in [0, 1]."""
     left = tl.load(row + one, mask=inside, other=0).to(tl.float32) * unit
     right = tl.load(row + other, mask=inside, other=0).to(tl.float32) * unit
     return left + (right - left) * share

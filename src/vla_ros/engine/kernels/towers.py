@@ -28,7 +28,7 @@ def patchify_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < length
     channel, y, x = at // (PATCH * PATCH), at // PATCH % PATCH, at % PATCH
-    row = (patch // SIDE) * PATCH + y  # of all images, one below the other
+    row = (patch // SIDE) * PATCH + y  # of all images, stacked vertically
     source = (row * (SIDE * PATCH) + (patch % SIDE) * PATCH + x) * 3 + channel
     value = tl.load(images + source, mask=inside, other=0).to(tl.int32)
     for tower in tl.static_range(TOWERS):
@@ -41,9 +41,9 @@ def embed_kernel(
     patches, positions, prefix, gain, bias, tokens, out, eps,
     ROWS: tl.constexpr, PREFIX: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add ``positions`` to ``patches`` [B, ROWS - PREFIX, N], behind ``prefix`` [PREFIX, N]; one program per token.
+    """Write ``prefix`` [PREFIX, N], followed by ``patches`` [B, ROWS - PREFIX, N] plus ``positions``.
 
-    The sum goes to ``tokens`` [B, ROWS, N], its layer norm to ``out``.
+    The result goes to ``tokens`` [B, ROWS, N], its layer norm to ``out``; one program per token.
     """
     token = tl.program_id(0)
     row = token % ROWS
@@ -69,9 +69,9 @@ def add_norm_kernel(
     tokens, branch, scale, gain, bias, factor, offset, out, eps,
     SCALED: tl.constexpr, FILM: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add ``[scale *] branch`` to ``tokens`` [M, N] in place, its layer norm to ``out``; one program per token.
+    """Add ``[scale *] branch`` to ``tokens`` [M, N] in place; write the layer norm to ``out``.
 
-    With FILM the sum is multiplied by ``factor`` [N] and shifted by ``offset`` [N] first.
+    One program per token. With FILM, the sum is multiplied by ``factor`` [N] and shifted by ``offset`` [N] first.
     """
     column = tl.arange(0, BLOCK)
     inside = column < N
@@ -99,7 +99,7 @@ def add_kernel(
 ):  # fmt: skip
     """Store ``tokens + [scale *] branch`` [B, ROWS, N] without the first PREFIX rows; one program per patch.
 
-    Rows of ``out`` [B * (ROWS - PREFIX), N] are ``stride`` apart, as part of wider ones.
+    Rows of ``out`` [B * (ROWS - PREFIX), N] are ``stride`` apart, as parts of wider rows.
     """
     patch = tl.program_id(0)
     column = tl.arange(0, BLOCK)

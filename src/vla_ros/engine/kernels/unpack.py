@@ -1,7 +1,8 @@
 """Unpacks words in the order of :mod:`vla_ros.engine.lowbit` into operands of the tensor cores.
 
-A lane unpacks its own words: their number j is the tensor cores' operand for inputs 16 j to 16 j + 15 of a K-group,
-register by register. The compiler finds both layouts equal and moves no values between lanes.
+A lane unpacks its own words: number j of all words is, register by register, the tensor cores' operand for inputs
+16 j to 16 j + 15 of a K-group. The compiler recognises that the layouts are equal and moves no values between
+lanes.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -17,10 +18,10 @@ WORDS = tl.constexpr(128)
 
 
 def _assembler(words: int, count: int, bits: int, constant: str, *steps: str) -> tl.constexpr:
-    """Return assembler that makes ``count`` registers of each of some words; outputs come before inputs.
+    """Return assembly that unpacks each word into ``count`` registers; its operands are outputs, then inputs.
 
-    Each of ``steps`` makes register ``{to}`` of the lowest numbers of ``word``. After the last step ``word`` moves
-    by ``bits``, and the steps begin again.
+    Each of ``steps`` computes register ``{to}`` from the lowest numbers in ``word``. After the last step, ``word``
+    is shifted right by ``bits``, and the steps start again.
     """
     lines = [".reg .b32 word, number, sign, constant;", f"mov.b32 constant, {constant};"]
     for register in range(words * count):
@@ -33,8 +34,8 @@ def _assembler(words: int, count: int, bits: int, constant: str, *steps: str) ->
     return tl.constexpr("{ " + "\n".join(lines) + " }")
 
 
-# 2.75 instructions for two weights of 4 bits, 1.75 of them logical; in float16 2.25 and 1.25. 3.5 and 2.5 for two
-# weights of 8 bits; in float16 2.5 and 1.5. 12 for 32 weights of 4 bits in FP8.
+# Instructions for two 4-bit weights: 2.75, of which 1.75 are logical; in float16 2.25 and 1.25. For two 8-bit
+# weights: 3.5 and 2.5; in float16 2.5 and 1.5. For 32 4-bit weights in FP8: 12.
 INT4 = _assembler(
     2, 4, 4, "0x3F803F80",
     "lop3.b32 number, word, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 {to}, number, constant, $10;",
@@ -58,10 +59,10 @@ NIBBLES_FP8 = _assembler(4, 2, 4, "0", "and.b32 {to}, word, 0x0F0F0F0F;")
 
 @triton.jit
 def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Return nibble j of ``words`` [A, B, 128] + 128 + ``offset``, j = 0 to 7: whole numbers, exact in every type.
+    """Return 128 + nibble j of ``words`` [A, B, 128] + ``offset``, j = 0 to 7: integers, exact in every type.
 
-    ASM is for bfloat16 and takes two words at a time: a bfloat16 of exponent 7 counts in ones, so that a nibble
-    written into the mantissa of 128 is 128 + nibble, and one packed addition makes two weights of it.
+    ASM is for bfloat16 and unpacks two words at a time. A bfloat16 of exponent 7 counts in ones, so a nibble
+    written into the mantissa of 128 is 128 + nibble, and one packed addition turns two such numbers into weights.
     """
     if ASM:
         n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
@@ -82,10 +83,10 @@ def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def unpack_int4_half(words, low, high):
-    """As :func:`unpack_int4`, in float16, to what ``low`` and ``high`` are added: -1024 and -64 - zero point.
+    """Like :func:`unpack_int4`, in float16, plus ``low`` (-1024 - zero point) or ``high`` (-64 - zero point).
 
-    A float16 of exponent 10 counts in ones and has room for two nibbles in its mantissa: the upper one, 16 times
-    too large, is divided where it is added.
+    A float16 of exponent 10 counts in ones and has room for two nibbles in its mantissa. The upper nibble, 16 times
+    too large, is divided by 16 in the instruction that adds ``high``.
     """
     return tl.inline_asm_elementwise(
         INT4_HALF, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r", [words, low, high], dtype=(tl.float16,) * 8, is_pure=True,
@@ -95,10 +96,10 @@ def unpack_int4_half(words, low, high):
 
 @triton.jit
 def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Return byte j of ``words`` [A, B, 128], j = 0 to 3: whole numbers from -128 to 127, exact in every type.
+    """Return byte j of ``words`` [A, B, 128], j = 0 to 3: integers from -128 to 127, exact in every type.
 
-    ASM is for bfloat16 and takes two words at a time. The lower 7 bits, written into the mantissa of 128, are
-    128 + these; the sign, written into the lowest bit of the exponent of -128, is -128 or -256; the sum is the
+    ASM is for bfloat16 and unpacks two words at a time. The lower 7 bits written into the mantissa of 128 give 128
+    plus these bits; the sign written into the lowest exponent bit of -128 gives -128 or -256. Their sum is the
     number.
     """
     if ASM:
@@ -116,7 +117,7 @@ def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def unpack_int8_half(words):
-    """As :func:`unpack_int8`, in float16: 1152 + a byte, with its sign inverted, fits into the mantissa."""
+    """Like :func:`unpack_int8`, in float16: a byte with its sign bit inverted, in the mantissa, is 1152 + byte."""
     return tl.inline_asm_elementwise(
         INT8_HALF, "=r,=r,=r,=r,r,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=2
     )
@@ -124,9 +125,9 @@ def unpack_int8_half(words):
 
 @triton.jit
 def nibbles_fp8(words, ASM: tl.constexpr):
-    """Return the nibbles of ``words`` [A, B, 128] as FP8: the byte n is n * 2^-9, so a mask suffices.
+    """Return the nibbles of ``words`` [A, B, 128] as FP8: as FP8, a byte n is n * 2^-9, so a mask suffices.
 
-    Tensor 2 w + p has, of word w of every lane, nibbles p, p + 2, p + 4 and p + 6 in the lane's four places.
+    In tensor 2 w + p, the four places of a lane hold nibbles p, p + 2, p + 4 and p + 6 of the lane's word w.
     """
     if ASM:
         n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
@@ -150,7 +151,7 @@ def nibbles_fp8(words, ASM: tl.constexpr):
 
 @triton.jit
 def one_of_two(word, first):
-    """Return every second nibble of ``word`` [A, B, 32] from bit ``first`` on, as FP8 [A, B, 128]."""
+    """Return every second nibble of ``word`` [A, B, 32] from bit ``first``, as FP8 [A, B, 128]."""
     number = (word[:, :, :, None] >> (first + 8 * tl.arange(0, 4))) & 15
     return number.reshape(word.shape[0], word.shape[1], WORDS).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
@@ -166,7 +167,7 @@ def matrix_fp8(packed, FRAGMENTS: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def side_by_side(words):
-    """Swap halves within pairs of words [A, B, 128], so that word e has all numbers of half e."""
+    """Swap halves within pairs of words [A, B, 128], so that word e of a pair has all numbers of half e."""
     first, second = tl.split(words.reshape(words.shape[0], words.shape[1], WORDS // 2, 2))
     low = (first & 0xFFFF) | (second << 16)
     high = ((first >> 16) & 0xFFFF) | (second & -65536)
@@ -193,7 +194,7 @@ def per_lane(entries, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def as_operand(number, FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr):
-    """View one number of words [FRAGMENTS, K_GROUPS, 128] as matrices [K_GROUPS, 8 FRAGMENTS, 16]."""
+    """View number j of all words, [FRAGMENTS, K_GROUPS, 128], as matrices [K_GROUPS, 8 FRAGMENTS, 16]."""
     split = number.reshape(FRAGMENTS, K_GROUPS, FRAGMENT_N, 4, 2, 2)  # fragment, group, g, t, h, e
     return split.permute(1, 0, 2, 4, 3, 5).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N, 16)
 
@@ -237,7 +238,7 @@ def matrix_int4(packed, entries, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, A
 
 @triton.jit
 def matrix_int8(packed, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Unpack words [FRAGMENTS, 1, 128] to numbers [8 FRAGMENTS, 64], weights without their scale."""
+    """Unpack words [FRAGMENTS, 1, 128] to numbers [8 FRAGMENTS, 64], without scales."""
     n0, n1, n2, n3 = unpack_int8(packed, DTYPE, ASM)
     both = tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(FRAGMENTS, FRAGMENT_N, 4, 2, 2, 2, 2)
     return both.permute(0, 1, 5, 6, 3, 2, 4).reshape(
