@@ -268,7 +268,7 @@ def check_that_it_sees(first: FloatArray, second: FloatArray, folder: Path) -> N
     change, spread = float(np.abs(first - second).max()), float(first.std())
     if not change > SEES * spread:
         raise CheckpointError(
-            f"{folder}: the model does not see: its answers to two different images differ by {change:.2g} (their "
-            f"standard deviation is {spread:.2g}). The vision towers or the projector are damaged or untrained; "
-            "policy.self_test:=false starts it anyway"
+            f"{folder}: the model does not see: its answers to two different images differ by {change:.2g} (the "
+            f"first has a standard deviation of {spread:.2g}). The vision towers or the projector are damaged or "
+            "untrained; policy.self_test:=false starts it anyway"
         )

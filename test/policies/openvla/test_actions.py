@@ -99,7 +99,7 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
     [
         ({}, "no action statistics"),
         ({"a": {}}, r"action of 'a': no \['q01', 'q99'\]"),
-        ({"a": {"action": {"q01": [0], "q99": [1, 2]}}}, "one length"),
+        ({"a": {"action": {"q01": [0], "q99": [1, 2]}}}, "expected equal ones"),
         ({"a": {"action": {"q01": [0], "q99": [1], "mask": [True, False]}}}, "mask has the shape"),
         ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q99 >= q01"),
         ({"a": {"action": {"q01": [float("nan")], "q99": [1.0]}}}, "finite"),

@@ -227,7 +227,7 @@ def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
 
 
 def test_a_lerobot_checkpoint_is_read_without_a_robot(folders):
-    with pytest.raises(ConfigError, match="name no robot"):
+    with pytest.raises(ConfigError, match=r"set no policy\.robot or policy\.asset"):
         read_checkpoint(folders["pi05", "lerobot"], LIBERO)
     checkpoint = read(folders["pi05", "lerobot"])
     assert checkpoint.processing.images == ("observation.images.image", "observation.images.image2")
@@ -363,7 +363,7 @@ def test_relative_actions_need_as_many_states(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     relative(folder)
     edit_json(folder / "config.json", lambda c: c["output_features"]["action"].update(shape=[9]))
-    with pytest.raises(CheckpointError, match="9 relative actions, but the state has 8"):
+    with pytest.raises(CheckpointError, match="9 action dimensions are relative, but the state has 8 dimensions"):
         read(folder)
 
 

@@ -92,7 +92,7 @@ def test_statistics_of_another_length():
     [
         ("quantile", {"q99": None}, r"no \['q99'\]"),
         ("z_score", {"std": [1.0, -1.0]}, "std >= 0"),
-        ("z_score", {"mean": [], "std": []}, "one length"),
+        ("z_score", {"mean": [], "std": []}, "expected equal ones"),
     ],
 )
 def test_invalid_statistics_are_refused(form, change, message):

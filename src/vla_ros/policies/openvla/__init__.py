@@ -1,4 +1,7 @@
-"""OpenVLA: the published checkpoints on current libraries, without remote code. Importing this needs no torch."""
+"""Runs OpenVLA's published checkpoints on current libraries, without remote code.
+
+Importing this package does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions, OpenVLAOptions
 
 
 class _OpenVLA(LazyPolicy):
-    """Creates OpenVLA-OFT's policy if the checkpoint has an action head."""
+    """Creates OpenVLA's policy, or OpenVLA-OFT's if the checkpoint has an action head."""
 
     def __call__(self, config: Config) -> Policy:
         """See :class:`~vla_ros.policies.base.LazyPolicy`."""
@@ -25,7 +28,7 @@ class _OpenVLA(LazyPolicy):
 
 
 def has_action_head(folder: Path) -> bool:
-    """Return True for checkpoints of OpenVLA-OFT, whose ``config.json`` is the same as OpenVLA's."""
+    """Return True for an OpenVLA-OFT checkpoint; ``config.json`` does not tell."""
     index = folder / "model.safetensors.index.json"
     return bool(list(folder.glob("action_head--*.pt"))) or (
         index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")

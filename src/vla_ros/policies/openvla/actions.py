@@ -33,17 +33,17 @@ class ActionBins:
 
     @cached_property
     def edges(self) -> FloatArray:
-        """Float64 [count], -1 to 1."""
+        """Bin edges from -1 to 1, float64 [count]."""
         return _fixed(np.linspace(-1.0, 1.0, self.count))
 
     @cached_property
     def centers(self) -> FloatArray:
-        """Float64 [count - 1]."""
+        """Bin centres, float64 [count - 1]."""
         edges = self.edges
         return _fixed((edges[:-1] + edges[1:]) / 2.0)
 
     def indices(self, tokens: ArrayLike) -> IntArray:
-        """Return the bin of each token, int64; tokens outside the bins are clipped to the nearest one."""
+        """Return the bin of each token, int64; tokens outside the bins are clipped to the nearest bin."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
         indices: IntArray = np.minimum(np.maximum(raw, 0), self.count - 2)  # a third of np.clip's time for 7 tokens
         return indices
@@ -58,33 +58,33 @@ class ActionBins:
         return self.vocab_size - np.digitize(clipped, self.edges).astype(np.int64)
 
     def outside(self, tokens: ArrayLike) -> int:
-        """Count the ``tokens`` outside the bins; any suggest a damaged or wrong checkpoint."""
+        """Count tokens outside the bins, a sign of a damaged or wrong checkpoint."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
         return int(np.count_nonzero((raw < 0) | (raw >= self.count)))
 
 
 @dataclass(frozen=True)
 class ActionStatistics:
-    """Bounds by which the actions of one dataset were normalised."""
+    """Bounds with which the actions of one dataset were normalised."""
 
     key: str  # name of the dataset (``unnorm_key``)
     low: FloatArray  # float64 [D], the 1st percentile (or minimum), in the action's units
     high: FloatArray  # float64 [D], the 99th percentile (or maximum)
     mask: NDArray[np.bool_]  # bool [D]; False entries are not normalised (the gripper of most datasets)
-    margin: float = 0.0  # added to the width of every range; OpenVLA-OFT has 1e-8
+    margin: float = 0.0  # added to the width of every range; OpenVLA-OFT uses 1e-8
 
     @property
     def dimension(self) -> int:
-        """D, the numbers in one action, which is also the number of tokens to decode."""
+        """D, the number of values in one action, and of tokens to decode."""
         return int(self.low.shape[0])
 
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
-        """Convert actions to the dataset's units, float64 [..., D]; masked-out entries pass unchanged."""
+        """Convert actions to the dataset's units, float64 [..., D]; masked-out entries are unchanged."""
         scaled = 0.5 * (normalized + 1.0) * (self.high - self.low + self.margin) + self.low
         return np.where(self.mask, scaled, normalized)
 
     def normalize(self, actions: FloatArray) -> FloatArray:
-        """Inverse of :meth:`unnormalize`, clipped to [-1, 1] where normalised; for states and training data."""
+        """Undo :meth:`unnormalize`; normalised entries are clipped to [-1, 1]."""
         width = self.high - self.low + self.margin
         scaled = 2.0 * (actions - self.low) / np.where(width > 0, width, 1.0) - 1.0
         return np.where(self.mask, np.clip(scaled, -1.0, 1.0), actions)
@@ -96,11 +96,11 @@ QUANTILES = ("q01", "q99")
 def read_statistics(
     folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
 ) -> dict[str, ActionStatistics]:
-    """Read each dataset's statistics from ``dataset_statistics.json``, else from ``norm_stats`` of config.json.
+    """Read each dataset's statistics from ``dataset_statistics.json`` or ``config.json``.
 
     A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
-    ``dataset_statistics.json``, so the latter wins. ``group`` is ``action``, or ``proprio`` for the state;
-    ``bounds`` names the lower and the upper bounds. Raises CheckpointError if both files are missing, or an entry
+    ``dataset_statistics.json``, which takes precedence. ``group`` is ``action``, or ``proprio`` for the state;
+    ``bounds`` names the lower and the upper bounds. Raises CheckpointError if there are no statistics, or an entry
     is damaged.
     """
     path = folder / "dataset_statistics.json"
@@ -117,9 +117,10 @@ def read_statistics(
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
-    """Return the statistics of dataset ``key``, which may be empty if the checkpoint has only one dataset.
+    """Return the statistics of dataset ``key``.
 
-    A LIBERO suite's plain name also finds ``{suite}_no_noops``, the name under which its filtered data was trained.
+    ``key`` may be empty if the checkpoint has only one dataset. A LIBERO suite's plain name also selects
+    ``{suite}_no_noops``, the filtered dataset used in training.
     """
     names = sorted(statistics)
     if not key:

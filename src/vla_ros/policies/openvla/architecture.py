@@ -1,15 +1,15 @@
-"""Reads the network's sizes from a checkpoint's ``config.json``. No torch here.
+"""Reads the network's sizes from a checkpoint's ``config.json``, without torch.
 
-The published files name their vision towers by timm identifiers; the shapes of the two that OpenVLA uses are known
-here. A checkpoint with other towers describes them in these entries, which published files lack:
+Published files name their vision towers by timm identifiers; this package knows the shapes of OpenVLA's two towers.
+A checkpoint with other towers or another vocabulary has these entries, which published files lack:
 
 ``vision_towers``
     A list with one object per tower (first ``featurizer``, then ``fused_featurizer``) whose keys are the fields
-    of :class:`TowerShape`. It takes the place of ``timm_model_ids``.
+    of :class:`TowerShape`. It replaces ``timm_model_ids``.
 ``empty_token_id``
-    The token that closes every prompt: 29871 in Llama-2's vocabulary, another one in smaller vocabularies.
+    The token that closes every prompt: 29871 in Llama-2's vocabulary, another token in smaller vocabularies.
 ``prompt_version``
-    ``v0.1`` or ``v0.2``, for checkpoints whose prompt does not follow from their language model.
+    ``v0.1`` or ``v0.2``, for checkpoints whose prompt version cannot be told from their language model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vla_ros.policies.checkpoint_files import read_json, whole
 from vla_ros.policies.openvla.preprocessor_config import normalization
 
 LLAMA2_EMPTY_TOKEN = 29871
-"""Llama-2's token for a lone space mark. OpenVLA was trained with it between the prompt and the action."""
+"""Llama-2's token for a lone space mark. OpenVLA was trained with this token between the prompt and the action."""
 
 PROMPT_VERSIONS = ("v0.1", "v0.2")
 
@@ -63,17 +63,17 @@ class Architecture:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Read and check ``folder/config.json``, and ``preprocessor_config.json`` where there is one.
+    """Read and check ``folder/config.json``, and ``preprocessor_config.json`` if it exists.
 
     Raises CheckpointError if a file is missing or damaged, or describes a network or image processing that this
     package does not support.
     """
     path, adapter = folder / "config.json", folder / "adapter_config.json"
     if adapter.exists() and not path.exists():
-        base = read_json(adapter).get("base_model_name_or_path") or "which its adapter_config.json does not name"
+        base = read_json(adapter).get("base_model_name_or_path") or "not named there"
         raise CheckpointError(
-            f"{folder}: a LoRA adapter (adapter_config.json) without its base model ({base}), and an adapter alone "
-            "is no checkpoint. Set policy.base to the base model's folder, and the adapter is merged while it loads"
+            f"{folder}: a LoRA adapter (adapter_config.json) without its base model ({base}), which it needs. "
+            "Set policy.base to the base model's folder; the adapter is then merged while the weights are loaded"
         )
     architecture = parse_architecture(read_json(path), path, folder.name)
     images = folder / "preprocessor_config.json"
@@ -86,9 +86,9 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
-    """Turn the content of a ``config.json`` into an :class:`Architecture`; errors as :func:`read_architecture`.
+    """Parse the content of a ``config.json``; raises the errors of :func:`read_architecture`.
 
-    ``path`` is for messages; the checkpoint's ``folder_name`` is a hint at the prompt version.
+    Messages name ``path``. The checkpoint's ``folder_name`` may contain the prompt version.
     """
     if config.get("model_type") != "openvla":
         other = policy_of(path.parent)
@@ -107,7 +107,7 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
     if not 0 <= empty < action_vocab:
         raise CheckpointError(
             f"{path}: the token {empty} that closes a prompt is outside the vocabulary of {action_vocab}; "
-            "a checkpoint with its own vocabulary names it as empty_token_id"
+            "a checkpoint with its own vocabulary must set empty_token_id"
         )
     return Architecture(
         towers=towers,
@@ -128,7 +128,7 @@ def _towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
     if len(towers) != expected:
         raise CheckpointError(
             f"{path}: {len(towers)} vision towers, but use_fused_vision_backbone="
-            f"{config.get('use_fused_vision_backbone')!r} means {expected}"
+            f"{config.get('use_fused_vision_backbone')!r} requires {expected}"
         )
     for tower in towers:
         if tower.image_size % tower.patch_size or tower.width % tower.heads:
@@ -193,7 +193,7 @@ def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:
     for name, bad in unsupported.items():
         if bad:
             raise CheckpointError(f"{path}: text_config.{name} is {text.get(name, rope)!r}, which is not supported")
-    # Absent entries mean transformers' defaults for Llama: published files store little more than the vocabulary.
+    # Absent entries have transformers' defaults for Llama: published files store little more than the vocabulary.
     hidden = whole(text, "hidden_size", 4096, path)
     heads = whole(text, "num_attention_heads", 32, path)
     if hidden % heads:

@@ -28,12 +28,12 @@ def make_engine(
     ops: Ops | None = None,
     encode: Encode | None = None,
 ) -> Engine:
-    """Return an engine over the weights of ``model``, which is loaded, not quantised and on its device.
+    """Return an engine that runs the weights of ``model``.
 
-    ``answer`` is the number of tokens to decode, ``drafts`` is ``policy.drafts``. With ``keep``, ``model`` stays
-    usable: dense weights are shared, and quantised weights are copies. Without it, the decoder's dense weights are
-    freed layer by layer. ``weights`` come from :func:`fill_quantized`. ``ops`` and ``encode`` default to the
-    device's.
+    ``model`` must be loaded, unquantised and on its device. ``answer`` is the number of tokens to decode;
+    ``drafts`` is ``policy.drafts``. With ``keep``, ``model`` stays usable: dense weights are shared, and quantised
+    weights are copies. Without ``keep``, the decoder's dense weights are freed layer by layer. ``weights`` are from
+    :func:`fill_quantized`. ``ops`` and ``encode`` default to those of the device.
     """
     size = model.architecture.image_size
     if weights is None:
@@ -55,10 +55,10 @@ def fill_quantized(
     quantization: str,
     progress: Progress = no_progress,
 ) -> DecoderWeights:
-    """Load the weights to ``device`` and quantise layer by layer, so that at most one layer is dense.
+    """Load the weights to ``device``; quantise one decoder layer at a time to save memory.
 
-    ``model`` is empty (:func:`~vla_ros.policies.openvla.loading.build_empty`); all but its decoder's layers can be
-    used afterwards. ``produce`` makes the tensors, and ``dtype`` is the type of all that is not quantised.
+    ``model`` is from :func:`~vla_ros.policies.openvla.loading.build_empty`; afterwards everything except its
+    decoder layers is usable. ``produce`` yields the tensors; unquantised parameters have the data type ``dtype``.
     """
     names = [name for name, _ in model.named_parameters()]
     for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):

@@ -17,7 +17,7 @@ from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.vocabulary import write_tokenizer
 
 Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]
-"""Dataset to ``{"action": {"q01": [...], "q99": [...], "mask": [...]}}``."""
+"""Maps a dataset to ``{"action": {"q01": [...], "q99": [...], "mask": [...]}}``."""
 
 
 def config_json(architecture: Architecture, statistics: Statistics, dtype: str) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def write_checkpoint(
     token_ids: dict[str, int],
     shards: int = 1,
 ) -> None:
-    """Write a complete checkpoint for :class:`~.policy.OpenVLAPolicy` to ``folder``, replacing an earlier one.
+    """Write a complete OpenVLA checkpoint to ``folder``, replacing an earlier checkpoint.
 
-    ``weights`` are named as the model's parameters and all of one type; ``token_ids`` are those of
+    ``weights`` have the names of the model's parameters and a single data type; ``token_ids`` come from
     :func:`~.vocabulary.word_ids`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,14 +84,14 @@ def write_checkpoint(
 
 
 def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce) -> tuple[int, int]:
-    """Write one safetensors file for each of ``parts``, and the index; return the number of tensors and bytes."""
+    """Write one safetensors file per part, and the index; return the tensor and byte counts."""
     index: dict[str, str] = {}
     size = 0
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         tensors = {name: tensor.contiguous() for name, tensor in produce(part)}
         save_file(tensors, str(folder / file), metadata={"format": "pt"})
-        shutil.copymode(folder / "config.json", folder / file)  # safetensors lets the owner alone read it
+        shutil.copymode(folder / "config.json", folder / file)  # safetensors makes it readable only by its owner
         index.update(dict.fromkeys(part, file))
         size += sum(tensor.nbytes for tensor in tensors.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})

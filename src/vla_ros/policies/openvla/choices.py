@@ -27,7 +27,7 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
 def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
 
-    nf4 and a non-default attention run on the reference path only, so they select it.
+    nf4 and a non-default attention run on the reference path only, so they select that path.
     """
     asked, weights = options.engine, options.quantization
     missing = _why_no_engine(options, device) if asked == "auto" else ""
@@ -35,10 +35,10 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     if engine == "graph" and weights == "nf4":
         raise ConfigError(
             "policy.quantization: nf4 is bitsandbytes' format, which only the reference path runs, and "
-            "policy.engine is graph; choose int4, the engine's 4 bits, or policy.engine:=reference"
+            "policy.engine is graph; choose int4, the engine's 4-bit format, or policy.engine:=reference"
         )
     if engine == "reference" and weights in ("int4", "fp8"):
-        instead = {"int4": "nf4, bitsandbytes' 4 bits", "fp8": "int8, or none"}[weights]
+        instead = {"int4": "nf4, bitsandbytes' 4-bit format", "fp8": "int8, or none"}[weights]
         raise ConfigError(
             f"policy.quantization: {weights} is the engine's format, and "
             f"{missing or 'policy.engine is reference'}; choose {instead}"
@@ -47,7 +47,10 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
 
 
 def _why_no_engine(options: CheckpointOptions, device: torch.device) -> str:
-    """Return why the engine's kernels cannot run; they need Triton and bfloat16 tensor cores (Ampere)."""
+    """Return why the engine's kernels cannot run, or an empty string.
+
+    They need Triton and bfloat16 tensor cores (Ampere).
+    """
     if device.type != "cuda":
         return f"the engine needs an NVIDIA GPU, policy.device is {device}"
     if options.attention != "sdpa":

@@ -18,7 +18,7 @@ from vla_ros.policies.weights import parameter_shapes
 
 M = TypeVar("M", bound=OpenVLAModel)
 
-# Stored in the published files though OpenVLA never runs them: norms and pooling after the last block, and the
+# Stored in the published files although OpenVLA never uses them: norms and pooling after the last block, and rotary
 # frequencies that older versions of transformers saved.
 _NEVER_RUN = re.compile(
     r"vision_backbone\.(fused_)?featurizer\.(norm|fc_norm|attn_pool|head)\."
@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
 def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: str = "none") -> OpenVLAModel:
     """Return the network on ``meta``, ready for :func:`~vla_ros.policies.weights.fill`.
 
-    ``quantize`` is ``none``, ``int8`` or ``nf4``, for the linear layers of the decoder.
+    ``quantize`` is the format of the decoder's linear layers: ``none``, ``int8`` or ``nf4``.
     """
     return empty(lambda: OpenVLAModel(architecture, attention), quantize)
 
@@ -45,7 +45,7 @@ def empty(make: Callable[[], M], quantize: str = "none") -> M:
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Compare the network's parameters with the stored tensors; CheckpointError names all that differ."""
+    """Compare parameters with stored tensors; raises CheckpointError if any differ."""
     source = f"{folder}: weights do not fit config.json"
     weights.check_weights(
         parameter_shapes(model), manifest, partial(never_run, architecture=model.architecture), source

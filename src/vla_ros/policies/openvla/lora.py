@@ -1,4 +1,4 @@
-"""Merges LoRA adapters, as peft saves them, into the base weights while these are read."""
+"""Merges LoRA adapters in peft's format into the base weights during loading."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files,
 FOLDER = "lora_adapter"
 
 Adapter = dict[str, tuple[Tensor, Tensor, float]]
-"""Parameter name to A [r, in], B [out, r] and scale."""
+"""Maps a parameter name to A [r, in], B [out, r] and the scale."""
 
 
 def merging(produce: Produce, adapter: Adapter) -> Produce:
-    """Return a function that yields the tensors of ``produce`` with the adapter merged in float32."""
+    """Return a function that yields the tensors of ``produce``, merged in float32."""
 
     def merged(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in produce(names):
@@ -34,20 +34,20 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def adapter_folder(folder: Path) -> Path:
-    """Return the adapter's folder: ``lora_adapter`` in the checkpoint, or the folder itself if it is an adapter."""
+    """Return the folder of the adapter: ``lora_adapter`` in ``folder``, or ``folder``."""
     for place in (folder / FOLDER, folder):
         if (place / "adapter_model.safetensors").exists():
             return place
     raise CheckpointError(
-        f"policy.base is set, but {folder} has no adapter_model.safetensors, neither in {FOLDER} nor itself"
+        f"policy.base is set, but neither {folder} nor its {FOLDER} has adapter_model.safetensors"
     )
 
 
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
-    """Read a LoRA adapter: parameter name to A, B and scale.
+    """Read a LoRA adapter.
 
     ``manifest`` lists the tensors of the base model. ``own_towers`` skips the vision towers, which FiLM checkpoints
-    store elsewhere. Raises CheckpointError if the adapter belongs to another base or its kind is not supported.
+    store elsewhere. Raises CheckpointError if the adapter has another base model or is of an unsupported kind.
     """
     path = folder / "adapter_config.json"
     config = read_json(path)
@@ -78,7 +78,7 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
 
 
 def adapter_scale(config: Mapping[str, object], rank: int) -> float:
-    """Return the factor of ``B @ A``, from an ``adapter_config.json``."""
+    """Return the factor of ``B @ A``; ``config`` is the content of ``adapter_config.json``."""
     alpha = config.get("lora_alpha", min(rank, 16))  # as in the published training code
     if not isinstance(alpha, (int, float)) or rank < 1:
         raise CheckpointError(

@@ -21,7 +21,7 @@ from vla_ros.policies.vision_tower import Mlp, VisionBackbone
 class Projector(Mlp):
     """Maps patch features [B, patches, vision_width] to the language model's embedding space.
 
-    Three layers after two towers, two layers after one, as the Prismatic models have it.
+    As in the Prismatic models, it has three layers after two towers and two layers after one tower.
     """
 
     def __init__(self, vision_width: int, llm_width: int, fused: bool) -> None:
@@ -43,14 +43,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Prefix:
-    """A prompt in its cache, with the tokens decoded after it."""
+    """A KV cache with a prompt and the tokens decoded after it."""
 
-    weights: DecoderWeights  # the decoder
-    cache: KVCache  # of this prompt alone
+    weights: DecoderWeights  # the decoder's weights
+    cache: KVCache  # keys and values of this prefix only
     length: int  # positions filled so far
 
     def end(self, batch: int) -> Tensor:
-        """The next position, int32 [B]."""
+        """Return the next position, int32 [B]."""
         return torch.full((batch,), self.length, dtype=torch.int32, device=self.weights.device)
 
 
@@ -58,8 +58,8 @@ class OpenVLAModel(nn.Module):
     """The whole network, in plain torch.
 
     The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. ``attention`` is ``eager``, ``sdpa`` or
-    ``flash_attention_2``; the towers support eager and SDPA, which uses its own flash kernel if available. With
-    ``film`` a mean text embedding modulates the towers' blocks.
+    ``flash_attention_2``; for the latter the towers use SDPA, which has its own flash kernel. With ``film``, a mean
+    text embedding modulates the towers' blocks.
     """
 
     def __init__(self, architecture: Architecture, attention: str = "sdpa", film: bool = False) -> None:
@@ -80,7 +80,7 @@ class OpenVLAModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of everything that is not quantised."""
+        """Data type of all unquantised weights."""
         return self.vision_backbone.featurizer.pos_embed.dtype
 
     def normalize(self, images: Tensor) -> Tensor:
@@ -88,19 +88,19 @@ class OpenVLAModel(nn.Module):
         return self.vision_backbone.normalize(images).to(self.dtype)
 
     def embed_image(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
-        """Embed normalised pixels as patches [B, patches, llm_width]; ``film`` as in the vision backbone."""
+        """Embed normalised pixels as patches [B, patches, llm_width]; ``film`` as for the vision backbone."""
         patches: Tensor = self.projector(self.vision_backbone(pixels, film))
         return patches
 
     def embed_sequence(self, patches: Tensor, input_ids: Tensor) -> Tensor:
-        """Embed BOS, patches [B, patches, llm_width] and the rest of a prompt, int64 [B, L], as one sequence."""
+        """Embed prompts, int64 [B, L], with patches [B, patches, llm_width] after BOS."""
         return decoder.embed_sequence(as_loaded(self.language_model), patches, input_ids)
 
     def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, Prefix]:
-        """Run prompts of one length: patches [B, patches, llm_width] and int64 [B, L] tokens.
+        """Run patches [B, patches, llm_width] and prompts of equal length, int64 [B, L].
 
-        ``room`` positions stay free in the cache for :meth:`greedy`. Returns the logits of the first action token
-        [B, vocab_size], and the prefix that :meth:`greedy` continues (and changes in place).
+        ``room`` positions stay free in the cache for :meth:`greedy`. Returns the logits [B, vocab_size] of the
+        first action token, and the prefix, which :meth:`greedy` extends in place.
         """
         weights, batch = as_loaded(self.language_model), len(input_ids)
         length = patches.shape[1] + input_ids.shape[1]
@@ -116,15 +116,15 @@ class OpenVLAModel(nn.Module):
         return Answer(torch.cat([token, tokens], dim=1), torch.cat([margin, margins], dim=1))
 
     def hidden_states(self, sequence: Tensor) -> Tensor:
-        """Return the last hidden states of embeddings [B, S, llm_width], with gradients."""
+        """Return the last layer's hidden states of embeddings [B, S, llm_width], with gradients."""
         return decoder.hidden_states(as_loaded(self.language_model), self.ops, sequence)
 
     def forward(self, pixels: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run all positions at once, without a cache and with gradients: for training and tests.
+        """Run all positions at once, with gradients and no cache, for training and tests.
 
-        From normalised pixels [B, 3 * towers, H, W] and int64 [B, L] tokens (BOS, prompt, then any action tokens)
-        to logits [B, L + patches, vocab_size], last hidden states [B, L + patches, llm_width] and patch embeddings
-        [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
+        Takes normalised pixels [B, 3 * towers, H, W] and tokens, int64 [B, L]: BOS, prompt, then any action tokens.
+        Returns logits [B, L + patches, vocab_size], last hidden states [B, L + patches, llm_width] and patch
+        embeddings [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
         """
         patches = self.embed_image(pixels)
         hidden = self.hidden_states(self.embed_sequence(patches, input_ids))

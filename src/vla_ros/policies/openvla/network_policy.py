@@ -1,4 +1,4 @@
-"""The base class of policies with OpenVLA's network: statistics, gripper convention, engine and fallback."""
+"""Base class for OpenVLA's network: statistics, gripper convention, engine, fallback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from vla_ros.types import ActionChunk, FloatArray, IntArray, UInt8Array
 logger = logging.getLogger(__name__)
 
 LONG_PROMPT = 80
-"""Tokens of a long prompt. Its graph is captured at the start: it answers while a better one is captured."""
+"""Tokens in a long prompt. Its graph is captured at load, and runs other prompts until theirs are captured."""
 
 NATIVE_GRIPPER = "0..1"
 """The gripper convention of Open X-Embodiment and LIBERO: 0 closed, 1 open."""
@@ -48,12 +48,12 @@ E = TypeVar("E", bound=Closes)
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A loaded checkpoint."""
+    """A loaded checkpoint with OpenVLA's network."""
 
     model: OpenVLAModel  # the reference network
     prompt: PromptEncoder  # encodes instructions as tokens
     bins: ActionBins  # converts tokens to normalised actions
-    statistics: ActionStatistics  # un-normalise actions
+    statistics: ActionStatistics  # bounds that un-normalise actions
 
     def close(self) -> None:
         """Free everything except the model."""
@@ -64,10 +64,10 @@ class PromptSession(Session):
     """One robot's encoded instruction."""
 
     instruction: str = ""
-    tokens: IntArray | None = field(default=None)  # int64 [L], its prompt on the host
+    tokens: IntArray | None = field(default=None)  # the prompt's tokens, int64 [L], on the host
 
     def encode(self, encoder: PromptEncoder, instruction: str) -> IntArray:
-        """Return the prompt of an instruction; encode only new instructions."""
+        """Return the prompt's tokens; only a new instruction is encoded."""
         if self.tokens is None or self.instruction != instruction:
             self.tokens, self.instruction = encoder.encode(instruction), instruction
         return self.tokens
@@ -78,7 +78,7 @@ class PromptRequest(Protocol):
 
     @property
     def prompt(self) -> IntArray:
-        """Int64 [L]."""
+        """The prompt's tokens, int64 [L]."""
 
 
 L = TypeVar("L", bound=LoadedNetwork)
@@ -107,11 +107,11 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
     @property
     def _base(self) -> Path:
-        """The folder with the network's weights: the checkpoint's, or ``policy.base`` below a LoRA adapter."""
+        """Folder of the network's weights: ``policy.base`` if set, else the checkpoint's."""
         return checkpoint_folder(self._network_options.base) if self._network_options.base else self.folder
 
     def _chosen(self, key: str, group: str = "action") -> ActionStatistics:
-        """Return one dataset's statistics: the checkpoint's own, or those of ``policy.base`` if it has none."""
+        """Return a dataset's statistics from the checkpoint, else from ``policy.base``."""
         own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
         return choose(self._statistics(own, group), key)
 
@@ -122,7 +122,10 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return read_statistics(folder, group, QUANTILES)
 
     def _runs_engine(self, where: Placement) -> bool:
-        """Return True for the engine, False for the reference path; ConfigError for options that do not fit."""
+        """Return True for the engine, False for the reference path.
+
+        Raises ConfigError if an option does not fit the others or the machine.
+        """
         check_attention(self._network_options.attention, where.device, where.dtype)
         return choose_engine(self._network_options, where.device) == "graph"
 
@@ -133,7 +136,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _fill(
         self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
     ) -> DecoderWeights | None:
-        """Load the weights into ``model``; return the decoder if the engine quantised it instead."""
+        """Load the weights into ``model``; return the decoder if the engine quantised it."""
         kind, dtype = self._network_options.quantization, getattr(torch, where.dtype)
         if self._runs_engine(where) and kind != "none":
             return fill_quantized(model, produce, where.device, dtype, kind, progress)
@@ -143,9 +146,10 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _kernels(
         self, model: OpenVLAModel, decoder: DecoderWeights | None, images: Sequence[UInt8Array], film: bool = False
     ) -> tuple[Ops | None, VisionEncoder | None]:
-        """Return operations and vision encoder that passed their checks; None for the device's own.
+        """Return checked operations and a checked vision encoder; None stands for the default.
 
-        ``decoder`` is the quantised decoder, whose answers cannot be compared with the reference path's.
+        Operations are checked only with a quantised ``decoder``, because its answers cannot be compared with the
+        reference path's.
         """
         if not self._network_options.self_test:
             return None, None
@@ -165,7 +169,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
             if self._network_options.engine != "auto" or not has_fallback or isinstance(error, DeviceLostError):
                 raise
             logger.warning(
-                "policy.engine: no engine, using the reference path, which is several times slower: %s. "
+                "policy.engine: the engine failed, using the reference path, which is several times slower: %s. "
                 "Set policy.engine:=reference to silence this warning",
                 error,
             )
@@ -173,9 +177,10 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return engine
 
     def _action(self, dimension: int, undeclared: str) -> tuple[Part, ...]:
-        """Return the parts of the action: delta and gripper for a single arm, otherwise ``features.action``.
+        """Return the parts of an action: delta and gripper if it has seven numbers, else none.
 
-        The gripper has the range declared by ``features.action``, or the form ``undeclared``.
+        The gripper has the range that ``features.action`` declares, or the form ``undeclared``. Without parts,
+        ``features.action`` must name them.
         """
         if dimension != PolicySpec.dimension:
             return ()
@@ -192,7 +197,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         stages: Mapping[str, float],
         **info: object,
     ) -> ActionChunk:
-        """Un-normalise a chunk [K, D]; ``tokens`` and ``margins`` are of actions decoded as tokens."""
+        """Un-normalise a chunk [K, D]; ``tokens`` is None if actions are not tokens."""
         started, loaded = time.perf_counter(), self.loaded
         if tokens is not None:
             info |= {"logit_margins": tuple(map(float, margins)), "outside_bins": loaded.bins.outside(tokens)}
@@ -207,7 +212,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         )
 
     def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
-        """Convert the gripper of actions [K, D] from 0 closed, 1 open to the range in :attr:`spec`."""
+        """Scale the gripper of actions [K, D], 0 closed to 1 open, to the range in :attr:`spec`."""
         column = self.spec.gripper
         if column is None or (ends := self.spec.action[-1].range) is None:
             return actions

@@ -1,4 +1,4 @@
-"""Options of OpenVLA: ``policy.*`` where ``policy.name`` is ``openvla``, and those it shares with ``oft``."""
+"""Options of OpenVLA (``policy.name: openvla``), and those shared with ``oft``."""
 
 from __future__ import annotations
 

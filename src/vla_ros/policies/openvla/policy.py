@@ -59,15 +59,15 @@ class OpenVLASession(PromptSession):
     draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:
-        """Forget the previous tokens."""
+        """Discard the draft."""
         self.draft = DraftState()
 
 
 class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
     """Decodes one action greedily from one image and an instruction.
 
-    ``info`` of a chunk has ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (tokens
-    that were no action tokens and got clipped) and ``prompt_tokens``.
+    A chunk's ``info`` has ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (number
+    of tokens that are not action tokens and are clipped) and ``prompt_tokens``.
     """
 
     Options = OpenVLAOptions
@@ -121,7 +121,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
     def _make_engine(self, loaded: Loaded, weights: DecoderWeights | None) -> Engine | None:
         """Return an engine that passed its tests, or None if ``auto`` falls back.
 
-        ``weights`` is the decoder if it is quantised: those exist in the engine's own format only.
+        ``weights`` is the quantised decoder, which only the engine can run, or None.
         """
         options, model, count = self._options, loaded.model, loaded.statistics.dimension
         images, prompt = two_images(*self.spec.processors[self._image_key].size), self._prompt(loaded)

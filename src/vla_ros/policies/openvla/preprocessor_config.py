@@ -19,7 +19,7 @@ _BICUBIC = (3, "bicubic")  # Pillow's number, or torchvision's name
 def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int) -> list[dict[str, Any]]:
     """Return ``mean`` and ``std`` of each tower; empty if the file does not state them.
 
-    CheckpointError names the key of an unsupported entry, its value and the expected one.
+    Raises CheckpointError if an entry is unsupported.
     """
     _require(path, "image_resize_strategy", config.get("image_resize_strategy", "resize-naive"), ("resize-naive",))
     _require(path, "tvf_do_letterbox", config.get("tvf_do_letterbox", False), (False, None))

@@ -14,7 +14,7 @@ from vla_ros.policies.tokenizers import find_file, read_tokenizer
 from vla_ros.types import IntArray
 
 Encode = Callable[[str], list[int]]
-"""Text to token ids, without BOS."""
+"""Encodes text as token ids, without BOS."""
 
 _VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -24,27 +24,30 @@ TEMPLATES = {
     "v0.1": _VICUNA_SYSTEM + " USER: What action should the robot take to {}? ASSISTANT:",
     "v0.2": "In: What action should the robot take to {}?\nOut:",
 }
-"""Prompt by version; ``{}`` is the instruction in lower case. Spaces and line breaks are part of the training."""
+"""Prompt templates by version; ``{}`` is the instruction. Spaces and line breaks are as in training."""
 
 
 def format_prompt(instruction: str, version: str) -> str:
-    """Return the prompt for ``instruction``, lower case, surrounding white space removed."""
+    """Return the prompt for ``instruction``, in lower case and stripped."""
     before, after = TEMPLATES[version].split("{}")
     return before + instruction.strip().lower() + after
 
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Turns an instruction into the token sequence of a checkpoint."""
+    """Encodes instructions as prompt tokens of a checkpoint."""
 
     encode_text: Encode
     version: str
     bos_token: int  # first token
-    empty_token: int  # last token, appended unless the prompt ends in it already (29871 in Llama-2's vocabulary)
+    empty_token: int  # last token, appended if the prompt does not end with it (29871 for Llama-2)
     max_tokens: int  # longest prompt that leaves room for patches and actions
 
     def encode(self, instruction: str) -> IntArray:
-        """Return int64 [L]: BOS, prompt, empty token; ConfigError if the instruction is empty or too long."""
+        """Return the tokens, int64 [L]: BOS, prompt, empty token.
+
+        Raises ConfigError if the instruction is empty or too long.
+        """
         if not instruction.strip():
             raise ConfigError("policy.instruction: empty; say what the robot should do")
         ids = close_prompt(
@@ -61,7 +64,7 @@ class PromptEncoder:
 def close_prompt(ids: list[int], empty_token: int) -> list[int]:
     """Append ``empty_token`` unless ``ids`` already end with it.
 
-    In training the action follows a single space token, which the tokenizer omits at the end of a prompt.
+    In training, the action follows a single space token, which the tokenizer omits at the end of a prompt.
     """
     return ids if ids and ids[-1] == empty_token else [*ids, empty_token]
 
@@ -69,7 +72,7 @@ def close_prompt(ids: list[int], empty_token: int) -> list[int]:
 def load_prompt_encoder(
     folder: Path, architecture: Architecture, version: str = "auto", reserved_tokens: int = 7
 ) -> PromptEncoder:
-    """Return the prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action."""
+    """Return a checkpoint's prompt encoder; ``reserved_tokens`` are kept for the action."""
     return PromptEncoder(
         encode_text=load_tokenizer(folder, architecture),
         version=architecture.prompt_version if version == "auto" else version,
@@ -80,7 +83,7 @@ def load_prompt_encoder(
 
 
 def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
-    """Return the tokenizer of ``folder``; raises CheckpointError if it does not fit the model."""
+    """Load the tokenizer in ``folder``; raises CheckpointError if it does not fit the model."""
     path = find_file(folder, ("tokenizer.json", "tokenizer.model"))
     if path is None:
         raise CheckpointError(f"{folder}: no tokenizer.json and no tokenizer.model; download the tokenizer's files")

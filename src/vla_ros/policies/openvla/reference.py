@@ -18,17 +18,17 @@ from vla_ros.types import FloatArray, IntArray, UInt8Array
 def answer(
     model: OpenVLAModel, image: UInt8Array, prompt: IntArray, count: int
 ) -> tuple[IntArray, FloatArray, dict[str, float]]:
-    """Decode ``count`` tokens greedily from an image, uint8 [H, W, 3] RGB, and int64 [L] tokens.
+    """Decode ``count`` tokens greedily from an RGB image, uint8 [H, W, 3], and a prompt.
 
-    Returns int64 [D] tokens, best minus second-best logit of each [D], and stages in milliseconds. Raises
-    NotFiniteError for NaN or Inf.
+    ``prompt`` is int64 [L]. Returns the tokens, int64 [count], their logit margins (best minus second-best) and the
+    duration of each stage in milliseconds. Raises NotFiniteError if a margin is NaN or Inf.
     """
     stages: dict[str, float] = {}
     began = time.perf_counter()
 
     def end(stage: str) -> None:
         if model.device.type == "cuda":
-            torch.cuda.current_stream(model.device).synchronize()  # the whole device would break a capture
+            torch.cuda.current_stream(model.device).synchronize()  # a device-wide wait would break a capture
         stages[stage] = 1e3 * (time.perf_counter() - began) - sum(stages.values())
 
     pixels = model.normalize(to_device(image, model.device))
@@ -62,7 +62,7 @@ def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
             "install a C++ compiler, or set policy.compile:=false"
         ) from error
     off = relative_error(found, expected)
-    if not off <= TOLERANCES[model.dtype].vision:  # NaN is wrong, too
+    if not off <= TOLERANCES[model.dtype].vision:  # also true for NaN
         raise ConfigError(
             f"policy.compile: the compiled vision towers differ by {off:.2g}; set policy.compile:=false"
         )
@@ -72,5 +72,5 @@ def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
 
 def to_device(image: UInt8Array, device: torch.device) -> Tensor:
     """Copy an image to the device as uint8 [1, H, W, 3]."""
-    # Copied (a few microseconds): views with negative strides and read-only arrays do not become tensors.
+    # A copy takes microseconds; torch accepts neither negative strides nor read-only arrays.
     return torch.from_numpy(image.copy())[None].to(device)

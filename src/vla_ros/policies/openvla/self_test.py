@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def check_engine(
     model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
-    """Compare the engine's answers with those of the reference path; the weights must not be quantised.
+    """Compare the engine's tokens with the reference path's, for unquantised weights.
 
     Raises EngineMismatchError if a token differs where the reference path has a clear margin.
     """
@@ -31,19 +31,19 @@ def check_engine(
         expected, margins, _ = answer(model, image, prompt, count)
         found = engine.answer([Request(image, prompt)])[0].tokens
         differing = np.flatnonzero(found != expected)
-        # After a near-tie that went the other way, all further tokens follow another prefix.
+        # Only the first difference counts, because later tokens follow another prefix.
         if differing.size and margins[differing[0]] > near:
             raise EngineMismatchError(
                 f"the engine decodes {found.tolist()}, the reference path {expected.tolist()}: token "
-                f"{differing[0]} differs though its logit is ahead by {margins[differing[0]]:.2g}"
+                f"{differing[0]} differs, although its logit leads by {margins[differing[0]]:.2g}"
             )
 
 
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
-    """Raise the engine's guard if its drafted logits differ more than usual with these weights.
+    """Raise the engine's guard if these weights make drafted logits differ more than usual.
 
-    The guards of :mod:`vla_ros.engine.tolerances` were measured on other weights. The tokens of each image are used
-    as drafts for every image.
+    The default guards in :mod:`vla_ros.engine.tolerances` were measured with other weights. The tokens decoded for
+    each image serve as drafts for all images.
     """
     if engine.options.drafts != "prefill":
         return
@@ -61,10 +61,11 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
 
 
 def check_resizing(engine: Engine, frame: RawImage) -> None:
-    """Compare the engine's processing of a camera image with the host's; warms up both.
+    """Check that the engine processes a camera image as the host does; warms up both.
 
-    With graphs, compares twice: without a graph, as for the first image of a size, and with it. Skips processors
-    without exact resampling steps, whose images the host resizes. Raises EngineMismatchError if a value differs.
+    With graphs, compares twice: without a graph, as for the first image of each size, and with a graph. Skips
+    processors without exact resampling steps, because the host resizes their images. Raises EngineMismatchError if
+    a value differs.
     """
     if not resizes(engine.weights.device, frame):
         return

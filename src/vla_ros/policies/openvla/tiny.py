@@ -1,6 +1,6 @@
 """Writes a small random checkpoint in the published layout, for tests and benchmarks.
 
-Its actions are meaningless, but depend on image and instruction like a real checkpoint's.
+Its actions are meaningless, but depend on image and instruction, as with a real checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATISTICS: Statistics = {
         }
     }
 }
-"""Steps of at most 2 cm and 0.05 rad: what a random model may do to an arm."""
+"""Limits each step of a random model to 2 cm and 0.05 rad."""
 
 
 def tiny_architecture(
@@ -41,10 +41,10 @@ def tiny_architecture(
     empty_token: int = LLAMA2_EMPTY_TOKEN,
     prompt_version: str = "v0.2",
 ) -> Architecture:
-    """Return the sizes of a small model with the two kinds of vision tower of the published models.
+    """Return the sizes of a small model with both kinds of vision tower.
 
-    Each tower stores ``vision_blocks`` blocks and runs all but the last. ``vocabulary`` counts the tokens without
-    ``padding``, of which the last 255 are actions; ``empty_token`` closes a prompt.
+    Each tower stores ``vision_blocks`` blocks and runs all but the last. ``vocabulary`` is the number of
+    tokens without ``padding``; the last 255 are action tokens. ``empty_token`` closes a prompt.
     """
     siglip = TowerShape(
         width=vision_width,
@@ -94,7 +94,7 @@ def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tenso
         elif name.endswith("embed_tokens.weight"):
             weights[name] = noise
         else:
-            # Sharp attention with large outputs: otherwise the prompt's last token alone decides.
+            # Attention is sharp, with large outputs; otherwise only the prompt's last token would matter.
             gain = 4.5 if name.endswith(("q_proj.weight", "o_proj.weight")) else 1.5
             weights[name] = noise * (gain / parameter[0].numel() ** 0.5)
     head = weights["language_model.lm_head.weight"]

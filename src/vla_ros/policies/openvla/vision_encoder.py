@@ -33,7 +33,7 @@ class VisionEncoder:
         self.model = model
         self.ops = make_tower_ops(model.device) if ops is None else ops
         towers = model.vision_backbone.towers
-        # The model's own normalisation of every byte as a look-up table: equal to the bit.
+        # The model's normalisation of each byte value, as a bit-identical look-up table.
         every = torch.arange(256, dtype=torch.uint8, device=model.device).view(1, 256, 1, 1).expand(-1, -1, -1, 3)
         self._table = model.normalize(every).view(len(towers), 3, 256).contiguous()
         self._prefixes = [tower.prefix() for tower in towers]
@@ -44,7 +44,7 @@ class VisionEncoder:
         self._side_streams: dict[int, torch.cuda.Stream] = {}
 
     def __call__(self, images: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
-        """Return [B, patches, llm_width]; ``film`` has each tower's modulations, or is empty."""
+        """Return [B, patches, llm_width]; ``film`` holds each tower's modulations, or is empty."""
         towers = self.model.vision_backbone.towers
         patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
         widths = [tower.shape.width for tower in towers]
@@ -66,9 +66,9 @@ class VisionEncoder:
 
     @contextmanager
     def _side_stream(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
-        """Open a second stream that starts after the current stream's work; the current stream waits for its end.
+        """Open a side stream that starts after the current stream's work, and join it at the end.
 
-        It waits even after an error, because the allocator reuses memory of both streams on the current one.
+        It is joined even after an error, because the allocator reuses both streams' memory on the current stream.
         """
         if device.type != "cuda" or len(self._prefixes) == 1:
             yield nullcontext()
@@ -87,13 +87,13 @@ class VisionEncoder:
 
 @torch.inference_mode()
 def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
-    """Compare the encoder with the reference path; EngineMismatchError means more than rounding."""
+    """Compare with the reference path; raises EngineMismatchError beyond rounding errors."""
     model = encoder.model
     bound = TOLERANCES[model.dtype].vision
     for image in images:
         batch = to_device(image, model.device)
         error = relative_error(encoder(batch), model.embed_image(model.normalize(batch)))
-        if not error <= bound:  # NaN is wrong, too
+        if not error <= bound:  # also true for NaN
             raise EngineMismatchError(
                 f"the engine's kernels for the vision towers differ from torch by {error:.2g}, at most {bound:.0e} "
                 "expected"

@@ -1,8 +1,8 @@
 """Writes a whole-word tokenizer in Llama-2's layout, for small checkpoints with their own vocabulary.
 
-Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, 3 to 258 the bytes, then the words; one further id is a single space
-and closes every prompt, as 29871 does in Llama-2. Words outside the vocabulary are spelled in bytes, so any text
-can be encoded.
+Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, ids 3 to 258 are the bytes, and the words follow. One further id is
+a single space, which closes every prompt, as 29871 does in Llama-2. Words outside the vocabulary are spelled in
+bytes, so any text can be encoded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TABLE_WORDS = (
 
 
 def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dict[str, int]:
-    """Return the id of every piece; each word has two, with and without the space mark before it.
+    """Return the id of every piece: each word with and without the space mark before it.
 
-    ``empty_token`` is the id of the lone space mark; the words must fit below it, or it must lie below them.
+    ``empty_token``, at least :data:`FIRST_WORD`, is the id of the lone space mark; the words' ids skip it.
     """
     ids = {"<unk>": 0, "<s>": 1, "</s>": 2}
     ids.update({f"<0x{byte:02X}>": 3 + byte for byte in range(256)})
@@ -54,7 +54,7 @@ def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dic
 
 
 def write_tokenizer(folder: Path, ids: dict[str, int]) -> None:
-    """Write the tokenizer of the pieces of :func:`word_ids`, with the two files that transformers also reads."""
+    """Write the tokenizer of the pieces ``ids``, and two files that transformers reads."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     # No merges: a word is one piece (ignore_merges) or its bytes.

@@ -1,9 +1,9 @@
-"""pi0 and pi0.5: openpi's and LeRobot's published checkpoints, without remote code.
+"""Runs the pi0 and pi0.5 checkpoints of openpi and LeRobot, without remote code.
 
-``architecture`` has the sizes, ``network`` and ``vision_tower`` the parameters, which :mod:`vla_ros.engine.flow`
-runs; ``tokenizer``, ``prompt``, ``normalization``, ``robots`` and ``processing`` prepare input and output;
-``checkpoint``, ``lerobot``, ``names``, ``loading`` and ``memory`` read a folder; ``inference`` and ``policy``
-combine these parts.
+``architecture`` has the sizes; ``network`` and ``vision_tower`` have the parameters, with which
+:mod:`vla_ros.engine.flow` computes; ``tokenizer``, ``prompt``, ``normalization``, ``robots`` and ``processing``
+prepare input and output; ``checkpoint``, ``lerobot``, ``names``, ``loading`` and ``memory`` read a folder;
+``inference`` and ``policy`` combine these parts.
 """
 
 from __future__ import annotations

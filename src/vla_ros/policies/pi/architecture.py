@@ -1,7 +1,7 @@
-"""Infers the sizes of pi0 and pi0.5 from the shapes of a checkpoint's tensors. No torch here.
+"""Infers the sizes of pi0 and pi0.5 from the shapes of a checkpoint's tensors, without torch.
 
-No file states the sizes reliably. No shape determines the number of heads of the vision tower: the published tower
-(So400m, 1152 wide) has 16, and a checkpoint with another tower states the number in ``architecture.json``
+No file states the sizes reliably. No tensor shape determines the vision tower's number of heads: the published
+tower (So400m, 1152 wide) has 16 heads. A checkpoint with another tower states the number in ``architecture.json``
 (``{"vision": {"heads": 4}}``), in its own folder or in one of the two folders above.
 """
 
@@ -19,17 +19,17 @@ from vla_ros.policies.checkpoint_files import read_json
 PI0 = "pi0"
 PI05 = "pi05"
 PROMPT_TOKENS: Mapping[str, int] = {PI0: 48, PI05: 200}
-"""Length to which each model's training truncated the prompt."""
+"""Tokens to which each model's training truncated the prompt."""
 
 SO400M = replace(TIMM_TOWERS["vit_so400m_patch14_siglip_224"], used_blocks=27)
-"""The published vision tower. Unlike OpenVLA's, all blocks and the final norm run."""
+"""The published vision tower. Unlike in OpenVLA's towers, all blocks and the final norm run."""
 
 SIGLIP = "paligemma_with_expert.paligemma.model.vision_tower.vision_model."
 PROJECTOR = "paligemma_with_expert.paligemma.model.multi_modal_projector.linear"
 PREFIX = "paligemma_with_expert.paligemma.model.language_model."
 EXPERT = "paligemma_with_expert.gemma_expert.model."
 EMBEDDINGS = (f"{PREFIX}embed_tokens.weight", "paligemma_with_expert.paligemma.lm_head.weight")
-"""Two names of one tied tensor. Files written with safetensors' ``save_model`` have the second one only."""
+"""Two names of one tied tensor. Files written with safetensors' ``save_model`` contain only the second."""
 
 
 GEMMA_2B = GemmaShape(width=2048, depth=18, mlp_width=16384)
@@ -46,30 +46,31 @@ class PiArchitecture:
     # Gemma over state and actions; layer i attends to the keys and values of prefix layer i.
     expert: GemmaShape = GEMMA_300M
     vocabulary: int = 257152  # rows of the embedding
-    action_dim: int = 32  # numbers that state and actions are padded to (32)
+    action_dim: int = 32  # length to which state and actions are padded (32)
     horizon: int = 50  # H, actions in one chunk
 
     @property
     def has_state_token(self) -> bool:
-        """True for pi0; pi0.5 reads the state in the prompt."""
+        """True for pi0; pi0.5 has the state in its prompt."""
         return self.model == PI0
 
 
 PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArchitecture(PI05)}
-"""The published sizes: what benchmarks build without a checkpoint."""
+"""The published sizes, with which benchmarks build a model without a checkpoint."""
 
 
 def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, folder: Path) -> PiArchitecture:
-    """Infer the sizes from the shapes of the stored tensors, by name without LeRobot's leading ``model.``.
+    """Infer the sizes from the shapes of the stored tensors.
 
-    ``horizon`` is H, which no tensor determines; ``folder`` may contain an ``architecture.json``. Raises
-    CheckpointError if the tensors are of neither model, or sizes are missing or contradict each other.
+    The names in ``shapes`` lack LeRobot's leading ``model.``. ``horizon`` is H, which no tensor determines.
+    ``folder`` may contain an ``architecture.json``. Raises CheckpointError if the tensors belong to neither model,
+    or if sizes are missing or contradict each other.
     """
     kinds = [kind for kind, mark in ((PI0, "state_proj.weight"), (PI05, "time_mlp_in.weight")) if mark in shapes]
     if len(kinds) != 1:
         raise CheckpointError(
             f"{folder}: found {'both' if kinds else 'neither'} of state_proj.weight (pi0) and time_mlp_in.weight "
-            "(pi0.5), expected one; the files are of another model or damaged"
+            "(pi0.5), expected exactly one; the files belong to another model or are damaged"
         )
 
     def shape(name: str, axes: int = 2) -> tuple[int, ...]:
@@ -109,8 +110,8 @@ def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, fold
     prefix, expert = gemma(PREFIX, shape(embedding)[1]), gemma(EXPERT, width)
     if (prefix.depth, prefix.heads, prefix.head_dim) != (expert.depth, expert.heads, expert.head_dim):
         raise CheckpointError(
-            f"{folder}: action expert {expert} and prefix {prefix} differ in layers, heads or head size, but one "
-            "attends to the keys of the other"
+            f"{folder}: action expert {expert} and prefix {prefix} differ in layers, heads or head size, but the "
+            "expert attends to the prefix's keys"
         )
     return PiArchitecture(kinds[0], vision, prefix, expert, shape(embedding)[0], action_dim, horizon)
 

@@ -1,8 +1,8 @@
 """Reads a checkpoint folder in either published layout.
 
-Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and does
-not describe robot, prompt or delta actions; a :class:`~vla_ros.policies.pi.robots.Robot` supplies them. LeRobot's
-layout has ``config.json``, two processor files and their statistics, and describes everything.
+Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, but does
+not describe robot, prompt or delta actions; a :class:`~vla_ros.policies.pi.robots.Robot` supplies these. LeRobot's
+layout has ``config.json``, two processor files and their statistics, which describe everything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PiCheckpoint:
     folder: Path  # the checkpoint's folder
     architecture: PiArchitecture  # sizes
     stored: Manifest  # its tensors
-    processing: Processing  # from images, state and instruction to the model's inputs, and back to actions
+    processing: Processing  # converts observations to the model's inputs, and its outputs to actions
     image_keys: tuple[str, ...]  # the policy's names of the images, in the model's order
     state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
     flow_steps: int = 10  # Euler steps that the checkpoint asks for
@@ -58,8 +58,9 @@ def read_checkpoint(
 ) -> PiCheckpoint:
     """Read everything in a checkpoint except its weights.
 
-    Openpi's layout requires ``robot`` or ``preset``; LeRobot's refuses ``robot`` and ignores ``preset``. ``asset``
-    is the folder below ``assets`` in place of the robot's own, for a fine-tune with statistics under another name.
+    Openpi's layout requires ``robot`` or ``preset``; LeRobot's refuses ``robot`` and ignores ``preset``. ``preset``
+    is the preset's robot. ``asset`` replaces the robot's folder below ``assets``, for a fine-tuned checkpoint whose
+    statistics have another name.
     """
     path = folder / "config.json"
     config = read_json(path)
@@ -70,7 +71,7 @@ def read_checkpoint(
     if layout == LEROBOT:
         if robot is not None or asset:
             raise ConfigError(
-                f"{folder}: LeRobot's layout states how its data was prepared; name no robot and no asset"
+                f"{folder}: LeRobot's layout states how its data was prepared; set no policy.robot or policy.asset"
             )
         processing = read_processing(folder, config, architecture)
         keys = tuple(name.removeprefix("observation.").removeprefix("images.") for name in processing.images)

@@ -33,7 +33,7 @@ class PiModel:
 
     architecture: PiArchitecture  # sizes
     engine: FlowEngine  # runs the network
-    processing: Processing  # of inputs and actions
+    processing: Processing  # converts inputs and actions
     tokenizer: Tokenizer  # text to ids
     trained_delay: int = 0  # longest delay of trained real-time chunking
 
@@ -51,9 +51,10 @@ class PiModel:
     ) -> FlowRequest:
         """Prepare one observation for the engine.
 
-        ``images`` maps keys to uint8 [H, W, 3] RGB, upright, or to camera images; optional images may be missing.
-        ``state`` is float [state_size] in the robot's units. ``noise`` is standard normal, float [H, action_dim],
-        or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or None.
+        ``images`` maps keys to upright RGB images, uint8 [H, W, 3], or to raw images; optional images may be
+        missing. ``state`` is float [state_size] in the robot's units. ``noise`` is standard normal, float [horizon,
+        action_dim], or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or
+        None.
         """
         sizes = self.architecture
         if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
@@ -77,10 +78,10 @@ def make_engine(
     keep: bool = True,
     jacobian: bool = False,
 ) -> FlowEngine:
-    """Return an engine over the weights of a loaded ``network``.
+    """Return an engine that runs the weights of a loaded ``network``.
 
     ``quantization`` of the prefix is ``none`` or ``fp8``; without ``keep``, each parameter is freed once it is
-    quantised. ``runner`` and ``ops`` default to the device's.
+    quantised. ``runner`` and ``ops`` default to those of the device.
     """
     device, size = network.device, network.architecture.vision.image_size
     model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
@@ -118,9 +119,9 @@ def load_model(
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
-    ``flow_steps`` 0 and an empty ``tokenizer`` mean the checkpoint's. ``dtype`` is the data type of the matrices,
-    ``quantization`` applies to the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient of
-    their error.
+    If ``flow_steps`` is 0 or ``tokenizer`` is empty, the checkpoint's are used. ``dtype`` is the data type of the
+    matrices; ``quantization`` (``none`` or ``fp8``) applies to the prefix. With ``jacobian``, chunks are guided by
+    the gradient of their error.
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)

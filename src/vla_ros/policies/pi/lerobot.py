@@ -28,8 +28,7 @@ STEPS = {
 def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
     """Read how a LeRobot checkpoint prepares its inputs and converts its actions.
 
-    Raises CheckpointError if files or statistics are missing, contradict each other, or require unsupported
-    features.
+    Raises CheckpointError if files or statistics are missing or contradictory, or require unsupported features.
     """
     path = folder / "config.json"
     kind = architecture.model
@@ -37,7 +36,7 @@ def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArc
         raise CheckpointError(f"{path}: type is {config['type']}, but the weights are those of {kind}")
     wrong = [name for name in UNSUPPORTED if config.get(name)]
     if wrong:
-        raise CheckpointError(f"{path}: {wrong} are set, which is not supported here")
+        raise CheckpointError(f"{path}: {wrong} are set, but not supported")
     resolution = list(config.get("image_resolution", ()))
     if resolution != [architecture.vision.image_size] * 2:
         raise CheckpointError(
@@ -80,7 +79,7 @@ def _size(features: Mapping[str, Any], name: str, path: Path, limit: int) -> int
     shape = features.get(name, {}).get("shape")
     if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
         raise CheckpointError(
-            f"{path}: {name} has the shape {shape}, expected one of at most {limit}; found {sorted(features)}"
+            f"{path}: {name} has the shape {shape}, expected at most {limit} numbers; found {sorted(features)}"
         )
     return int(shape[0])
 
@@ -111,10 +110,10 @@ def _normalization(
 ) -> Normalization:
     step = steps.get(step_name)
     if step is None:
-        raise CheckpointError(f"{folder / file}: no step {step_name}, so nothing says how to normalise {feature}")
+        raise CheckpointError(f"{folder / file}: no step {step_name}, which defines the normalisation of {feature}")
     mode = _options(steps, step_name).get("norm_map", {}).get(kind, "IDENTITY")
     if mode not in FORMS:
-        raise CheckpointError(f"{folder / file}: {kind} is normalised by {mode}, supported are {sorted(FORMS)}")
+        raise CheckpointError(f"{folder / file}: {kind} is normalised by {mode}, expected one of {sorted(FORMS)}")
     if mode == "IDENTITY":
         return make_normalization("none", {}, feature, lerobot=True)
     name = step.get("state_file")
@@ -137,7 +136,7 @@ def _delta(
     size: int,
     path: Path,
 ) -> tuple[bool, ...]:
-    """Return True for each number of an action that is relative to the measured state; empty if none is."""
+    """Return which action dimensions are relative to the measured state; empty if none are."""
     step = _options(before, "relative_actions_processor")
     said = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),
@@ -149,7 +148,9 @@ def _delta(
     if not step.get("enabled"):
         return ()
     if state_size < size:
-        raise CheckpointError(f"{path}: {size} relative actions, but the state has {state_size} numbers")
+        raise CheckpointError(
+            f"{path}: {size} action dimensions are relative, but the state has {state_size} dimensions"
+        )
     tokens = [str(token).lower() for token in step.get("exclude_joints") or () if token]
     names = [str(name).lower() for name in step.get("action_names") or ()][:size]
     mask = [not any(token in name for token in tokens) for name in names]

@@ -1,4 +1,4 @@
-"""Loads the weights of both layouts: LeRobot's names are openpi's with ``model.`` in front."""
+"""Loads weights in both layouts; LeRobot's names are openpi's with a leading ``model.``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(pr
 """Parameters that stay float32 in a bfloat16 model, as in openpi."""
 
 Manifest = Mapping[str, StoredTensor]
-"""Stored tensors by openpi's name."""
+"""Stored tensors by openpi's names."""
 
 
 def read_stored(folder: Path) -> dict[str, StoredTensor]:
@@ -36,7 +36,7 @@ def read_stored(folder: Path) -> dict[str, StoredTensor]:
 def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) -> Parts:
     """Compare the parameters with the stored tensors, and return the parts of each parameter.
 
-    CheckpointError names missing or unexpected tensors, wrong shapes and types.
+    Raises CheckpointError if tensors are missing or unexpected, or have the wrong shape or type.
     """
     parts = parameter_parts(architecture, stored)
     weights.check_weights(
@@ -44,7 +44,7 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
         stored,
         never_run(architecture).match,
         f"{folder}: the weights are not those of {architecture.model} (LoRA adapters must be merged first; files "
-        "that LeRobot wrote before October 2025 must be converted by a newer one)",
+        "that LeRobot wrote before October 2025 must be converted by a newer version)",
     )
     return parts
 
@@ -67,7 +67,7 @@ def fill(
 
 
 def stacked(parts: Parts, stored: Manifest) -> Produce:
-    """Return a function that yields parameters, their parts stacked along the first axis."""
+    """Return a function that yields parameters, stacked from their parts on the first axis."""
 
     def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         owner = {part.name: name for name in names for part in parts[name]}

@@ -27,7 +27,7 @@ def plan_memory(
     """Estimate the memory of a model for one robot, before loading.
 
     ``parts`` are from :func:`~vla_ros.policies.pi.names.parameter_parts`. ``quantization`` has no effect: the dense
-    weights are loaded first, and determine the peak.
+    weights are loaded first and determine the peak.
     """
     torch_dtype = getattr(torch, dtype)
     item = torch_dtype.itemsize
@@ -45,7 +45,7 @@ def plan_memory(
     towers += cameras * 2 * vision.heads * vision.patches**2 * item
     prefill = tokens * (8 * prefix.width + 4 * prefix.mlp_width) * item + 2 * prefix.heads * tokens**2 * item
     working = max(towers, prefill)
-    if device.startswith("cuda"):  # the host converts stored tensors, so loading needs no memory here
+    if device.startswith("cuda"):  # the host converts stored tensors, so loading needs no more
         return MemoryPlan(weights, cache, working + 256_000_000)
     largest = max(prod(part.shape) for group in parts.values() for part in group)
     return MemoryPlan(weights, cache, max(working, largest * 4) + 32_000_000)

@@ -1,4 +1,4 @@
-"""Maps the parameters of the network to the tensors of a checkpoint, by openpi's names."""
+"""Maps the network's parameters to a checkpoint's tensors, by openpi's names."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _RENAMES = (
     (r"\.gate_up", ".mlp.{gate,up}_proj"),
     (r"(\.\d+)\.down", r"\1.mlp.down_proj"),
 )
-"""Applied in this order. Tensors with names in braces are stacked along the first axis."""
+"""Substitutions, applied in this order. Tensors whose names are in braces are stacked along the first axis."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One stored tensor of a parameter; several are stacked along the first axis."""
+    """A stored tensor; the parts of a parameter are stacked along the first axis."""
 
     name: str  # openpi's name
     shape: tuple[int, ...]  # as stored
 
 
 Parts = dict[str, tuple[Part, ...]]
-"""Each parameter of :class:`~vla_ros.policies.pi.network.PiNetwork` with its parts."""
+"""Maps each parameter of :class:`~vla_ros.policies.pi.network.PiNetwork` to its parts."""
 
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
@@ -62,15 +62,15 @@ def _parts(name: str, shape: tuple[int, ...], architecture: PiArchitecture) -> t
     gemma = architecture.prefix  # the expert has the same heads
     is_gemma_attention = first == "q" and not name.startswith("vision.")
     rows = gemma.kv_heads * gemma.head_dim if is_gemma_attention else shape[0] // (1 + len(others))
-    sizes = {first: shape[0] - rows * len(others), **dict.fromkeys(others, rows)}  # the prefix ends without queries
+    sizes = {first: shape[0] - rows * len(others), **dict.fromkeys(others, rows)}  # the prefix may lack queries
     return tuple(Part(f"{stem}{one}{end}", (count, *shape[1:])) for one, count in sizes.items() if count)
 
 
 def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
     """Return a pattern for stored tensors that no action depends on.
 
-    These are the expert's head, the second name of the embedding, the prefix's final norm, and the prefix's last
-    layer except keys and values.
+    These are the expert's head, the embedding under its other name, the prefix's final norm, and the prefix's last
+    layer except its keys and values.
     """
     last = architecture.prefix.depth - 1
     tail = r"self_attn\.[qo]_proj\.weight|mlp\.\w+\.weight|post_attention_layernorm\.weight"

@@ -1,6 +1,6 @@
 """The parameters of pi0 and pi0.5, and the model that :mod:`vla_ros.engine.flow` runs with them.
 
-Query, key and value are one matrix, gate and up another; the loader stacks them.
+Query, key and value form one matrix, gate and up another; the loader stacks them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vla_ros.policies.pi.vision_tower import SiglipTower
 
 MIN_PERIOD, MAX_PERIOD = 0.004, 4.0
 CAMERAS = 8
-"""Most cameras that the rotary tables have positions for."""
+"""Maximum number of cameras for which the rotary tables have positions."""
 
 
 class RmsNorm(nn.Module):
@@ -49,17 +49,17 @@ class AdaptiveNorm(nn.Module):
         self.dense = nn.Linear(width, 3 * width)
 
     def parts(self, condition: Tensor) -> Tensor:
-        """Return scale (plus 1), shift and gate [times, 3, width] for conditions [times, width]."""
+        """Return 1 + scale, shift and gate [times, 3, width] for conditions [times, width]."""
         parts: Tensor = self.dense(condition).unflatten(-1, (3, -1))
         parts[:, 0] += 1.0
         return parts
 
 
 class GemmaParameters(nn.Module):
-    """The parameters of one Gemma.
+    """The parameters of one Gemma network.
 
-    ``adaptive`` norms (pi0.5's expert) depend on the time. With ``keys_only`` (the prefix) the last layer has only
-    keys and values, and there is no final norm.
+    With ``adaptive`` (pi0.5's expert), the norms depend on the flow time. With ``keys_only`` (the prefix), the last
+    layer has only keys and values, and there is no final norm.
     """
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
@@ -75,10 +75,10 @@ class GemmaParameters(nn.Module):
     def gemma(
         self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none", keep: bool = True
     ) -> Gemma:
-        """Return the weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
+        """Return the weights for :mod:`vla_ros.engine.gemma`, with the norms of each condition.
 
-        Weights are the parameters themselves; with ``fp8`` all but the output projections are quantised copies.
-        Without ``keep``, each parameter is freed once it is quantised.
+        The weights are the parameters themselves; with ``fp8``, all but the output projections are quantised
+        copies. Without ``keep``, each parameter is freed once it is quantised.
         """
         layers: list[Any] = list(self.layers)
         names = ("input_norm", "post_norm")
@@ -192,9 +192,10 @@ def make_flow(
     quantization: str = "none",
     keep: bool = True,
 ) -> FlowModel:
-    """Precompute everything that depends on the flow time: embeddings, time MLPs and all modulations.
+    """Build the engine's model; precompute everything that depends only on the flow time.
 
-    ``summed`` is as for :func:`euler_times`; without ``keep``, each parameter is freed once it is quantised.
+    This includes time embeddings, time MLPs and all modulations. ``summed`` is as for :func:`euler_times`; without
+    ``keep``, each parameter is freed once it is quantised.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
@@ -206,7 +207,7 @@ def make_flow(
     action_in, action_bias = network.action_in_proj.weight, network.action_in_proj.bias[None]
     mlp = state = None
     if architecture.has_state_token:
-        # Two linear layers without anything between are one; the time is the second one's bias.
+        # Two consecutive linear layers equal one; the time becomes part of its bias.
         condition, first = embedded[:1], network.action_time_mlp_in
         weight, time_weight = torch.split(first.weight.double(), width, dim=1)
         action_bias = embedded[:-1].double() @ time_weight.T + weight @ action_bias[0].double() + first.bias
@@ -233,8 +234,8 @@ def make_flow(
 def euler_times(steps: int, summed: bool) -> list[float]:
     """Return the flow times of the Euler steps as float32 values: 1.0, 0.9, ... for ten steps.
 
-    With ``summed`` the step size is added in float32, as in openpi; otherwise it is multiplied, as in LeRobot. The
-    difference moves actions by up to 1e-4, because the time embedding has high frequencies.
+    With ``summed``, the step size is added up in float32, as in openpi; otherwise it is multiplied by the step's
+    number, as in LeRobot. This changes actions by up to 1e-4, because the time embedding has high frequencies.
     """
     delta = np.float32(-1.0 / steps)
     times = [np.float32(1.0)]
@@ -244,7 +245,7 @@ def euler_times(steps: int, summed: bool) -> list[float]:
 
 
 def time_embedding(time: float, width: int) -> Tensor:
-    """Embed the time: float32 [width], sines then cosines of ``width / 2`` periods.
+    """Embed a time as float32 [width]: sines, then cosines, of ``width / 2`` periods.
 
     Computed in float64, as openpi and LeRobot do on a CPU or CUDA device.
     """

@@ -21,14 +21,14 @@ LEROBOT_EPS = 1e-8
 class Normalization:
     """Normalises one feature.
 
-    Numbers beyond the statistics pass unchanged, and statistics beyond the numbers are ignored. Nothing is clipped.
-    The order of operations follows the published code: a state at ``q01`` is exactly -1 and falls into the first
-    bin of the prompt, not below it.
+    Dimensions without statistics are unchanged, and surplus statistics are ignored. Values are not clipped. The
+    order of operations is that of the published code, so that a state at ``q01`` becomes exactly -1 and falls into
+    the first bin of the prompt, not below it.
     """
 
     offset: Array  # [N], mean or 1st percentile
-    forward: Array  # [N], standard deviation or range, with an epsilon; divides
-    back: Array  # [N], multiplies on the way back; LeRobot's z-score leaves its epsilon out there
+    forward: Array  # [N], divisor in normalize: standard deviation or range, with an epsilon
+    back: Array  # [N], factor in unnormalize; without the epsilon for LeRobot's z-score
     quantile: bool = False  # True maps the range to [-1, 1]
 
     def normalize(self, values: Array) -> Array:
@@ -54,8 +54,9 @@ def make_normalization(
 ) -> Normalization:
     """Make the normalisation of one feature from its statistics.
 
-    ``z_score`` needs ``mean`` and ``std``, ``quantile`` ``q01`` and ``q99``. ``where`` names file and feature in
-    messages; ``lerobot`` selects LeRobot's epsilons and float32 instead of openpi's and float64.
+    ``form`` is ``none``, ``z_score`` (needs ``mean`` and ``std``) or ``quantile`` (needs ``q01`` and ``q99``).
+    ``where`` names the file and the feature in messages. ``lerobot`` selects LeRobot's epsilons and float32 instead
+    of openpi's epsilons and float64.
     """
     dtype: Any = np.float32 if lerobot else np.float64
     if form == "none":

@@ -1,4 +1,4 @@
-"""Options of pi0 and pi0.5: ``policy.*`` where ``policy.name`` is ``pi``."""
+"""Options of pi0 and pi0.5 (``policy.name: pi``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES = ("guided", "jacobian", "trained")
 
 @dataclass(frozen=True)
 class PiOptions(NetworkOptions):
-    """Options only pi0 and pi0.5 have."""
+    """Options that only pi0 and pi0.5 have."""
 
     robot: str = option(
         "",

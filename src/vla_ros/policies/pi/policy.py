@@ -1,4 +1,4 @@
-"""pi0 and pi0.5 behind the package's :class:`~vla_ros.policies.base.Policy`."""
+"""pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
 from __future__ import annotations
 
@@ -57,15 +57,16 @@ class PiSession(Session):
     answered: int = 0  # chunks since the episode began; part of the next noise seed
 
     def reset(self) -> None:
-        """Start again with the first noise."""
+        """Restart the sequence of noise seeds."""
         self.answered = 0
 
 
 class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
     """Samples a chunk of actions from images, state and an instruction.
 
-    With openpi's layout, images and state vectors have the names that openpi's own server takes from this robot
-    (``observation/image``); with LeRobot's, those of its ``config.json`` without ``observation.`` and ``images.``.
+    With openpi's layout, images and state vectors have the names that openpi's own server expects from this robot
+    (``observation/image``); with LeRobot's layout, the names in ``config.json`` without ``observation.`` and
+    ``images.``.
     """
 
     Options = PiOptions
@@ -82,7 +83,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         return _spec(self._read())
 
     def start_session(self) -> PiSession:
-        """Start a session at the first noise of ``policy.seed``."""
+        """Start a session whose noise is seeded by ``policy.seed``."""
         return PiSession(self._options.seed)
 
     def _read(self) -> PiCheckpoint:
@@ -124,7 +125,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         self.spec = _spec(opened)
 
     def _warm_up(self, batch: int) -> bool:
-        """Capture graphs for a typical prompt and for the longest, which serves other lengths at first."""
+        """Capture graphs for a typical and the longest prompt; the latter serves others at first."""
         processing, engine = self.loaded.processing, self.loaded.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length

@@ -1,7 +1,7 @@
-"""Turns images, state and instruction into the model's inputs, and chunks into the robot's actions.
+"""Converts observations to the model's inputs, and chunks to the robot's actions.
 
-Pure functions over arrays; no torch. The order is that of training: robot conversion, normalisation, prompt,
-padding. On the way back: un-normalisation of state and actions, absolute actions, robot conversion.
+All functions are pure and need no torch. Inputs are processed in the order of training: robot conversion,
+normalisation, prompt, padding. Chunks are un-normalised, made absolute and converted for the robot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_line
 
 @dataclass(frozen=True)
 class Processing:
-    """Preparation of the inputs and actions, as in the checkpoint's training."""
+    """Prepares inputs and actions as in the checkpoint's training."""
 
     images: tuple[str, ...]  # keys in the model's order
     optional_images: tuple[str, ...]  # keys of images that may be missing
@@ -38,16 +38,17 @@ class Processing:
     action_size: int  # numbers in its actions
     state: Normalization  # normalisation of the state
     actions: Normalization  # normalisation of the actions
-    delta: tuple[bool, ...] = ()  # True if an action is relative to the state; empty for none
-    # True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
+    delta: tuple[bool, ...] = ()  # True for action dimensions relative to the state; empty if none are
+    # True adds the measured state to relative actions (LeRobot); False adds it normalised and un-normalised
+    # (openpi).
     raw_state: bool = False
     adapt: bool = False  # True converts ALOHA's joints and grippers
     summed_times: bool = True  # as for :func:`~vla_ros.policies.pi.network.euler_times`
 
     def prepared_images(self, images: Mapping[str, UInt8Array | RawImage], size: int) -> list[Any]:
-        """Return the present images in the model's order; camera images are returned unchanged.
+        """Return the present images in the model's order; raw images are returned unchanged.
 
-        Processed images are resized to [size, size, 3], uint8 or float32 in [0, 1].
+        Other images are resized to [size, size, 3], uint8 or float32 in [0, 1].
         """
         resize: Callable[..., NDArray[Any]] = resize_with_pad if self.antialias else resize_with_pad_linear
         present = [images[key] for key in self.images if key in images]
@@ -90,9 +91,9 @@ class Processing:
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
     """Apply the settings that no file of a checkpoint states; ``auto`` changes nothing.
 
-    ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints trained with LeRobot before 0.5;
-    ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that were trained with one and
-    saved with the other.
+    ``prompt_state`` (pi0.5) is ``none``, ``as_is``, or ``padded`` for checkpoints trained with LeRobot before 0.5.
+    ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that were trained with one library
+    and saved by the other.
     """
     form, antialias = processing.prompt, processing.antialias
     return replace(

@@ -18,14 +18,14 @@ BINS = 256
 
 @dataclass(frozen=True)
 class PromptForm:
-    """Form of a checkpoint's prompts in training."""
+    """Format of a checkpoint's prompts in training."""
 
-    length: int  # tokens including BOS; longer prompts lose their end
+    length: int  # maximum tokens including BOS; longer prompts are truncated
     # ``none``: the instruction and a line break. ``as_is``: pi0.5's sentence with the state's numbers. ``padded``:
-    # the same, zeros up to ``padded_state`` included, as LeRobot before 0.5.0 trained.
+    # the same, with the state padded with zeros to ``padded_state``, as in LeRobot before 0.5.0.
     state: str = "none"
-    clean: bool = True  # True strips the instruction and replaces underscores and line breaks by spaces
-    padded_state: int = 32  # numbers of a padded state
+    clean: bool = True  # True strips the instruction and replaces underscores and line breaks with spaces
+    padded_state: int = 32  # length of a padded state
 
 
 def state_bins(state: Array) -> IntArray:

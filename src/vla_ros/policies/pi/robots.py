@@ -24,17 +24,17 @@ _ARM = (True,) * 6 + (False,)
 
 @dataclass(frozen=True)
 class Robot:
-    """A robot as in openpi's training."""
+    """A robot as configured in openpi's training."""
 
-    name: str  # as presets name it
-    asset: str  # folder below ``assets`` that has its statistics
+    name: str  # as in presets
+    asset: str  # folder below ``assets`` with its statistics
     images: tuple[str, ...]  # keys in the model's order
     state: int  # numbers in the state
     actions: int  # numbers in one action
-    optional_images: tuple[str, ...] = ()  # those that may be missing; the model leaves them out
-    # Model to a flag for each number of an action: True if it is relative to the state. No entry means none is.
+    optional_images: tuple[str, ...] = ()  # keys of images that may be missing
+    # For each model, True for action dimensions relative to the state. A model without an entry has none.
     delta: Mapping[str, tuple[bool, ...]] = field(default_factory=lambda: _NO_DELTA)
-    adapt: bool = False  # True if joints and grippers are converted to the space of openpi's own ALOHA arms
+    adapt: bool = False  # True if joints and grippers are converted to openpi's convention for ALOHA
     prompt_state: bool = True  # False if pi0.5 was trained without the state in its prompt
     # Names of the images in openpi's server.
     image_keys: tuple[str, ...] = ("observation/image", "observation/wrist_image")
@@ -87,12 +87,12 @@ ROBOTS: Mapping[str, Robot] = {
 def find_robot(name: str) -> Robot:
     """Find a robot by name."""
     if name not in ROBOTS:
-        raise ConfigError(f"robot: found {name!r}, openpi's checkpoints are known for {sorted(ROBOTS)}")
+        raise ConfigError(f"policy.robot: found {name!r}, expected one of {sorted(ROBOTS)}")
     return ROBOTS[name]
 
 
 def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    """Add ``state`` to the numbers of actions [..., D] where ``mask`` is True."""
+    """Add ``state`` to actions [..., D], in the dimensions where ``mask`` is True."""
     result = np.array(actions)
     chosen = np.flatnonzero(mask)
     result[..., chosen] += state[chosen]
@@ -104,18 +104,18 @@ def subtract_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Arra
     return add_state(actions, -state, mask)
 
 
-# ALOHA. Two arms of six joints and a gripper each. Some joints of openpi's arms turn the other way, and their
-# gripper is an angle where ALOHA's runtime has a fraction of the finger's travel.
+# ALOHA has two arms with six joints and a gripper each. In openpi's convention, some joints turn the other way, and
+# a gripper is an angle, where ALOHA's runtime has a fraction of the finger's travel.
 _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2, dtype=np.float64)
 _GRIPPERS = [6, 13]
 _FINGER_CLOSED, _FINGER_OPEN = 0.01844, 0.05800  # metres
 _ARM_LENGTH, _HORN_RADIUS = 0.036, 0.022  # metres
-_ANGLE_CLOSED, _ANGLE_OPEN = 0.5476, 1.6296  # radians, what the model calls 0 and 1
+_ANGLE_CLOSED, _ANGLE_OPEN = 0.5476, 1.6296  # radians, 0 and 1 for the model
 _JOINT_CLOSED, _JOINT_OPEN = -0.6213, 1.4910  # radians, the gripper joint's range in ALOHA's runtime
 
 
 def aloha_state(state: Array) -> Array:
-    """Convert ALOHA's state [..., 14] to the convention of openpi's arms."""
+    """Convert ALOHA's state [..., 14] to openpi's convention."""
     result = state * _SIGNS
     finger = result[..., _GRIPPERS] * (_FINGER_OPEN - _FINGER_CLOSED) + _FINGER_CLOSED
     sine = (_HORN_RADIUS**2 + finger**2 - _ARM_LENGTH**2) / (2 * _HORN_RADIUS * finger)
@@ -125,9 +125,9 @@ def aloha_state(state: Array) -> Array:
 
 
 def aloha_actions(actions: Array) -> Array:
-    """Convert actions [..., 14] of openpi's arms for ALOHA's runtime; not the inverse of :func:`aloha_state`.
+    """Convert actions [..., 14] from openpi's convention to that of ALOHA's runtime.
 
-    In actions the gripper is the joint's command; in the state it is a measured width.
+    This is not the inverse of :func:`aloha_state`: the gripper is a joint command here, but a measured width there.
     """
     result = actions * _SIGNS
     angle = result[..., _GRIPPERS] + _ANGLE_CLOSED

@@ -1,9 +1,9 @@
 """Real-time chunking: a new chunk continues the chunk that is being executed.
 
-*Guided* (any checkpoint): each flow step pulls the chunk towards the rest of the previous one, by the error
-itself as in LeRobot. *Jacobian*: by the gradient of the squared error, as in the paper (arXiv 2506.07339).
-*Trained* (pi0.5 checkpoints trained for it): the first actions are fixed to the previous ones, and their time is
-0 in every step.
+*Guided* (any checkpoint): each flow step pulls the chunk towards the rest of the previous chunk in proportion to
+the error, as in LeRobot. *Jacobian*: the same along the gradient of the squared error, as in the paper (arXiv
+2506.07339). *Trained* (pi0.5 checkpoints trained for it): the first actions are fixed to the previous ones, and
+their time is 0 in every step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class RealTimeChunk:
     previous: Array  # float [T, A], normalised: the T actions not executed yet, A numbers each
     delay: int  # d, actions that will have been executed when the new chunk arrives
     mode: str = "guided"  # one of :data:`~vla_ros.policies.pi.options.MODES`
-    execution_horizon: int = 10  # where guidance ends, at most T; trained has no guidance
+    execution_horizon: int = 10  # action at which guidance ends, at most T; unused if trained
     schedule: str = "LINEAR"  # how the weight falls between ``delay`` and the end
-    max_guidance_weight: float = 10.0  # limit of the correction's factor
+    max_guidance_weight: float = 10.0  # maximum factor of the correction
 
     def continuation(self, horizon: int, numbers: int, max_delay: int) -> Continuation:
-        """Return the engine's input for chunks [H, numbers].
+        """Return the engine's input for chunks [horizon, numbers].
 
         ``max_delay`` is the longest delay in the checkpoint's training; 0 if it was not trained to continue chunks.
         Raises ConfigError if the model cannot continue the previous chunk.
@@ -42,12 +42,12 @@ class RealTimeChunk:
                 f"RTC: the previous actions have shape {list(shape)}, expected [1 to {horizon}, 1 to {numbers}]"
             )
         if not np.isfinite(self.previous).all():
-            raise ConfigError("RTC: the previous actions hold NaN or Inf")
+            raise ConfigError("RTC: the previous actions contain NaN or Inf")
         limit = min(max_delay, shape[0], horizon - 1) if is_trained else horizon
         if not 0 <= self.delay <= limit:
             trained = f" (the checkpoint was trained for at most {max_delay})" if is_trained else ""
             raise ConfigError(f"RTC: a delay of {self.delay} actions, expected 0 to {limit}{trained}")
-        # Missing numbers are 0, the mean of the data.
+        # Padding is 0, the mean of the data.
         previous = np.pad(self.previous, [(0, horizon - shape[0]), (0, numbers - shape[1])])
         if is_trained:
             return Continuation(previous, np.zeros(horizon), given=self.delay)
@@ -55,7 +55,7 @@ class RealTimeChunk:
 
 
 def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
-    """Return the weights of the guidance, float64 [H]: 1 follows the previous action, 0 is free."""
+    """Return the weights of the guidance, float64 [H]: 1 follows the previous action, 0 ignores it."""
     end = min(rtc.execution_horizon, len(rtc.previous), horizon)
     start = min(rtc.delay, end)
     weights = np.zeros(horizon)

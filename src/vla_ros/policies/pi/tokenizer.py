@@ -13,7 +13,10 @@ FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
 
 def find_tokenizer(folder: Path, chosen: str = "") -> Path:
-    """Find the tokenizer: ``chosen`` (a file or folder), else in the checkpoint or its ``tokenizer/``."""
+    """Find the tokenizer's file in the folder ``chosen``, or if empty, in the checkpoint.
+
+    The subfolder ``tokenizer`` is searched, too; ``chosen`` may also be the file itself.
+    """
     base = Path(chosen).expanduser() if chosen else folder
     found = base if base.is_file() else find_file(base, FILES) or find_file(base / "tokenizer", FILES)
     if found is None:
@@ -25,7 +28,10 @@ def find_tokenizer(folder: Path, chosen: str = "") -> Path:
 
 
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """Read a tokenizer with ``vocabulary`` pieces and PaliGemma's control tokens; else raise CheckpointError."""
+    """Read a tokenizer.
+
+    Raises CheckpointError unless it has ``vocabulary`` pieces and PaliGemma's control tokens.
+    """
     tokenizer = read_tokenizer(path)
     if tokenizer.size != vocabulary or tokenizer.special != SPECIAL:
         raise CheckpointError(
@@ -35,5 +41,5 @@ def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
         )
     line_break = tokenizer.encode("\n")
     if len(line_break) != 1:
-        raise CheckpointError(f"{path}: a line break is {line_break}, expected one piece as in PaliGemma's")
+        raise CheckpointError(f"{path}: a line break is {line_break}, expected one piece as for PaliGemma")
     return tokenizer

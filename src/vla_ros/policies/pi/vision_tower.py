@@ -1,4 +1,4 @@
-"""The SigLIP tower of pi0 and pi0.5: OpenVLA's with all blocks, a final norm and the tanh form of GELU."""
+"""The SigLIP tower of pi0 and pi0.5, with all blocks, a final norm and GELU's tanh form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, VisionTower
 
 
 class SiglipTower(VisionTower):
-    """Outputs the patches of the last block after the final norm.
+    """Returns the last block's patches after the final norm.
 
     Patches and positions are embedded in float32 even if the blocks are bfloat16.
     """
