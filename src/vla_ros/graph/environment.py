@@ -69,7 +69,8 @@ class DdsEnvironment:
                 f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANT_INDEX}</MaxAutoParticipantIndex>"
             )
             if self.range == "LOCALHOST":
-                # Announce often: ROS processes that only listen to multicast discover it only this way.
+                # Announce often: ROS processes that only listen to multicast can discover this participant only
+                # through its announcements.
                 general += "<AllowMulticast>false</AllowMulticast>"
                 discovery += "<SPDPInterval>1s</SPDPInterval>"
                 peers.insert(0, "localhost")
@@ -89,7 +90,7 @@ class DdsEnvironment:
             "<WhcAdaptive>false</WhcAdaptive></Watermarks>"
         )
         # Match endpoints by type name only, as the ROS middlewares do: Lyrical's type information differs from
-        # that of this participant. The numbers are the vendors Cyclone (1.16) and eProsima (1.15).
+        # this participant's. The numbers are the vendors Cyclone (1.16) and eProsima (1.15).
         compatibility = "<IgnoreTypeInformation>1.16,1.15</IgnoreTypeInformation>"
         return (
             f"<CycloneDDS><Domain><General>{general}</General><Discovery>{discovery}</Discovery>"

@@ -175,7 +175,7 @@ class MessageTypes:
             return found
         if name not in self._store.fielddefs:
             raise VlaRosError(
-                f"message type '{name}' is unknown to the definitions of ROS 2 {self.distro}; write it as "
+                f"message type '{name}' is not in the definitions of ROS 2 {self.distro}; write it as "
                 "pkg/msg/Type, or source a ROS 2 installation that has it"
             )
         constants, raw_fields = self._store.fielddefs[name]

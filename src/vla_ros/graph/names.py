@@ -39,7 +39,7 @@ def check_absolute(name: str, kind: str = "topic") -> str:
     else:
         for token in name[1:].split("/"):
             if not _TOKEN.fullmatch(token):
-                wrong = f"'{token}' may have only letters, digits and underscores, and no digit first"
+                wrong = f"'{token}' must consist of letters, digits and underscores and not begin with a digit"
     if wrong:
         raise ConfigError(f"{kind} name '{name}' is not valid: {wrong}")
     return name

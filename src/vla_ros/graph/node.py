@@ -61,7 +61,7 @@ class RawSubscription(Protocol):
     """A subscription created by :attr:`Vocabulary.subscribe_raw`."""
 
     def poll(self) -> None:
-        """Run the callback for waiting messages on this thread, which need not be the one that spins."""
+        """Run the callback for waiting messages on this thread; the graph may spin on another."""
 
     def destroy(self) -> Any:
         """Destroy the subscription."""

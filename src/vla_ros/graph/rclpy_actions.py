@@ -11,7 +11,7 @@ from rclpy.task import Future
 
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED
 
-_LAST_WORDS = 1.0  # s
+_LAST_WORDS = 1.0  # s to send results before the server is destroyed
 _ROUNDS = 10
 
 
@@ -44,7 +44,7 @@ class RclpyActionServer:
         deadline, rounds = time.monotonic() + _LAST_WORDS, _ROUNDS
         ended = [goal for goal in self._goals.values() if goal.ended.done()]
         while ended and rounds and time.monotonic() < deadline:
-            rounds -= not self._goals  # a later task sends the result
+            rounds -= not self._goals  # the result is sent by a task that runs later
             try:
                 self._node.executor.spin_once(timeout_sec=0.01)
             except Exception:  # within a callback, or after a shutdown

@@ -21,7 +21,7 @@ from launch.events.process import ProcessExited
 from launch import Action, LaunchContext
 from vla_ros.graph.launcher import wait_for_end
 
-_PATIENCE = 8.0  # s; `docker stop` waits for 10
+_PATIENCE = 8.0  # s; `docker stop` waits for 10 s
 _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 

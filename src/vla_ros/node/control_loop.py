@@ -297,14 +297,14 @@ class ControlLoop:
             late = self._clock.steady() - self._limiter.planned_due
             schedule.load(answer.chunk, request.position, rested=late > 0.5 * self._limiter.period)
             if not schedule.left:
-                refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
+                refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it arrived")
         if refused is not None:
             schedule.reset()
             raise refused
         return answer
 
     def _tick(self) -> bool:
-        """Wait for the frame with which the simulation requests the next step of the plan (lockstep)."""
+        """Wait for the frame by which the simulation, in lockstep, requests the next step of the plan."""
         if not self._frames.wait(_PATIENCE) or (frame := self._frames.waiting()) is None:
             return False
         self._frames.use(frame)

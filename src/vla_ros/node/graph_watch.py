@@ -101,7 +101,7 @@ class GraphWatch:
             # Allowed nodes are known only by name, so wait for the name.
             rival = [each for each in claimants if each.name or not self._allowed or self._again(each.pid)]
             rival = [each for each in rival if each.name not in self._allowed]
-            known = {each.name for each in rival} | ({""} if rival else set())  # an unnamed publisher is a rival's
+            known = {each.name for each in rival} | ({""} if rival else set())  # unnamed: a rival's publisher
             found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
             found = {gid: node for gid, node in found.items() if node not in known}
             found = {gid: node for gid, node in found.items() if node or self._again(gid) or at_once}

@@ -18,7 +18,7 @@ TYPES = {
 }
 """Action types for each of ``config.GRIPPER_ACTIONS``, by the suffix appended to ``topics.gripper``."""
 
-_CHANGE = 0.02  # smallest change that is a new goal, as a share of the stroke; at its ends every change is
+_CHANGE = 0.02  # smallest change that sends a goal, as a share of the stroke; changes to an end always do
 _RETRY = 1.0  # s; pause after a failed goal
 _PERIOD = 0.02  # s
 _FRANKA_SPEED = 0.1  # m/s; the action server requires a speed
@@ -94,7 +94,7 @@ class GripperGoals:
                 effort=[effort] if effort else [],
             )
             return "", self._types[""].Goal(command=command)
-        width, speed = 2 * position, speed or _FRANKA_SPEED  # the position is that of one of the two fingers
+        width, speed = 2 * position, speed or _FRANKA_SPEED  # the position belongs to one of the two fingers
         if not effort or position != self._gripper.closed_position:
             return "/move", self._types["/move"].Goal(width=width, speed=speed)
         # Whatever is between the fingers counts as grasped.

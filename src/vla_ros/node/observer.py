@@ -106,7 +106,7 @@ class Observer:
             raise ImageError(f"{self._topics[index]}: {error}") from None
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
-        """Return the images [T, H, W, 3]; those already processed for an earlier step are reused."""
+        """Return the images [T, H, W, 3]; images processed for an earlier step are reused."""
         return np.stack([self._image(index, one) for one in past])
 
     def _image(self, index: int, past: Past) -> UInt8Array:

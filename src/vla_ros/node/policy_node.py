@@ -332,7 +332,7 @@ class PolicyNode:
             self._telemetry.changed()
 
     def _hold(self) -> None:
-        """Send a hold at the newest joint states, including those that a busy graph thread has not read yet."""
+        """Send a hold at the newest joint states, including messages that a busy graph thread has not read yet."""
         if self._stepper is None:
             return
         try:

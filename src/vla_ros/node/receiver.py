@@ -117,7 +117,7 @@ class StateReceiver:
         # In lockstep a simulation resets its arm between episodes, faster than any limit.
         lockstep = config.control.lockstep
         self._arms = {arm.name: arm for arm in controller.arms}
-        self.topics: dict[str, list[str]] = {}  # topic to the arms that it covers
+        self.topics: dict[str, list[str]] = {}  # the arms covered by each topic
         for options in config.arms:
             self.topics.setdefault(options.joint_states, []).append(options.name)
         several = len(controller.arms) > 1  # then each message covers its own arm's joints

@@ -117,7 +117,7 @@ def _value(node: Any, name: str) -> Any:
 def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
     """Apply the parameters to ``base``, all or none.
 
-    Without ``everything`` only live options are allowed, because the node is configured.
+    Without ``everything``, for a configured node, only live options are allowed.
     """
     known = entries(base)
     wanted: Mapping[str, Any] = {
@@ -130,7 +130,7 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
     fixed = [name for name in wanted if not everything and not known[name].option.live]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change while the node is configured; go back first: "
+            f"{', '.join(fixed)} cannot change while the node is configured; unconfigure it first: "
             "ros2 lifecycle set NODE deactivate, then cleanup"
         )
     return build(wanted, base)

@@ -8,7 +8,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
 TYPE = "moveit_msgs/srv/ServoCommandType"
-_TWIST = 1  # of the request's command_type
+_TWIST = 1  # value of the request's command_type
 _PERIOD = 0.1  # s
 _RETRY = 1.0  # s; after a call that was refused or not answered
 
@@ -36,6 +36,6 @@ class Servo:
     def _on_answer(self, done: Any) -> None:
         self.is_ready = bool(done.result().success)
         if self.is_ready:
-            self._context.logger.info(f"{self.name}: MoveIt Servo takes twists")
+            self._context.logger.info(f"{self.name}: MoveIt Servo accepts twist commands")
         else:
-            self._context.throttled.log("servo", f"{self.name}: MoveIt Servo refuses to take twists")
+            self._context.throttled.log("servo", f"{self.name}: MoveIt Servo refuses twist commands")

@@ -17,7 +17,7 @@ from typing import IO
 from vla_ros.control.outcome import FrameOutcome
 from vla_ros.errors import ConfigError
 
-_WAITING = 4096  # lines
+_WAITING = 4096  # lines that may wait for the disk
 
 
 class FrameTrace:

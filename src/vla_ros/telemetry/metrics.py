@@ -19,7 +19,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ImportError as error:
     raise MissingDependencyError(
-        f"node.metrics_port: prometheus_client does not import ({error}); run `pip install 'vla_ros[metrics]'`, or "
+        f"node.metrics_port: prometheus_client fails to import ({error}); run `pip install 'vla_ros[metrics]'`, or "
         "set 0 for no endpoint"
     ) from error
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from vla_ros.types import FloatArray
 
-_STALLED = 1.5  # periods between two commands
-_FEWEST = 8  # accelerations for a meaningful ratio
+_STALLED = 1.5  # periods between two commands that are a stall
+_FEWEST = 8  # fewest accelerations that give a meaningful ratio
 _QUANTILE = 99
 
 

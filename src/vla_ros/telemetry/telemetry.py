@@ -31,7 +31,7 @@ from vla_ros.telemetry.resources import gpu_memory, process_resources
 from vla_ros.telemetry.stats import Stats
 from vla_ros.vision.messages import IMAGE_TYPES, encode_image
 
-_DEBUG_PERIOD = 0.2  # s; an image for people
+_DEBUG_PERIOD = 0.2  # s; the debug image is for people
 
 
 class Telemetry:

@@ -28,7 +28,7 @@ from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 _INFO = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 _TOPIC = "ros_discovery_info"
 _WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
-# All participants write one instance of the topic, so a KEEP_LAST reader would keep only one of their samples.
+# All participants write the same instance of the topic, so a KEEP_LAST reader would keep only one sample.
 _READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
 
 PUBLISHERS, SUBSCRIPTIONS = 0, 1

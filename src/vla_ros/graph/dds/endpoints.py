@@ -42,7 +42,7 @@ class DdsPublisher:
             cdr = self._types.serialize(msg)
         else:
             raise VlaRosError(
-                f"{self.topic_name} takes {self.msg_type.TYPE} or its bytes, found {type(msg).__name__}"
+                f"{self.topic_name} expects {self.msg_type.TYPE} or its bytes, found {type(msg).__name__}"
             )
         # The lock keeps destroy() from deleting the writer in the middle of a write.
         with self._lock:

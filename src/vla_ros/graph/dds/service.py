@@ -54,7 +54,7 @@ class _End(Inbox):
         """Return the header and message."""
         begin = _CDR_HEADER + _REQUEST_HEADER
         if len(cdr) < begin:
-            raise VlaRosError(f"{self.srv_name}: found {len(cdr)} bytes; at least {begin} are expected")
+            raise VlaRosError(f"{self.srv_name}: found {len(cdr)} bytes, expected {begin} or more")
         message = self._participant.types.deserialize(cdr[:_CDR_HEADER] + cdr[begin:], cls)
         return cdr[_CDR_HEADER:begin], message
 
