@@ -135,7 +135,7 @@ def with_mock_hardware(description: str, homes: Mapping[str, float], interface: 
 
 
 def _installed(source: str) -> str:
-    """Return the path of a file of example-robot-data, or "" if the package is not installed."""
+    """Return the content of a file of example-robot-data, or "" if the package is not installed."""
     try:
         known = files("example-robot-data") or []
     except PackageNotFoundError:

@@ -11,7 +11,7 @@ from vla_ros.policies.wiggle import offset
 from vla_ros.types import FloatArray
 
 _LATEST = 1.0  # s; the path may start this long before or after the first measured motion
-_GRID = 0.01  # s; step of the search for the best delay
+_GRID = 0.01  # s; spacing of the path's points and of the delays to try
 
 
 @dataclass(frozen=True)
