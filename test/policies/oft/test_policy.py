@@ -89,15 +89,15 @@ def _statistics(change):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_with_code, "holds more than tensors"),
-        (_bare_pickle, "holds more than tensors"),
+        (_with_code, "contains objects other than tensors"),
+        (_bare_pickle, "contains objects other than tensors"),
         (_two_heads, "expected one action_head"),
         (_narrow, "proprio_projector.fc2.weight is"),
         (_other_width, "action_head.fc2.weight is"),
         (_noise_head, "without its projector"),
         (_statistics(lambda entry: entry.pop("proprio")), "proprio of '.*': no"),
         (_statistics(lambda entry: entry["proprio"].update(q01=[0.0], q99=[1.0])), "takes 8 numbers"),
-        (lambda folder: component(folder, "action_head").write_bytes(b"PK"), "not readable|more than tensors"),
+        (lambda folder: component(folder, "action_head").write_bytes(b"PK"), "not readable|other than tensors"),
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "missing shards"),
     ],
 )

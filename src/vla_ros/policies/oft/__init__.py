@@ -1,7 +1,7 @@
-"""OpenVLA-OFT: OpenVLA's network, which returns a whole chunk from one bidirectional pass.
+"""OpenVLA-OFT: OpenVLA's network, returning a whole chunk from one bidirectional pass.
 
 ``checkpoint`` reads the published files, ``network`` extends OpenVLA's network, ``inference`` runs the network, and
-``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package needs no torch.
+``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads OpenVLA-OFT checkpoints as published: shards, component files, LoRA adapters; merges in float32.
+"""Reads published OpenVLA-OFT checkpoints: shards, component files and LoRA adapters.
 
-Component files (``action_head--150000_checkpoint.pt``) are pickles. Only torch's weights-only reader opens them; it
-refuses everything but tensors. A folder that ``vla-ros convert`` wrote has safetensors alone.
+Adapters are merged in float32. Component files (``action_head--150000_checkpoint.pt``) are pickles; only torch's
+weights-only reader opens them, which refuses anything other than tensors. A folder written by ``vla-ros convert``
+contains only safetensors.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Weights:
     """Every tensor of a checkpoint under its parameter name."""
 
     manifest: dict[str, StoredTensor]  # shape and type of each tensor
-    loaded: dict[str, Tensor]  # tensors that are already in memory: of components, merged adapters
-    adapter: lora.Adapter = field(default_factory=dict)  # to merge when a tensor is read
+    loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
+    adapter: lora.Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
     predicts_noise: bool = False  # True if a component file declares a diffusion head
 
     @property
     def produce(self) -> Produce:
-        """Yields tensors by name, with adapters merged."""
+        """A function that yields tensors by name, with the adapter merged."""
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
@@ -48,12 +49,12 @@ class Weights:
 
 
 def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
-    """Find all tensors of a checkpoint, reading headers and the component files.
+    """Find all tensors of a checkpoint; reads the shards' headers and the component files.
 
     ``base`` is the folder of the base model into which the checkpoint's LoRA adapter is merged; None if the shards
     are merged already, as in published checkpoints. Without ``towers``, the vision towers of a FiLM checkpoint are
-    skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged, duplicated or
-    contains more than tensors, or if an adapter does not fit.
+    skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged or duplicated,
+    or contains anything other than tensors, or if an adapter does not fit.
     """
     manifest = read_manifest(base or folder)
     loaded: dict[str, Tensor] = {}
@@ -95,8 +96,9 @@ def layout_of(
 ) -> Layout:
     """Derive a checkpoint's layout from its tensors, and check that the tensors fit together.
 
-    ``images`` is the number of images, ``chunk`` K, ``action`` D by the statistics; messages name ``folder``.
-    Raises CheckpointError if a component is missing or has another width than the network or the statistics.
+    ``images`` is the number of images, ``chunk`` is K, and ``action`` is D according to the statistics. Raises
+    CheckpointError, which names ``folder``, if a component is missing or does not fit the network or the
+    statistics.
     """
     shapes = {name: stored.shape for name, stored in weights.manifest.items()}
     width = architecture.llm.hidden_size
@@ -138,7 +140,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UnpicklingError as error:
         raise CheckpointError(
-            f"{file}: holds more than tensors and is not opened, because that could run code "
+            f"{file}: contains objects other than tensors and is not opened, because that could run code "
             f"({str(error).strip().splitlines()[0]})"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
@@ -149,7 +151,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
 
 
 def merged_towers(tensors: Mapping[str, Tensor], file: Path, config: Mapping[str, object]) -> dict[str, Tensor]:
-    """Merge the adapters of a FiLM checkpoint's vision towers; return tensors by parameter name.
+    """Merge the adapters of FiLM vision towers; return the tensors by parameter name.
 
     ``config`` is the content of ``adapter_config.json``, or empty.
     """

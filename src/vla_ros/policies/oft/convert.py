@@ -1,6 +1,6 @@
 """Writes an OpenVLA or OpenVLA-OFT checkpoint as safetensors only, with adapters merged.
 
-Merged weights are stored in float32, others in their own type. Tokenizer, statistics and configuration are copied.
+Merged weights are stored in float32; others keep their type. Tokenizer, statistics and configuration are copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, int]:
-    """Write ``folder`` to ``output``, which must be empty; returns the number of tensors and their bytes."""
+    """Convert ``folder`` to ``output``, which must be empty or missing.
+
+    Returns the number of tensors and their bytes.
+    """
     from vla_ros.policies.checkpoint_files import checkpoint_folder
     from vla_ros.policies.oft.checkpoint import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture

@@ -1,4 +1,4 @@
-"""Runs OpenVLA-OFT over static buffers: as CUDA graphs on the engine, or in plain torch without padding."""
+"""Runs OpenVLA-OFT on static buffers: as CUDA graphs, or in plain torch without padding."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ END_TOKEN = 2
 """``</s>``, which follows the placeholders."""
 
 Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
-"""Uint8 images [N, H, W, 3] and each tower's modulations (FiLM) to patch embeddings [N, patches, width]."""
+"""Encodes uint8 images [N, H, W, 3], with each tower's modulations (FiLM), as embeddings [N, patches, width]."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """The chunk for one observation."""
 
-    normalized: FloatArray  # float64 [K, D]; of a discrete checkpoint undefined
+    normalized: FloatArray  # float64 [K, D]; undefined for a discrete checkpoint
     tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None
     margins: FloatArray  # best minus second-best logit of each token; empty without tokens
     stages_ms: dict[str, float] = field(
@@ -47,13 +47,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkRequest:
-    """One observation as the network takes it."""
+    """The network's inputs for one observation."""
 
-    # Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
+    # Main camera first: all processed, uint8 [H, W, 3] each, or all raw.
     images: Sequence[UInt8Array | RawImage]
     prompt: IntArray  # int64 [L]: BOS, prompt, closing token
-    state: NDArray[np.floating] | None = None  # [P], normalised; None without one
-    noise: NDArray[np.floating] | None = None  # [K, D], where denoising starts; None without a diffusion head
+    state: NDArray[np.floating] | None = None  # [P], normalised; None if the network takes no state
+    noise: NDArray[np.floating] | None = None  # [K, D], initial sample; None without a diffusion head
 
 
 class StepBuffers:
@@ -101,7 +101,7 @@ class StepBuffers:
         self.repeats = [1, owner.steps] if diffusion else [1]
 
     def capture(self, runner: Runner) -> None:
-        """Replace the stages by graphs."""
+        """Replace the stages with captured graphs."""
         with torch.inference_mode():
             self.stages = [runner.capture(stage) for stage in self.stages]
             if self.film:
@@ -126,7 +126,7 @@ class StepBuffers:
 
     def _whole(self) -> None:
         runner = self._owner.runner
-        with runner.beside():  # the towers leave room for small work
+        with runner.beside():  # in parallel with the towers, which do not fill the GPU
             known = self._known()
         self._encode()
         runner.join()
@@ -176,8 +176,8 @@ class StepBuffers:
 class ChunkInference(GraphEngine[int, StepBuffers]):
     """Infers chunks in one bidirectional pass, or one pass per denoising step.
 
-    Not thread-safe. The decoder is ``weights``; that of ``model`` may be empty. Sequences are padded to multiples
-    of ``bucket_step``; 1 pads none.
+    Not thread-safe. The decoder's weights are ``weights``; the decoder in ``model`` may be empty. Sequences are
+    padded to multiples of ``bucket_step``; 1 disables padding.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         layout, most = model.layout, weights.shape.max_positions
         self.patches, self.steps = layout.images * model.architecture.patches, steps
         self.fixed = self.patches + layout.extras
-        answer = layout.slots + 2  # the placeholders, </s>, and what Buckets leaves out for a last token
+        answer = layout.slots + 2  # placeholders, </s>, and one that Buckets subtracts for a last token
         self._padded = bucket_step > 1
         if self._padded:
             buckets = Buckets.up_to(self.fixed, answer, most, bucket_step)
@@ -209,7 +209,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         self._plans: dict[tuple[int, int], Plan] = {}
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
-        """Capture graphs for prompts of these lengths in tokens; raises ConfigError if one is too long."""
+        """Capture graphs for prompts of these token counts; raises ConfigError if one is too long."""
         self._capture(batch, prompts)
 
     def answer(self, asked: ChunkRequest) -> Chunk:
@@ -221,8 +221,8 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
     def answer_all(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
         """Answer observations of several robots in one pass, or one by one if :attr:`batches` is False.
 
-        Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
-        allowed) and DeviceLostError.
+        Raises ConfigError if a prompt is too long, NotFiniteError if a chunk contains NaN or Inf, OutOfMemoryError
+        (the call may be retried) or DeviceLostError.
         """
         with self._running():
             parts = [asked] if self.batches else [[one] for one in asked]
@@ -230,7 +230,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
 
     @property
     def batches(self) -> bool:
-        """True if several observations can share a pass; False with FiLM, whose towers depend on the text."""
+        """True if several observations can share a pass; False with FiLM, as the towers then depend on the text."""
         return self._padded and not self.model.layout.film
 
     def _build(self, kind: int, length: int) -> StepBuffers:
@@ -297,10 +297,10 @@ def make_chunk_engine(
     steps: int = 50,
     quantization: str = "none",
 ) -> ChunkInference:
-    """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
+    """Return an engine for ``model``, with fused kernels and one graph per padded length.
 
     ``weights`` is the decoder if it was quantised while loading; None fuses the decoder of ``model`` with
-    ``quantization``. ``ops`` and ``encode`` default to the device's.
+    ``quantization``. ``ops`` and ``encode`` default to those of the device.
     """
     if weights is None:
         weights = fuse(model.language_model, quantization)
@@ -315,7 +315,7 @@ def make_chunk_engine(
 
 
 def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:
-    """Compare the engine's chunks with the reference path's; EngineMismatchError means more than rounding."""
+    """Raise EngineMismatchError if chunks differ by more than rounding from the reference's."""
     bounds = TOLERANCES[dtype]
     for one, other in zip(ours, theirs, strict=True):
         if one.tokens is not None and other.tokens is not None:

@@ -1,6 +1,6 @@
 """The OpenVLA-OFT network: OpenVLA with an action head, projectors for state and noisy actions, and FiLM.
 
-Parameter names are those of the published files, without the ``module.`` that training adds.
+Parameter names are those of the published files, without the prefix ``module.`` that training adds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layout:
     images: int  # number of images
     chunk: int  # K, actions per chunk
     action: int  # D, numbers per action
-    state: int  # P, numbers of the proprioceptive state; 0 without one
+    state: int  # P, numbers of the proprioceptive state; 0 without a state
     head: str  # ``l1``, ``diffusion``, or ``none`` where actions are tokens
     film: bool  # whether the text modulates the vision towers
 
@@ -75,7 +75,7 @@ class ActionHead(nn.Module):
         for block in self.mlp_resnet_blocks:
             x = block(x)
         count = self.fc2.out_features
-        room = -count % 8  # cuBLAS' kernel for seven outputs takes 100 us on an H200
+        room = -count % 8  # padded, because cuBLAS takes 100 us for seven outputs (H200)
         weight, bias = functional.pad(self.fc2.weight, (0, 0, 0, room)), functional.pad(self.fc2.bias, (0, room))
         return functional.linear(self.layer_norm2(x), weight, bias)[:, :count]
 
@@ -103,8 +103,8 @@ class Plan(NamedTuple):
 def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Plan:
     """Lay out ``BOS, patches, [state], [timestep], prompt, placeholders, </s>``, padded to ``size``.
 
-    ``patches`` counts the patch tokens of all images, ``text`` the room for text tokens among the source rows,
-    ``prompt`` its tokens with BOS; ``</s>`` follows as text token number ``prompt``.
+    ``patches`` is the number of patch tokens of all images, ``text`` is the number of source rows for text, and
+    ``prompt`` is the prompt's length with BOS. ``</s>`` is text token number ``prompt``.
     """
     fixed = patches + layout.extras
     words = np.arange(1, prompt + 2)  # row 0 is zero
@@ -118,7 +118,7 @@ def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Pla
 
 
 def sources(words: Tensor, patches: Tensor, extras: list[Tensor], noisy: Tensor | None) -> Tensor:
-    """Concatenate the source rows of sequences [B, rows, width]: zero, text, patches, extras, noisy numbers."""
+    """Return the source rows [B, rows, width]: a zero row, text, patches, extras, noisy actions."""
     zero = torch.zeros_like(words[:, :1])
     return torch.cat([zero, words, patches, *extras, *([] if noisy is None else [noisy])], dim=1)
 
@@ -127,7 +127,7 @@ class Denoising(NamedTuple):
     """Constants of each denoising step, from the first to the last."""
 
     times: Tensor  # timestep tokens [n, width] float32
-    alphas: Tensor  # cumulative products at the step and after it, float32 [n, 2]
+    alphas: Tensor  # cumulative products at each step and at the next, float32 [n, 2]
 
     @classmethod
     def of(cls, steps: int, width: int) -> Denoising:
@@ -150,7 +150,7 @@ class Denoising(NamedTuple):
 
 
 def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
-    """Run one DDIM step (eta 0) with the estimated ``noise``; ``alphas`` [2] are of this step and the next.
+    """Run one DDIM step (eta 0) with the estimated ``noise``; ``alphas`` [2] belong to this step and the next.
 
     The estimate of the clean sample is clipped to [-1, 1].
     """
@@ -160,4 +160,4 @@ def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
 
 
 COMPONENTS = ("action_head", "proprio_projector", "noisy_action_projector")
-"""Parts that published checkpoints store in files of their own, beside ``vision_backbone`` with FiLM."""
+"""Parts that published checkpoints store in separate files, as they do ``vision_backbone`` with FiLM."""

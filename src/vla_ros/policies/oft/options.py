@@ -1,4 +1,4 @@
-"""Options of OpenVLA-OFT: ``policy.*`` where ``policy.name`` is ``oft``."""
+"""Options of OpenVLA-OFT (``policy.name: oft``)."""
 
 from __future__ import annotations
 

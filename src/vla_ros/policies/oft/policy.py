@@ -1,4 +1,4 @@
-"""OpenVLA-OFT behind the package's :class:`~vla_ros.policies.base.Policy`."""
+"""OpenVLA-OFT as a :class:`~vla_ros.policies.base.Policy`."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Description:
     """The contents of a checkpoint's files, before any weight is loaded."""
 
     architecture: Architecture  # sizes of the network
-    layout: Layout  # its variant
-    weights: Weights  # its tensors, unread
-    statistics: ActionStatistics  # of the actions
-    state: ActionStatistics | None  # of the state; None where it takes none
+    layout: Layout  # layout of its sequences
+    weights: Weights  # its tensors; the shards are not read yet
+    statistics: ActionStatistics  # un-normalise actions
+    state: ActionStatistics | None  # normalise the state; None if there is no state
     spec: PolicySpec  # inputs and outputs
 
 
@@ -66,7 +66,7 @@ class Loaded(LoadedNetwork):
     """A loaded checkpoint."""
 
     model: OFTModel
-    state: ActionStatistics | None  # normalises the state; None where it takes none
+    state: ActionStatistics | None  # normalise the state; None if there is no state
     inference: ChunkInference  # runs the network
 
     def close(self) -> None:
@@ -108,14 +108,14 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         return OFTSession(random=np.random.default_rng(None if seed < 0 else seed))
 
     def _describe(self, *, towers: bool = True) -> Description:
-        """Read the files; without ``towers`` the result describes the inputs, but cannot be loaded."""
+        """Read the files; without ``towers``, the result has the spec, but cannot be loaded."""
         options, folder = self._options, self.folder
         variant = choose_variant(options, self._preset)
         keys = self._keys[: options.images or None]
         if len(keys) < options.images:
             raise ConfigError(
                 f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
-                "add the missing cameras, in the order of its training"
+                "add the missing cameras, in the order used in training"
             )
         architecture = read_architecture(self._base)
         self._bounds = variant.bounds
@@ -226,6 +226,6 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         return read_statistics(folder, group, self._bounds, MARGIN)
 
     def _state_key(self) -> str:
-        """Return the name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
+        """Return the name of the only state vector in ``features.state``, or :data:`STATE`."""
         declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
         return declared[0] if len(declared) == 1 else STATE

@@ -11,10 +11,10 @@ from vla_ros.vision.resample import pillow_resize
 
 @dataclass(frozen=True)
 class OFTResize(LiberoResize):
-    """JPEG round trip and Lanczos-3, both skipped for images of ``size``; then the centre crop."""
+    """Applies a JPEG round trip and Lanczos-3, unless the image has ``size``; then crops."""
 
     crop_area: float = 0.9
-    # Side to which Pillow first resizes any image, without keeping its aspect ratio (ALOHA: 256); 0 for none.
+    # Side in pixels of a first resize, ignoring the aspect ratio, as by Pillow (ALOHA: 256); 0 for none.
     camera_side: int = 0
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
