@@ -20,8 +20,8 @@ _DEFAULTS: dict[signal.Signals, Any] = {
 class Interrupts:
     """Context manager that records SIGINT and SIGTERM on the main thread, unless the program has its own handlers.
 
-    The program's own handlers are kept. A second signal raises KeyboardInterrupt at once, which ends a hanging
-    callback. Leaving the context raises KeyboardInterrupt if a signal arrived after the last :meth:`check`.
+    A second signal raises KeyboardInterrupt at once, which ends a hanging callback. Leaving the context raises
+    KeyboardInterrupt if a signal arrived after the last :meth:`check`.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _PERIOD = 0.05  # s between checks where the kernel cannot report the end of a p
 
 
 def launched() -> dict[str, str]:
-    """Return the environment of a child process that ends with this one."""
+    """Return the environment variable that makes a child process end with this one."""
     return {VARIABLE: str(os.getpid())}
 
 

@@ -40,7 +40,7 @@ class RclpyActionServer:
         self._node, self._server, self._goals = node, server, goals
 
     def destroy(self) -> None:
-        """Destroy the server; results of ended goals are sent first, unless another thread spins."""
+        """Destroy the server; the results of ended goals are sent first, unless another thread is spinning."""
         deadline, rounds = time.monotonic() + _LAST_WORDS, _ROUNDS
         ended = [goal for goal in self._goals.values() if goal.ended.done()]
         while ended and rounds and time.monotonic() < deadline:

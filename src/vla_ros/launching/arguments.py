@@ -132,6 +132,6 @@ def node_name(context: LaunchContext) -> str:
 
 
 def configuration(context: LaunchContext) -> Config:
-    """Return the node's options, checked."""
+    """Load and check the node's options."""
     file = given_file(context)
     return load([file] if file else [], overrides(context), node_name(context))

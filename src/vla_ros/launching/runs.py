@@ -41,7 +41,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
-    """Return the node with the demo's options (``names``), and the simulation that attaches to it."""
+    """Return the node and the simulation that attaches to it; ``names`` are the demo's arguments."""
     from vla_ros.sim.arguments import parse, plan
 
     arguments = ["--attach"]
@@ -63,7 +63,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
 
 
 def replay(context: LaunchContext) -> list[Action]:
-    """Play a bag into the live node, record its actions and write the report."""
+    """Return what plays a bag into the live node, records the node's actions and writes the report."""
     bag = Path(value(context, "bag")).expanduser()
     output = Path(value(context, "output")).expanduser()
     if not bag.exists():

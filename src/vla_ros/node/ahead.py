@@ -23,7 +23,7 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """The last request to the policy."""
+    """A request to the policy, with the state in which it was made."""
 
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock

@@ -58,7 +58,7 @@ class Frames:
         self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
 
     def finish(self, outcome: str, **details: object) -> None:
-        """Report the outcome of the newest frames; ``details`` are further fields of :class:`FrameOutcome`."""
+        """Report the newest frames' outcome, unless reported; ``details`` are fields of :class:`FrameOutcome`."""
         for index in sorted(self._unreported):
             used = self._newest[index]
             assert used is not None

@@ -67,6 +67,6 @@ class History:
     def _append(self, camera: int, past: Past) -> None:
         frames = self._frames[camera]
         frames.append(past)
-        # Keep one frame older than the longest moment, which may be the nearest to it.
+        # Keep one frame older than the longest moment: it may be the nearest to that moment.
         while len(frames) > 1 and frames[1].stamp < past.stamp - self._spans[camera]:
             frames.popleft()

@@ -62,8 +62,8 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     def exit_status(self) -> int | None:
         """The process's exit status, or None to continue.
 
-        An autostarted node exits if it cannot start, because nobody retries, or if new processes cannot reach it. A
-        finalized node stays until its process is ended.
+        An autostarted node exits if it cannot start, because nobody would retry. Every node exits if new processes
+        cannot reach it. A finalized node stays until its process is ended.
         """
         lost = self._policy_node is not None and self._policy_node.lost
         return 1 if self._start_failed or lost else None

@@ -20,7 +20,7 @@ from vla_ros.node.servo import Servo
 
 
 class Outputs:
-    """Publishes commands; ``gids`` maps each command topic (resolved) to its publisher's id in discovery."""
+    """Publishes commands; ``gids`` maps each resolved command topic to its publisher's id in discovery."""
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context

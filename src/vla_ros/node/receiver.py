@@ -94,7 +94,7 @@ class FrameReceiver:
         context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
     def _warn_of_no_stamp(self, topic: str) -> None:
-        """Warn once of frames without a stamp, which many drivers send."""
+        """Warn once per topic of frames without a stamp, which many drivers send."""
         self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)

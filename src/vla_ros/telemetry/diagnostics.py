@@ -44,7 +44,7 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
 
 
 def frames_part(frames: Mapping[str, Any]) -> Part:
-    """Report the counts of used, dropped and replaced frames."""
+    """Report the numbers of received, used and dropped frames."""
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}

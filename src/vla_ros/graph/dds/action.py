@@ -64,7 +64,7 @@ class DdsActionClient:
 
 
 class DdsServedGoal:
-    """A goal that was accepted; see :class:`vla_ros.graph.node.ServedGoal`."""
+    """An accepted goal; see :class:`vla_ros.graph.node.ServedGoal`."""
 
     def __init__(self, server: DdsActionServer, goal_id: Any, goal: Any) -> None:
         self._server, self.goal_id, self.goal = server, goal_id, goal
