@@ -179,5 +179,5 @@ def test_the_reason_is_given_if_nothing_can_be_compared(arm):
     assert "robot.urdf: not set" in align(JOINTS, commands, joints).problem
     assert "no joint states" in align(JOINTS, commands, None, options=ARM).problem
     assert "lack the joints" in align(JOINTS, table([10], [[0]], ["x"]), joints, options=ARM).problem
-    assert "no message of /truth came within" in align(ARRAY, table([900], np.zeros((1, 7)))).problem
+    assert "no message of /truth was received within" in align(ARRAY, table([900], np.zeros((1, 7)))).problem
     assert "neither actions" in align("", None).problem

@@ -125,7 +125,7 @@ def test_a_missed_deadline_is_a_lost_server(serving: Start, remote: Any, policy:
     session = client.start_session()
     policy.may_answer.clear()
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match="no answer within the deadline; connecting again") as lost:
+    with pytest.raises(ServerLostError, match="no answer within the deadline; reconnecting") as lost:
         client.infer(session, observation())
     assert time.monotonic() - began < 5.0
     assert reason_of(lost.value) is Reason.SERVER_LOST

@@ -133,7 +133,7 @@ def _counting(
     for index, image in enumerate(images):
         if image.shape != (*size, 3):
             found, expected = ("x".join(map(str, shape[1::-1])) for shape in (image.shape, size))
-            raise ExportError(f"{key}: an image of {found}, expected {expected}")
+            raise ExportError(f"{key}: found an image of {found}, expected {expected}")
         if index in chosen:
             statistics.add(image)
         yield image

@@ -81,7 +81,7 @@ class Recorded:
         for record in bag.records(selection.cameras, verify=False):
             found[record.topic].append((record.time, image_stamp(record.data) or record.time if stamped else 0))
         if not all(found.values()):
-            raise ExportError(f"{bag.path}: a camera of {', '.join(selection.cameras)} has no image")
+            raise ExportError(f"{bag.path}: at least one of {', '.join(selection.cameras)} has no images")
         pairs = [np.array(found[topic], np.int64).T for topic in selection.cameras]
         self._received = [np.sort(received) for received, _ in pairs]
         self._clock = Clock(stamped, self._received[0], np.sort(pairs[0][1]))
@@ -89,7 +89,7 @@ class Recorded:
         needed = [joint for arm in arms.values() for joint in arm.joints]
         recording = series.read(bag, selection, needed, config.timeouts.joint_state)
         if recording.joints is None:
-            raise ExportError(f"{bag.path}: has no joint states, from which state and action are computed")
+            raise ExportError(f"{bag.path}: has no joint states, which state and action require")
         self.joints = self._clock.feed(recording.joints)
         self.recording = replace(
             recording,

@@ -114,7 +114,7 @@ def _paired(
     pairs = [pair(frame_times, frame_stamps, table, tolerance) for table in tables]
     known = np.flatnonzero(np.all([rows >= 0 for rows, _ in pairs], axis=0))
     if not known.size:
-        raise BagError(f"no message of {named} came within {tolerance / 1e9:g} s after a frame")
+        raise BagError(f"no message of {named} was received within {tolerance / 1e9:g} s after a frame")
     names = tuple(name for table in tables for name in table.names)
     values = np.hstack([table.values[rows[known]] for table, (rows, _) in zip(tables, pairs, strict=True)])
     stamps = tables[0].stamps[pairs[0][0][known]]

@@ -110,7 +110,7 @@ def _accuracy(
 ) -> Iterator[str]:
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
-        yield "the policy returns the same action for every frame: it may not get the image, or ignores it"
+        yield "the policy returns the same action for every frame: it may not receive the image, or may ignore it"
         return
     if not figures["frames"]["compared"]:
         return

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.serve.service import Limits, Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"a library does not import ({error}); install it with: pip install 'vla_ros[serve]'"
+            f"a required library cannot be imported ({error}); install it with: pip install 'vla_ros[serve]'"
         ) from error
     if arguments.with_parent:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()

@@ -26,7 +26,7 @@ try:
     from ray import serve
 except ImportError as error:
     raise MissingDependencyError(
-        f"Ray Serve does not import ({error}); install it with: pip install 'vla_ros[ray]'"
+        f"Ray Serve cannot be imported ({error}); install it with: pip install 'vla_ros[ray]'"
     ) from error
 
 _OWN = ("config", "checkpoint", "policy", "api_key_file")

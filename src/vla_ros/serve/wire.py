@@ -99,9 +99,9 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
 def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
     """Read one request of at most ``limit`` bytes; raises WireError if it is invalid."""
     if isinstance(data, str):
-        raise WireError("a text message, expected a msgpack map in a binary message")
+        raise WireError("found a text message, expected a msgpack map in a binary message")
     if len(data) > limit:
-        raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
+        raise WireError(f"found a message of {len(data)} bytes, allowed {limit}")
     message = text_map(unpack(data), "the request")
     session = message.get("session_id", "")
     if not isinstance(session, str) or len(session) > 200:
@@ -162,10 +162,10 @@ def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(image)
         if max(height, width) > MAX_SIDE:
-            raise WireError(f"image '{key}': a JPEG of {width}x{height}, allowed {MAX_SIDE} per side")
+            raise WireError(f"image '{key}': found a JPEG of {width}x{height}, allowed {MAX_SIDE} per side")
         pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
     except ValueError as error:
-        raise WireError(f"image '{key}': a damaged JPEG ({str(error)[:80]})") from None
+        raise WireError(f"image '{key}': found a damaged JPEG ({str(error)[:80]})") from None
     return pixels
 
 

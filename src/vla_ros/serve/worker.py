@@ -229,7 +229,7 @@ class InferenceWorker:
         except Exception as error:
             if isinstance(error, DeviceLostError) or "CUDA error" in str(error):
                 self.error, self.state = error, State.FAILED
-                logger.exception("the device failed; the server must be started again")
+                logger.exception("the device failed; restart the server")
                 return [VlaRosError("the device failed") for _ in jobs]
             if len(jobs) > 1:
                 return [answer for job in jobs for answer in self._infer([job])]
@@ -265,4 +265,4 @@ def _close(robot: Robot) -> None:
         try:
             session.close()
         except Exception:
-            logger.exception("a session did not close")
+            logger.exception("a session failed to close")

@@ -95,11 +95,11 @@ def test_a_forged_array_is_refused(message: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x91" * 100 + b"\x01", "nested more than 12 deep"),
+        (b"\x91" * 100 + b"\x01", "nested more than 12 levels deep"),
         (b"\x91" * 5000, "not valid msgpack"),
         (msgpack.packb([[0] * 40_000, [0] * 40_000]), "entries"),
         (b"\x93" * 30_000 + b"\x80" * 60_001, "not valid|entries"),
-        (b"\x81\xa1a" + b"\xdf\x00\x00\xff\xff" + b"\x01\xc0" * 0xFFFF, "twice|not valid"),
+        (b"\x81\xa1a" + b"\xdf\x00\x00\xff\xff" + b"\x01\xc0" * 0xFFFF, "duplicate|not valid"),
         (b"\x82\xa1a\xc0\xa1a\xc0", "a map with a duplicate key"),
         (b"\xdd\xff\xff\xff\xff", "not valid msgpack"),
         (b"\x82\xa1a\x01", "not valid msgpack"),

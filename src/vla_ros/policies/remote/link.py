@@ -94,7 +94,7 @@ class Link:
         """The connected server; raises ServerLostError while there is no connection."""
         peer = self._peer
         if peer is None:
-            raise ServerLostError(f"{self._why}; connecting again")
+            raise ServerLostError(f"{self._why}; reconnecting")
         return peer
 
     def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
@@ -122,7 +122,7 @@ class Link:
                 raise
             except ServerLostError as error:
                 self._drop(str(error))
-                raise ServerLostError(f"{error}; connecting again") from None
+                raise ServerLostError(f"{error}; reconnecting") from None
             except BaseException as error:
                 self._drop(str(error))
                 raise

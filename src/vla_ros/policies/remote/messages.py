@@ -101,13 +101,13 @@ def unpack(data: bytes) -> Any:
         nonlocal items
         items += len(entries)
         if items > _MAX_ITEMS:
-            raise WireError(f"a message with more than {_MAX_ITEMS} entries")
+            raise WireError(f"found a message with more than {_MAX_ITEMS} entries")
         return entries
 
     def revive(pairs: list[tuple[Any, Any]]) -> Any:
         found = dict(count(pairs))
         if len(found) < len(pairs):
-            raise WireError("a map with a duplicate key")
+            raise WireError("found a map with a duplicate key")
         return _revived(found)
 
     try:
@@ -138,12 +138,14 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
     dtype = _known(kind)
     lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_AXES else [-1]
     if not all(type(length) is int and length >= 0 for length in lengths):
-        raise WireError(f"an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths of 0 or more")
+        raise WireError(
+            f"found an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths of 0 or more"
+        )
     if not isinstance(data, (bytes, memoryview)):
-        raise WireError(f"an array with data of type {type(data).__name__}, expected bytes")
+        raise WireError(f"found array data of type {type(data).__name__}, expected bytes")
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
-        raise WireError(f"an array {dtype.str} {list(shape)} with {len(data)} bytes, expected {needed}")
+        raise WireError(f"found an array {dtype.str} {list(shape)} with {len(data)} bytes, expected {needed}")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -152,7 +154,7 @@ def _known(kind: Any) -> np.dtype[Any]:
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if isinstance(name, str) and name in _DTYPES:
         return _DTYPES[name]
-    raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected booleans, integers or floats")
+    raise WireError(f"found an array of dtype {str(kind)[:40]!r}, expected booleans, integers or floats")
 
 
 def _revived(found: dict[Any, Any]) -> Any:
@@ -173,7 +175,7 @@ def _revived(found: dict[Any, Any]) -> Any:
     if marker is None or get("type") is None:
         return found
     if get("kind") not in (None, b"", ""):
-        raise WireError(f"an array of kind {get('kind')!r}; objects and records are not accepted")
+        raise WireError(f"found an array of kind {get('kind')!r}; objects and records are not accepted")
     if marker is True:
         return array(get("type"), get("shape"), get("data"))
     return array(get("type"), [], get("data"))[()]
@@ -182,22 +184,22 @@ def _revived(found: dict[Any, Any]) -> Any:
 def _scalar(kind: Any, value: Any) -> np.generic:
     dtype = _known(kind)
     if not isinstance(value, (bool, int, float)):
-        raise WireError(f"a number of dtype {dtype.str} with a value of type {type(value).__name__}")
+        raise WireError(f"found a number of dtype {dtype.str} with a value of type {type(value).__name__}")
     try:
         scalar: np.generic = dtype.type(value)
     except (OverflowError, ValueError) as error:
-        raise WireError(f"a number of dtype {dtype.str}: {error}") from None
+        raise WireError(f"found a number of dtype {dtype.str}: {error}") from None
     return scalar
 
 
 def _from_npy(data: Any) -> Array:
     """Read an array from a .npy file of format 1.0, as written by ``np.save``."""
     if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
-        raise WireError("an array that is not a .npy file of format 1.0")
+        raise WireError("found an array that is not a .npy file of format 1.0")
     begin = 10 + int.from_bytes(data[8:10], "little")
     header = _NPY_HEADER.fullmatch(data[10:begin])
     if header is None:
-        raise WireError(f"a .npy file with the header {data[10:begin][:80]!r}")
+        raise WireError(f"found a .npy file with the header {data[10:begin][:80]!r}")
     kind, fortran, lengths = (group.decode() for group in header.groups())
     shape = [int(length) for length in lengths.split(",") if length.strip()]
     rest = memoryview(data)[begin:]
@@ -205,14 +207,14 @@ def _from_npy(data: Any) -> Array:
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    raise WireError(f"a msgpack extension of type {code}; messages contain only plain data")
+    raise WireError(f"found a msgpack extension of type {code}; messages contain only plain data")
 
 
 def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, (dict, list)):
             if not left:
-                raise WireError(f"a message nested more than {_MAX_DEPTH} deep")
+                raise WireError(f"found a message nested more than {_MAX_DEPTH} levels deep")
             _check_depth(item, left - 1)
 
 

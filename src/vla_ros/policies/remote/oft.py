@@ -30,7 +30,7 @@ def answer(message: Message) -> Answer:
     if isinstance(found, str) and found[:1] in ("[", "{"):
         found = _read(found)
     if isinstance(found, str):
-        raise ServerSaidError(found, "; its log says more")
+        raise ServerSaidError(found, "; see the server's log")
     if isinstance(found, list) and found:
         rows = [chunk(row, "actions")[0] for row in found]
         lengths = sorted({len(row) for row in rows})
@@ -61,9 +61,9 @@ def _revived(found: dict[str, Any]) -> Any:
     try:
         data = base64.b64decode(found["__numpy__"], validate=True)
     except (TypeError, ValueError):
-        raise WireError("an array that is not base64") from None
+        raise WireError("found an array that is not base64") from None
     return array(found.get("dtype"), found.get("shape"), data)
 
 
 def _refused(text: str) -> Any:
-    raise WireError(f"the number {text}, expected a finite number")
+    raise WireError(f"found the number {text}, expected a finite number")

@@ -121,7 +121,7 @@ class RemotePolicy(Policy):
         if own and answer.extension.get("number") != session.asked:
             session.link.drop("the server answered another request")
             found = f"found {str(answer.extension.get('number'))[:20]}, expected {session.asked}"
-            raise WireError(f"the server answered another request: {found}; connecting again")
+            raise WireError(f"the server answered another request: {found}; reconnecting")
         stages = {"encode": 1e3 * (encoded - began), "round_trip": 1e3 * (time.perf_counter() - encoded)}
         return self._chunk(answer, observation.stamp, stages)
 

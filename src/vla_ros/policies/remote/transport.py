@@ -141,7 +141,7 @@ class WebSocket(Transport):
                 raise kind(f"{self._authority}: {_refusal(error.response)}") from None
             if isinstance(error, (OSError, InvalidHandshake, EOFError)):
                 why = _reason(error) + _HINTS.get(type(error), "")
-                raise ServerLostError(f"{self._authority}: no websocket there ({why})") from None
+                raise ServerLostError(f"{self._authority}: the websocket handshake failed ({why})") from None
             raise
 
     def _shake_hands(self, uri: WebSocketURI, api_key: str, deadline: float) -> None:
@@ -314,7 +314,7 @@ class Http(Transport):
                     self._connection.sock.settimeout(self._left(deadline, "no answer"))
         answer.close()  # read1() leaves the connection busy after the last byte
         if len(body) > self._limit:
-            raise WireError(f"{self._authority}: an answer of more than {self._limit} bytes")
+            raise WireError(f"{self._authority}: received an answer of more than {self._limit} bytes")
         if answer.status != http.HTTPStatus.OK:
             text = body[:200].decode("utf-8", "replace")
             raise WireError(f"{self._authority}: status {answer.status} {answer.reason}: {text}")
