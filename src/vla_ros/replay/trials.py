@@ -121,9 +121,10 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
 
 
 def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> bool:
-    """Compare the squared errors [M] before and after a change with those of the mean action, ``guess``.
+    """Return True if a change clearly reduces the squared errors [M].
 
-    The error must at least halve, the skill must be good, and at most one frame in four may get worse.
+    The error must at least halve, the skill must be good compared with the errors of the mean action, ``guess``,
+    and at most one frame in four may get worse.
     """
     worse = after > before + 0.05 * np.nanmean(guess)
     good = np.nansum(after) <= (1 - GOOD_SKILL) * np.nansum(guess)

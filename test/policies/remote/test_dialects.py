@@ -236,7 +236,7 @@ def test_an_error_of_the_server_is_never_an_action(
         (GR00T, b"\xc1", "not valid msgpack"),
         (OFT, b'"error"', "answered with an error: error"),
         (OFT, b"[]", "expected a list of actions"),
-        (OFT, b"[[1, 2], [1]]", "expected one length"),
+        (OFT, b"[[1, 2], [1]]", "expected equal lengths"),
         (OFT, b"[[1, NaN]]", "NaN"),
         (OFT, b'[{"__numpy__": "AAAA", "dtype": "|O", "shape": [1]}]', "dtype"),
         (OFT, b'[{"__numpy__": "A", "dtype": "|u1", "shape": [1]}]', "base64"),

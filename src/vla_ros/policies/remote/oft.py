@@ -35,7 +35,7 @@ def answer(message: Message) -> Answer:
         rows = [chunk(row, "actions")[0] for row in found]
         lengths = sorted({len(row) for row in rows})
         if len(lengths) > 1:
-            raise WireError(f"the answer contains actions of {lengths} numbers, expected one length")
+            raise WireError(f"the answer contains actions of {lengths} numbers, expected equal lengths")
         return Answer({"actions": np.stack(rows)})
     if isinstance(found, np.ndarray):
         return Answer({"actions": chunk(found, "actions")})

@@ -124,7 +124,8 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         text = f"{type(error).__name__}: {str(error)[:200]}"
         raise WireError(
-            f"the server's metadata do not describe a policy ({text}); use one version of vla_ros on both machines"
+            f"the server's metadata do not describe a policy ({text}); use the same version of vla_ros on both "
+            "machines"
         ) from None
 
 
