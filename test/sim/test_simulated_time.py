@@ -67,7 +67,7 @@ def test_options_that_need_a_graph_are_refused(option: tuple[str, ...]) -> None:
 def test_an_unknown_camera_is_named() -> None:
     assert run("-p", "camera.topics:=[/wrist_camera/image_raw]").success
     with pytest.raises(
-        ConfigError, match=r"camera.topics: found /side, the simulation has /camera/image_raw, /wrist"
+        ConfigError, match=r"camera.topics: found /side; the simulation has /camera/image_raw, /wrist"
     ):
         run("-p", "camera.topics:=[/side]")
 

@@ -65,7 +65,7 @@ class Entry:
         if self.option.unit:
             kind += f" ({self.option.unit})"
         if self.option.per_camera:
-            return f"{kind}; one for all cameras, or a list with one for each"
+            return f"{kind}; one for all cameras, or a list with one per camera"
         if not self.is_list:
             return kind
         sizes = f" of length {' or '.join(map(str, self.option.length))}" if self.option.length else ""
@@ -181,7 +181,7 @@ def _with_arms(base: Config, names: Any) -> Config:
     if len(set(names)) < len(names) or any(
         not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken for name in names
     ):
-        expected = f"names such as left and right; each once, a word, and none of {', '.join(sorted(taken))}"
+        expected = f"different names such as left and right, each one word and none of {', '.join(sorted(taken))}"
         raise ConfigError(f"robot.arms: found {list(names)}, expected {expected}")
     own = {name: value for name, value in base.own.items() if name.split(".")[0] in names}
     return dataclasses.replace(base, robot=dataclasses.replace(base.robot, arms=tuple(names)), own=own)
@@ -196,8 +196,8 @@ def unknown(name: str, config: Config) -> str:
     """Return why a name is rejected, and what was probably meant."""
     if is_ros_own(name):
         return (
-            f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
-            f"(a node takes it as: --ros-args -p {name}:=...)"
+            f"{name}: belongs to the ROS node and is not an option; remove it from the file and set it with "
+            f"--ros-args -p {name}:=..."
         )
     section, _, leaf = name.rpartition(".")
     of = owner(leaf) if section == "policy" else None
@@ -256,9 +256,9 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
     found = _SHORT.repr(list(value) if isinstance(value, tuple) else value)
     hint = did_you_mean(value if isinstance(value, str) else found, entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
-        hint = "; YAML does not read this as text: put it into quotes"
+        hint = "; YAML does not read this as text, so put it in quotes"
     elif entry.is_list and entry.item_type is str and isinstance(value, str):
-        hint = f"; for one item write [{value:.200}]"
+        hint = f"; for a list of one item, write [{value:.200}]"
     return ConfigError(f"{entry.name}: found {found} ({type(value).__name__}), expected {entry.expectation}{hint}")
 
 

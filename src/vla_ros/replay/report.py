@@ -27,9 +27,9 @@ POLICY, GREY = 1, 0
 
 BASELINES = (
     "zero does not move; mean action repeats the mean recorded action; hold last repeats the action recorded one "
-    "step before, which a policy does not get and need not beat. Skill is 1 - squared error / squared error of the "
-    "baseline: 1 is perfect, 0 no better. At a turn the recorded motion starts or turns by more than 30 degrees, "
-    "which hold last cannot know. More is better, except of errors. Lines are 95 % intervals over episodes."
+    "step before, which a policy does not receive and need not beat. Skill is 1 - squared error / squared error of "
+    "the baseline: 1 is perfect, 0 is no better. At a turn, the recorded motion starts or turns by more than 30 "
+    "degrees, unknown to hold last. Except for errors, larger is better. Lines are 95 % intervals over episodes."
 )
 TRIED = (
     "One option changed, on a few frames. Skill is against the mean action; a change is recommended only if it at "
@@ -150,7 +150,7 @@ def tried(figures: Mapping[str, Any]) -> Markup:
 
 
 def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Return charts of every action number over time, for the first and the worst episodes."""
+    """Return charts of each action dimension over time, for the first and the worst episodes."""
     listed = [
         (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
         for bag, error in zip(result.samples, errors, strict=True)
@@ -194,8 +194,8 @@ def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", "bias": "bias", "correlation": "correlation"}
     columns |= {"saturated": "saturated", "out of range": "out_of_range"}
     return [
-        page.cards([charts.bars(spread, title="Error by number, in recorded standard deviations")]),
-        _wide(over_time, "Error over time, in standard deviations", "time [s], bags in a row"),
+        page.cards([charts.bars(spread, title="Error by dimension, in recorded standard deviations")]),
+        _wide(over_time, "Error over time, in standard deviations", "time [s], one bag after another"),
         page.mapped(dimensions, columns),
         page.facts(motion),
     ]
@@ -255,7 +255,7 @@ def latency(result: Result) -> list[Markup]:
     marks = {"period": period} if period < 3 * np.nanpercentile(totals, 99) else {}
     shown = [charts.histogram(totals, title="One inference step", x_label="ms", references=marks)]
     if figures["frame_age_ms"]["count"]:
-        title = "Age of the frame behind each command"
+        title = "Age of each command's frame"
         shown.append(charts.histogram(result.frames.age_ms, title=title, x_label="ms"))
     missed = (
         f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of {period:.0f} ms. "

@@ -28,8 +28,8 @@ class Result:
 
     figures: dict[str, Any]  # content of the JSON file, with NaN for missing figures
     verdict: Verdict
-    samples: tuple[Samples, ...]  # one per bag, with the policy's numbers
-    counted: tuple[Samples, ...]  # the same with gripper numbers as sent to the fingers, for the figures
+    samples: tuple[Samples, ...]  # one per bag, with the policy's values
+    counted: tuple[Samples, ...]  # the same with gripper values as sent to the fingers, for the figures
     frames: Samples  # ``counted`` of all bags joined
     spec: PolicySpec  # meaning of the policy's values
     config: Config  # the node's options

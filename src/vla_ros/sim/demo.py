@@ -86,7 +86,7 @@ def check_torch(config: Config) -> None:
     """Raise MissingDependencyError if the policy needs PyTorch and PyTorch is not installed."""
     if config.policy.name in SHIPPED.values() and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError(
-            "the demo's policy is a neural network, and PyTorch is not installed: pip install 'vla_ros[openvla]' "
+            "the demo's policy needs PyTorch, which is not installed: pip install 'vla_ros[openvla]' "
             "(without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu, which is a "
             "tenth of the size). Without PyTorch: vla-ros demo --policy expert"
         )

@@ -208,7 +208,7 @@ class ExpertPolicy(Policy):
         names = [one.name for one in config.arms]
         self._mounts = next((mounts for mounts in (arm.ONE_ARM, arm.TWO_ARMS) if _names(mounts) == names), ())
         if not self._mounts:
-            expected = f"{_names(arm.ONE_ARM)} or {_names(arm.TWO_ARMS)}, which the simulation has"
+            expected = f"{_names(arm.ONE_ARM)} or {_names(arm.TWO_ARMS)}, the arms of the simulation"
             raise ConfigError(f"robot.arms: found {names}, expected {expected}")
         options = config.policy if isinstance(config.policy, ExpertOptions) else ExpertOptions()
         self._actions = options.actions

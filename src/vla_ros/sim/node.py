@@ -63,7 +63,7 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
     for driver in found:
         if driver.output not in _OBEYED:
             raise ConfigError(
-                f"output on {driver.topic}: found {driver.output}, the simulated arm takes {', '.join(_OBEYED)}"
+                f"output on {driver.topic}: found {driver.output}; the simulated arm accepts {', '.join(_OBEYED)}"
             )
     return tuple(found)
 

@@ -65,7 +65,7 @@ def _serialize(message: Any, kind: str) -> bytes:
     if hasattr(message, "get_fields_and_field_types"):  # rclpy's own class
         from rclpy.serialization import serialize_message
 
-        # rmw_fastrtps adds padding to messages that contain empty lists; bag readers reject the padding.
+        # rmw_fastrtps appends padding to empty arrays, which bag readers reject.
         message = types.deserialize(serialize_message(message), types.message(kind))
     return types.serialize(message)
 

@@ -52,11 +52,11 @@ def render(result: DemoResult) -> str:
         page.section(
             "Actions and motion",
             [motion(episode, result, opened=index == 0) for index, episode in enumerate(chosen)],
-            "The policy's actions before limits and kinematics, and where the tools went.",
+            "The policy's actions before limits and kinematics, and the paths of the tools.",
         ),
         page.section("Latency", latency(result), _LATENCY_NOTES[result.mode == "simulated_time"]),
         page.section("Frames", page.facts(result.frames)),
-        page.section("Plan", page.facts(result.execution), "As the policy node counted it, also between episodes."),
+        page.section("Plan", page.facts(result.execution), "Counted by the policy node, also between episodes."),
         page.section("Configuration and versions", configuration(result)),
     ]
     return page.document(f"vla_ros demo: {name}", lead, body, "Written by vla-ros demo --report.")
@@ -72,7 +72,7 @@ def banner(result: DemoResult) -> Markup:
         "no_command": "the policy node sent no command",
     }
     reasons = [f"{number} x {texts.get(reason, reason)}" for reason, number in sorted(failures.items())]
-    reasons += [f"{name} = {value}: a control of this run" for name, value in result.controls.items()]
+    reasons += [f"{name} = {value}: a control experiment" for name, value in result.controls.items()]
     level = "good" if result.success_rate >= 0.9 else ("warn" if result.success_rate >= 0.5 else "bad")
     return page.verdict(level, f"{won} of {len(result.episodes)} episodes succeeded.", reasons)
 

@@ -40,7 +40,7 @@ class SimulatedTime:
         self._node = SimulatedNode(config, stepper, self._clock, self, self._prepare)
         cameras = {IMAGE_TOPIC: "front"} | {wrist_topic(name): name for name in world.wrist_cameras}
         if unknown := set(config.camera.topics) - set(cameras):
-            raise ConfigError(f"camera.topics: found {min(unknown)}, the simulation has {', '.join(cameras)}")
+            raise ConfigError(f"camera.topics: found {min(unknown)}; the simulation has {', '.join(cameras)}")
         self._cameras = [cameras[topic] for topic in config.camera.topics]
         self._next_frame = self._clock.steady()
         self._episode: Episode | None = None
