@@ -46,8 +46,8 @@ def prefill(
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
     """Run R tokens, int64 [B, R], from position ``start``, int32 [B], on top of the cache.
 
-    Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it; on a GPU they are
-    bit-identical whether it runs alone or among R rows.
+    Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it. On a GPU, they are
+    bit-identical whether the row runs alone or among R rows.
     """
     positions = start[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32, device=start.device)
     return _pass(weights, ops, cache, tokens, positions)

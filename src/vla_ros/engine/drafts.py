@@ -23,7 +23,7 @@ PATIENCE = 4
 """Consecutive drafts without an accepted token after which a session stops drafting for a while."""
 
 REST = 16
-"""Number of actions for which the session then does not draft."""
+"""Number of actions for which a session then stops drafting."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DraftState:
             return DraftState(tuple(tokens), self.failures, max(0, self.resting - 1))
         failures = 0 if accepted else self.failures + 1
         if failures >= PATIENCE:
-            return DraftState(tuple(tokens), PATIENCE - 1, REST)  # after one more failure, it rests again
+            return DraftState(tuple(tokens), PATIENCE - 1, REST)  # one more failure stops drafting again
         return DraftState(tuple(tokens), failures)
 
 
@@ -100,7 +100,7 @@ def verify_all(
     waiting: Sequence[Generator[Fed, Predictions, Decoded]],
     verify: Callable[[Sequence[Fed | None]], Sequence[Predictions]],
 ) -> list[Decoded]:
-    """Run the generators of B observations to completion, with one ``verify`` per round for all of them.
+    """Run the generators of B observations to completion, with one ``verify`` call per round.
 
     ``verify`` takes each observation's tokens to verify (None if it is finished) and returns predictions for
     each; surplus predictions are ignored.

@@ -52,7 +52,7 @@ class Request:
     # and resizes.
     image: UInt8Array | RawImage
     prompt: IntArray  # int64 [L]: BOS, prompt, closing token
-    draft: DraftState = _NOTHING  # the session's drafts after its last answer; by default no draft
+    draft: DraftState = _NOTHING  # the session's draft after its last answer; by default none
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Engine(GraphEngine[int, StepGraphs]):
     def _upload_prompts(
         self, graphs: StepGraphs, prompts: Sequence[IntArray], drafts: Sequence[Sequence[int] | None]
     ) -> tuple[IntArray, NDArray[np.int32]]:
-        """Upload prompts with their drafts; return these and the position of each prompt's last token."""
+        """Upload prompts with their drafts; return the text rows and the positions of the prompts' last tokens."""
         raw, (text, last) = graphs.prompt_buffer.on_host()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt

@@ -38,10 +38,10 @@ class FlowModel:
     encode: Encode  # vision tower and projector
     embedding: Tensor  # [vocabulary, width], prompt tokens; not scaled
     prefix: Gemma  # Gemma over images and prompt
-    expert: Gemma  # Gemma over the suffix; entries of ``norms``: one per step, then one for t = 0; for pi0 only one
-    action_in: Tensor  # float32 weight [E, A] of the actions; for pi0 times the first layer of its time MLP
+    expert: Gemma  # Gemma over the suffix; ``norms`` has an entry per step, then one for t = 0 (pi0: one entry)
+    action_in: Tensor  # float32 weight [E, A] of the actions; for pi0, multiplied by its time MLP's first layer
     action_bias: Tensor  # float32 [steps, E] or [1, E]
-    action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] after SiLU
+    action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] of the layer after SiLU
     action_out: tuple[Tensor, Tensor]  # float32 weight [A, E] and bias [A]
     state: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, A] and bias [E] of the state token
     times: tuple[float, ...]  # flow time of each step, from 1 downwards

@@ -131,7 +131,7 @@ class FlowGraphs:
         self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
 
     def _prefill(self) -> None:
-        """Run the prefix pass and, in parallel, the first flow step, whose layers each need one layer's keys."""
+        """Run the prefix pass and, in parallel, the first flow step; its layers wait for those of the prefix."""
         tokens, lengths, state, *guide = self.inputs.tensors
         start = lengths + self._patches.shape[1]
         if self._jacobian:
@@ -205,7 +205,8 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         Returns NotFiniteError instead of each chunk with NaN or Inf.
 
         Raises:
-            ConfigError: A prompt is too long.
+            ConfigError: A prompt is too long, there are too many images, images and camera images are mixed, or the
+                device cannot run a camera image's processor.
             ImageError: A camera image has no pixels.
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.

@@ -128,7 +128,7 @@ class GemmaOps:
     def start_actions(
         self, gemma: Gemma, rows: Rows, actions: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Stream:
-        """Begin a stream with ``actions @ weight.T + bias``; float32 [B, H, A], [E, A] and [E]."""
+        """Begin a stream with ``actions @ weight.T + bias``, all float32: [B, H, A], [E, A] and [E]."""
         return self.start(gemma, rows, functional.linear(actions, weight, bias).to(dtype))
 
     def advance(
@@ -145,7 +145,7 @@ class GemmaOps:
         """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
 
         The actions are the last H of ``rows``; ``stream`` comes from the last layer. ``out`` is the float32 weight
-        [A, E] and bias [A] that project the stream's last norm to the velocity.
+        [A, E] and bias [A] that project the normed stream to the velocity.
         """
         velocity = predict_velocity(stream, out, actions.shape[1])
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
@@ -194,7 +194,7 @@ def guidance_scale(time: float) -> float:
 def multiply(rows: Tensor | QuantizedRows, matrix: Matrix) -> Tensor:
     """Return ``rows @ matrix.T``, [B, N, outputs].
 
-    If the matrix is quantised, rows are quantised too; rows that already are quantised give [B * N, outputs].
+    If the matrix is quantised, rows are quantised too; rows that are already quantised give [B * N, outputs].
     """
     if matrix.kind != "fp8":
         assert isinstance(rows, Tensor)
@@ -242,11 +242,11 @@ def run_layer(
 
 
 def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
-    """Return a cache of zeros: masked values are multiplied by 0, but old memory could contain NaN."""
+    """Return a cache of zeros: masked values are multiplied by 0, but uninitialised memory could hold NaN."""
     shape = gemma.shape
     sizes = (batch, shape.kv_heads, -(-positions // CACHE_BLOCK) * CACHE_BLOCK, shape.head_dim)
     tensors = [gemma.cosine.new_zeros(sizes) for _ in range(2 * shape.depth)]
-    counters = gemma.cosine.new_empty(0, dtype=torch.int32)  # Gemma's kernels do not use them
+    counters = gemma.cosine.new_empty(0, dtype=torch.int32)  # unused by Gemma's kernels
     return KVCache(tuple(tensors[: shape.depth]), tuple(tensors[shape.depth :]), counters)
 
 

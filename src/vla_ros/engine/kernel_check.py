@@ -47,7 +47,7 @@ def _bounds(weights: DecoderWeights, rows: int) -> Tolerances:
 
 
 def require_close(name: str, ours: Tensor, theirs: Tensor, bounds: Tolerances) -> None:
-    """Raise EngineMismatchError, which mentions ``name``, if a result differs from torch's beyond rounding."""
+    """Raise an EngineMismatchError about ``name`` if a result differs from torch's by more than rounding."""
     expected, ours = theirs.float(), ours.view_as(theirs)
     off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
     share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
@@ -106,14 +106,14 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
 def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
     """Return True if ``check`` succeeds; otherwise log ``instead`` with the error, and return False.
 
-    With ``strict``, every error is raised again. DeviceLostError and OutOfMemoryError always are, because other
-    kernels would fail as well.
+    With ``strict``, every error is raised again. DeviceLostError and OutOfMemoryError are always raised again,
+    because torch's kernels would fail as well.
     """
     try:
         check()
     except (DeviceLostError, OutOfMemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # including a compiler's: anything that keeps the kernels from running
+    except Exception as error:  # any error, such as a compiler's, that keeps the kernels from running
         if strict:
             raise
         logger.warning("policy.engine: %s: %s", instead, error)

@@ -31,9 +31,9 @@ class KVCache:
 
     @classmethod
     def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
-        """Return a cache of zeros: masked values are multiplied by 0, but old memory could contain NaN.
+        """Return a cache of zeros: masked values are multiplied by 0, but uninitialised memory could hold NaN.
 
-        ``layers`` is the number of separate layers. With 1, all layers share one; nothing may read the cache later.
+        ``layers`` is the number of separate layers. With 1, all layers share one: do not read the cache later.
         """
         shape, device = weights.shape, weights.device
         sizes = (batch, shape.kv_heads, capacity, shape.head_dim)

@@ -160,7 +160,10 @@ def _kernels(device: torch.device, module: str = "resample") -> Any:
 
 
 def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
-    """Return a kernel as a step, one program per block of a row; tables 1 and 3 are for rows and columns."""
+    """Return a step that runs ``kernel`` with one program per block of a row.
+
+    The output has as many rows as the first table and as many columns as the third.
+    """
     height, width = len(tables[0]), len(tables[2])
 
     def run(images: Tensor) -> Tensor:

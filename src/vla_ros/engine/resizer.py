@@ -26,7 +26,7 @@ _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
 def resizes(device: torch.device, raw: RawImage) -> bool:
-    """Return True if ``device`` can resize an image with the same bits as the host."""
+    """Return True if ``device`` can resize an image bit-identically to the host."""
     height, width = raw.pixels.shape[:2]
     return raw.processor is not None and resampling_on(device, raw.processor, (height, width)) is not None
 
@@ -36,7 +36,7 @@ class Slot:
     """A buffer for N images of one size, orientation and processor, with the launches that resize them."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
-    launches: Callable[[], Tensor]  # to uint8 [N, height, width, 3]; owns the tables that ``graph`` reads
+    launches: Callable[[], Tensor]  # resizes to uint8 [N, height, width, 3]; owns the tables that ``graph`` reads
     graph: Callable[[], Tensor] | None = None  # the launches as one graph; None before the capture
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 _CHUNK = 2**20  # bytes; one chunk is transferred while the host copies the next
 
 Stage = Callable[[], None]
-"""A stage over fixed buffers, without arguments and results."""
+"""A stage over fixed buffers, without arguments or result."""
 
 
 class Runner:
@@ -73,7 +73,7 @@ class CudaRunner(Runner):
     Captures run while other graphs are replayed, so the two must not share memory. cuBLAS keeps a workspace per
     stream, and torch reuses about thirty streams in turn: with a new stream for every capture, a warm-up would
     eventually overwrite the workspace of an earlier graph during its replay. Hence there are two fixed streams: one
-    only for warm-up, the other only for capture. Graphs of the latter are replayed one after the other.
+    only for warm-up, the other only for capture. Captured graphs are replayed one after the other.
     """
 
     def __init__(self, device: torch.device, graphs: bool = True) -> None:

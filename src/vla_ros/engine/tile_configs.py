@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from vla_ros.engine.lowbit import ALIGN_K
 
 SKINNY = 64
-"""Maximum rows of a few-row product, which is bound by reading its weight; its rows are not quantised."""
+"""Maximum rows of a few-row product, which is bound by reading its weight and does not quantise its rows."""
 
 PACKED_ROWS = 32
 """Maximum rows per program in a few-row product; further rows have their own programs."""
@@ -18,7 +18,7 @@ PACKED_ROWS = 32
 class SkinnyConfig:
     """Tile and pipeline of a few-row product."""
 
-    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); for packed weights, with one row
+    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); with packed weights, for one row
     # Inputs per iteration of the K loop. The warps split the inputs, and the warps' sums are added after the loop,
     # so ``block_k`` and ``warps`` determine the order of summation.
     block_k: int = 256

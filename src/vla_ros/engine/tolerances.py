@@ -35,13 +35,13 @@ TOLERANCES = {
 }
 
 SEES = 1e-4
-"""Minimum change of the logits between two images, relative to their spread; rounding changes them by less."""
+"""Minimum change of logits between two images, relative to the logits' spread; rounding changes them less."""
 
 GUARD_SLACK = 3.0
 """Ratio of the guard to the largest difference measured on two images; other images may differ more."""
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the error relative to that of ``expected``; NaN, which fails every ``<=``, stays NaN."""
+    """Return the error's norm relative to the norm of ``expected``; NaN stays NaN and so fails every ``<=``."""
     found, expected = found.double(), expected.double()
     return float(((found - expected).norm() / expected.norm()).item())

@@ -1,6 +1,6 @@
 """The operations of a decoder pass on a GPU: Triton kernels for few rows, library products for many.
 
-Norms of few rows need no kernel of their own. The kernel that writes the residual stream also writes the stream
+Norms of few rows need no separate kernel. The kernel that writes the residual stream also writes the stream
 times the next norm's weight and sums the stream's squares; the next product divides its results by the root mean
 square.
 """
@@ -44,8 +44,8 @@ class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
     ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``attention`` configures
-    few-row attention, ``gemm`` many-row products with packed weights; with None,
-    :func:`~vla_ros.engine.tile_configs.choose_gemm` chooses for each product.
+    few-row attention. ``gemm`` configures many-row products with packed weights; if it is None,
+    :func:`~vla_ros.engine.tile_configs.choose_gemm` chooses a configuration for each product.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ def _prescaled(weights: DecoderWeights, stream: PrescaledResidual) -> tuple[Tens
 
 
 def _block_m(matrix: Matrix, rows: Tensor) -> int:
-    """Return the rows of a program: 1, or padded to a power of two of at least 8, the instruction's narrow side."""
+    """Return the rows of a program: 1, or a power of two from 8 (the instruction's narrow side) to PACKED_ROWS."""
     padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
     return 1 if padded == 1 else min(PACKED_ROWS, max(8, padded))
 

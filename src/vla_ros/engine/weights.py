@@ -35,7 +35,7 @@ class Matrix:
     kind: str  # ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``
     inputs: int  # K
     role: str  # one of :data:`ROLES`
-    scale: Tensor | None = None  # of quantised weights; for ``int4`` with the zero points
+    scale: Tensor | None = None  # scales of quantised weights; for ``int4`` with zero points
     linears: tuple[nn.Module, ...] = ()  # the layers of ``loaded``
 
     @classmethod

@@ -1,8 +1,8 @@
 """Flow steps of few rows: six kernels per layer, each bound by the latency of its loads and by its code size.
 
-As in ``linear``, the norm before a product has no kernel of its own. The epilogue that writes the residual stream
+As in ``linear``, the norm before a product has no separate kernel. The epilogue that writes the residual stream
 also writes the stream times the norm's scale and, for each tile, the sum of squares. The next product divides its
-results by the root mean square and adds the weight times the norm's shift, which is a constant. If a weight has few
+results by the root mean square and adds a constant, the weight times the norm's shift. If a weight has few
 outputs, SPLITS programs split its inputs; the last to finish adds the partial sums in order, so that results are
 reproducible bit for bit.
 
@@ -147,7 +147,7 @@ def attend_chunk_kernel(
 
 @triton.jit
 def merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr):
-    """Merge the partial softmaxes of all chunks into ``out`` [TOTAL, HEAD]; PADDED is CHUNKS, padded."""
+    """Merge the partial softmaxes of all chunks into ``out`` [TOTAL, HEAD]; PADDED is a power of two >= CHUNKS."""
     chunk, at, feature = tl.arange(0, PADDED), tl.program_id(0), tl.arange(0, HEAD)
     inside = chunk < CHUNKS
     there = chunk * TOTAL + at

@@ -167,8 +167,8 @@ def add_kernel(
 ):  # fmt: skip
     """Compute ``out += x @ weight.T`` [M, N] and the next norm's inputs.
 
-    ``scaled`` [M, N] is the sum times ``norm``; its squares are added to ``next_squares`` [M], which must be 0.
-    ``squares`` [M] of the previous norm are set to 0.
+    ``scaled`` [M, N] is ``out`` times ``norm``; ``next_squares`` [M], 0 before, gets the sums of squares of
+    ``out``; ``squares`` [M] of the previous norm are set to 0.
     """
     rows = block_of_rows(BLOCK_M, MORE)
     tile = tl.program_id(1)
@@ -250,7 +250,7 @@ def store_rotated(
     first, second, cosine, sine, row, position, head, feature, inside, query, keys, values, ROWS, CAPACITY,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys; store them and the values. Other arguments as for :func:`qkv_kernel`.
+    """Rotate queries and keys; store queries, keys and values. Arguments as for :func:`qkv_kernel`.
 
     ``head`` counts the heads of queries, then of keys, then of values; ``first`` and ``second`` are the values of
     ``feature`` in both halves of a head.

@@ -88,8 +88,8 @@ def rms_norm_kernel(
 def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: tl.constexpr, BLOCK: tl.constexpr):
     """Write ``hidden`` [M, N] = ``table[index]`` and the inputs of its norm; one program per row.
 
-    ``scaled`` [M, N] is the row times the weight of the norm, ``squares`` [M] float64 the sum of its squares;
-    ``next_squares`` [M] becomes 0.
+    ``scaled`` [M, N] is the row times the norm's weight; ``squares`` [M], float64, is the sum of the row's squares;
+    ``next_squares`` [M] is set to 0.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -158,7 +158,7 @@ def silu_multiply_kernel(
     """Store ``silu(gate) * up`` of ``both`` [M, 2 N] (gate, then up) in ``out`` [M, N].
 
     With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8, ``out``
-    is quantised with ``scales`` [M]: a program computes a whole row twice, first to find its largest magnitude.
+    is quantised with ``scales`` [M]; a program computes a whole row twice, first to find its largest magnitude.
     """
     row = tl.program_id(0).to(tl.int64)
     if FP8:

@@ -117,7 +117,7 @@ def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def unpack_int8_half(words):
-    """Like :func:`unpack_int8`, in float16: a byte with its sign bit inverted, in the mantissa, is 1152 + byte."""
+    """Like :func:`unpack_int8`, in float16: a byte with inverted sign in the mantissa of 1024 is 1152 + byte."""
     return tl.inline_asm_elementwise(
         INT8_HALF, "=r,=r,=r,=r,r,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=2
     )
@@ -125,7 +125,7 @@ def unpack_int8_half(words):
 
 @triton.jit
 def nibbles_fp8(words, ASM: tl.constexpr):
-    """Return the nibbles of ``words`` [A, B, 128] as FP8: as FP8, a byte n is n * 2^-9, so a mask suffices.
+    """Return the nibbles of ``words`` [A, B, 128] as FP8, in which a byte n is n * 2^-9: a mask suffices.
 
     In tensor 2 w + p, the four places of a lane hold nibbles p, p + 2, p + 4 and p + 6 of the lane's word w.
     """
