@@ -80,7 +80,7 @@ class Policy(ABC):
         """Return the inputs and outputs without weights or a device, for ``vla-ros run --dry-run``.
 
         Raises:
-            VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or wrong.
+            VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or invalid.
         """
         if not hasattr(self, "spec"):  # known only from the weights or the server
             raise VlaRosError(f"{type(self).__name__}: its inputs and outputs are unknown until it is loaded")

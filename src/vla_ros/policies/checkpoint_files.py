@@ -165,7 +165,7 @@ def read_statistics(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return two lists in ``found`` as arrays [N]: lower and upper bounds, or mean and std.
 
-    ``names`` are their keys; ``where`` names the file and the feature if CheckpointError is raised.
+    ``names`` are the keys of the lists; ``where`` names the file and the feature in error messages.
     """
     missing = [name for name in names if name not in found] if isinstance(found, Mapping) else names
     if missing:
@@ -188,7 +188,7 @@ def read_statistics(
 
 
 def list_some(what: str, items: Iterable[str]) -> str:
-    """Return the number of ``items``, ``what`` and the first five; empty if there are none."""
+    """Describe ``items`` by their number, ``what`` and the first five; empty without items."""
     entries = list(items)
     if not entries:
         return ""

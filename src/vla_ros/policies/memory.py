@@ -27,7 +27,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Sum of the three, in bytes."""
+        """Bytes of weights, cache and working memory together."""
         return self.weights + self.cache + self.working
 
     def __str__(self) -> str:

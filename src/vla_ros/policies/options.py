@@ -20,9 +20,9 @@ class NetworkOptions(PolicyConfig):
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
     dtype: str = option(
         "auto",
-        "Weights and arithmetic; auto is bfloat16 on CUDA and for quantised weights, else float32",
+        "Data type of weights and arithmetic; auto is bfloat16 on CUDA and for quantised weights, else float32",
         choices=("auto", "float32", "bfloat16"),
     )
-    quantization: str = option("none", "Weights with fewer bits", choices=("none",))
+    quantization: str = option("none", "Format of quantised weights", choices=("none",))
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
     self_test: bool = option(True, "Refuse to start if two different images give the same action")

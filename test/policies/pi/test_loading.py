@@ -153,7 +153,7 @@ def test_a_folder_of_neither_layout_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such file"):
         read_checkpoint(tmp_path, LIBERO)
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
-    with pytest.raises(CheckpointError, match=r"neither layout of pi0 and pi0.5.*'model_type'"):
+    with pytest.raises(CheckpointError, match=r"not a layout of pi0 or pi0.5.*'model_type'"):
         read_checkpoint(tmp_path, LIBERO)
     (tmp_path / "config.json").write_text('{"action_horizon": 10}')
     (tmp_path / "model.pt").write_bytes(b"")

@@ -135,7 +135,7 @@ def component_file(folder: Path, name: str) -> Path | None:
 
 
 def read_component(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a ``.pt`` file with torch's weights-only reader; names lose their ``module.``."""
+    """Read the tensors of a ``.pt`` file with torch's weights-only reader; names lose the prefix ``module.``."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UnpicklingError as error:

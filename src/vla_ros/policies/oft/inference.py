@@ -174,7 +174,7 @@ class StepBuffers:
 
 
 class ChunkInference(GraphEngine[int, StepBuffers]):
-    """Infers chunks in one bidirectional pass, or one pass per denoising step.
+    """Infers chunks in one bidirectional pass, or in one pass per denoising step.
 
     Not thread-safe. The decoder's weights are ``weights``; the decoder in ``model`` may be empty. Sequences are
     padded to multiples of ``bucket_step``; 1 disables padding.
@@ -315,7 +315,10 @@ def make_chunk_engine(
 
 
 def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:
-    """Raise EngineMismatchError if chunks differ by more than rounding from the reference's."""
+    """Raise EngineMismatchError if chunks differ by more than rounding.
+
+    ``ours`` are the engine's chunks, ``theirs`` the reference path's.
+    """
     bounds = TOLERANCES[dtype]
     for one, other in zip(ours, theirs, strict=True):
         if one.tokens is not None and other.tokens is not None:

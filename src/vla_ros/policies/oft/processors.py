@@ -11,7 +11,7 @@ from vla_ros.vision.resample import pillow_resize
 
 @dataclass(frozen=True)
 class OFTResize(LiberoResize):
-    """Applies a JPEG round trip and Lanczos-3, unless the image has ``size``; then crops."""
+    """Applies a JPEG round trip and Lanczos-3, except to images of ``size``; crops all images."""
 
     crop_area: float = 0.9
     # Side in pixels of a first resize, ignoring the aspect ratio, as by Pillow (ALOHA: 256); 0 for none.

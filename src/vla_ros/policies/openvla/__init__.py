@@ -28,7 +28,7 @@ class _OpenVLA(LazyPolicy):
 
 
 def has_action_head(folder: Path) -> bool:
-    """Return True for an OpenVLA-OFT checkpoint; ``config.json`` does not tell."""
+    """Return True for an OpenVLA-OFT checkpoint, which ``config.json`` does not show."""
     index = folder / "model.safetensors.index.json"
     return bool(list(folder.glob("action_head--*.pt"))) or (
         index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")

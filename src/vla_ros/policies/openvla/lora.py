@@ -18,7 +18,7 @@ Adapter = dict[str, tuple[Tensor, Tensor, float]]
 
 
 def merging(produce: Produce, adapter: Adapter) -> Produce:
-    """Return a function that yields the tensors of ``produce``, merged in float32."""
+    """Return a function that merges the adapter into tensors of ``produce``, in float32."""
 
     def merged(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in produce(names):
@@ -34,7 +34,7 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def adapter_folder(folder: Path) -> Path:
-    """Return the folder of the adapter: ``lora_adapter`` in ``folder``, or ``folder``."""
+    """Return the adapter's folder: ``lora_adapter`` in ``folder``, or ``folder`` itself."""
     for place in (folder / FOLDER, folder):
         if (place / "adapter_model.safetensors").exists():
             return place

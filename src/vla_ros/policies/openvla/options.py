@@ -45,7 +45,7 @@ class OpenVLAOptions(CheckpointOptions):
     )
     drafts: str = option(
         "prefill",
-        "Engine: how the previous action's tokens are used as a draft; verify equals plain decoding bit by bit",
+        "Engine: how the previous action's tokens are used as a draft; verify equals plain decoding bit for bit",
         choices=("none", "verify", "prefill"),
     )
     compile: bool = option(

@@ -87,7 +87,7 @@ class VisionEncoder:
 
 @torch.inference_mode()
 def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
-    """Compare with the reference path; raises EngineMismatchError beyond rounding errors."""
+    """Raise EngineMismatchError if features differ from torch's by more than rounding."""
     model = encoder.model
     bound = TOLERANCES[model.dtype].vision
     for image in images:

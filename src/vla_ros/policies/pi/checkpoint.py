@@ -47,9 +47,9 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
     if "action_horizon" in config and "type" not in config:
         return OPENPI
     raise CheckpointError(
-        f"{folder / 'config.json'}: neither layout of pi0 and pi0.5. LeRobot's has type pi0 or pi05 and "
-        f"input_features, openpi's PyTorch export action_horizon; found type {config.get('type')!r} and entries "
-        f"{sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
+        f"{folder / 'config.json'}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and "
+        f"input_features; openpi's PyTorch export has action_horizon. Found type {config.get('type')!r} and "
+        f"entries {sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
     )
 
 

@@ -67,7 +67,7 @@ def fill(
 
 
 def stacked(parts: Parts, stored: Manifest) -> Produce:
-    """Return a function that yields parameters, stacked from their parts on the first axis."""
+    """Return a function that yields parameters, with their parts stacked along axis 0."""
 
     def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         owner = {part.name: name for name in names for part in parts[name]}

@@ -235,7 +235,8 @@ def euler_times(steps: int, summed: bool) -> list[float]:
     """Return the flow times of the Euler steps as float32 values: 1.0, 0.9, ... for ten steps.
 
     With ``summed``, the step size is added up in float32, as in openpi; otherwise it is multiplied by the step's
-    number, as in LeRobot. This changes actions by up to 1e-4, because the time embedding has high frequencies.
+    number, as in LeRobot. The difference changes actions by up to 1e-4, because the time embedding has high
+    frequencies.
     """
     delta = np.float32(-1.0 / steps)
     times = [np.float32(1.0)]

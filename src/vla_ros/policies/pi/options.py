@@ -35,7 +35,7 @@ class PiOptions(NetworkOptions):
         "checkpoint's layout (auto)",
         choices=("auto", "antialias", "linear"),
     )
-    quantization: str = option("none", "Weights of the prefix pass; fp8 needs bfloat16", choices=("none", "fp8"))
+    quantization: str = option("none", "Format of prefix weights; fp8 needs bfloat16", choices=("none", "fp8"))
     flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
     rtc: str = option(
         "auto",

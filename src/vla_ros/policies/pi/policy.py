@@ -125,7 +125,10 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         self.spec = _spec(opened)
 
     def _warm_up(self, batch: int) -> bool:
-        """Capture graphs for a typical and the longest prompt; the latter serves others at first."""
+        """Capture graphs for a typical and for the maximum prompt length.
+
+        The latter graph serves other lengths until theirs are captured.
+        """
         processing, engine = self.loaded.processing, self.loaded.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length

@@ -127,7 +127,8 @@ def aloha_state(state: Array) -> Array:
 def aloha_actions(actions: Array) -> Array:
     """Convert actions [..., 14] from openpi's convention to that of ALOHA's runtime.
 
-    This is not the inverse of :func:`aloha_state`: the gripper is a joint command here, but a measured width there.
+    This is not the inverse of :func:`aloha_state`: in actions the gripper is a joint command, in the state a
+    measured width.
     """
     result = actions * _SIGNS
     angle = result[..., _GRIPPERS] + _ANGLE_CLOSED
