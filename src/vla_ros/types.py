@@ -140,7 +140,7 @@ class RawImage:
 
     pixels: UInt8Array  # uint8 [H, W, 3] RGB as decoded; often a view of the message, so read-only
     orientation: str = "none"  # as ``camera.orientation``
-    processor: ImageProcessor | None = None  # applied after the orientation; None keeps the size
+    processor: ImageProcessor | None = None  # applied after the orientation; None: no processing
     stamp: int = 0  # nanoseconds of the ROS clock at exposure
 
 

@@ -22,7 +22,7 @@ class Fit:
     # Root mean square distance from the path at the same time, for the constant delay that fits best (the age of
     # the command and the delay of the controller).
     late: float
-    reached: FloatArray  # share of the amplitude that each joint [N] reached on both sides
+    reached: FloatArray  # share of the amplitude that each joint [N] reached in both directions
     order: list[int]  # joints in the order in which they reached their largest deflection
 
 

@@ -53,7 +53,7 @@ class Prefix(NamedTuple):
     past: list[tuple[Tensor, Tensor]]  # keys and values of every layer [R, P + L, 1, head_dim]
     last: Tensor  # [R, width], the last token of each prompt before the last layer
     ends: Tensor  # int64 [R], length of each row
-    seen: Tensor | None  # bool [R, P + L], false for padding; None without padding
+    seen: Tensor | None  # bool [R, P + L], False for padding; None if no prompt is padded
     rotary: tuple[Tensor, Tensor]  # cosines and sines of all positions
 
 

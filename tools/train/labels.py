@@ -13,7 +13,7 @@ from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
 
 KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
-"""Names of all objects."""
+"""Names of all kinds of objects."""
 
 NOWHERE = -1
 """Patch of an object that is not visible; kind of an empty slot."""

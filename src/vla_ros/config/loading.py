@@ -122,7 +122,7 @@ def _value(config: Config, name: str) -> Any:
 
 
 def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
-    """Return ``base`` (None: the defaults) with ``values`` (by flat name), all checked.
+    """Check ``values`` (by flat name) and return ``base`` (None: the defaults) with these values.
 
     A preset named in ``values`` is applied to ``base`` first. Contradictions are errors only if ``complete``.
 

@@ -88,7 +88,7 @@ class CameraConfig:
 
     @property
     def each(self) -> tuple[Camera, ...]:
-        """The cameras; a list with a single item applies to all of them."""
+        """The cameras; an option with a single value applies to all cameras."""
         count = len(self.topics)
         lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
         whole = (values * count if len(values) == 1 else values for values in lists)
@@ -326,7 +326,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """Features that the robot provides and takes, unless the checkpoint states them; see docs/features.md."""
+    """The policy's features, as far as the checkpoint does not state them; see docs/features.md."""
 
     images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? is optional")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")

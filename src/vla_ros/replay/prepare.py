@@ -65,7 +65,7 @@ class RecordedFrame(NamedTuple):
 def read_again(
     samples: Samples, rows: IntArray, config: Config, topics: Mapping[str, str]
 ) -> Iterator[RecordedFrame]:
-    """Read the frames ``rows`` of a bag again; yield none if it can no longer be read."""
+    """Read the frames ``rows`` of a bag again; yield nothing if the bag can no longer be read."""
     if not len(rows):
         return
     with contextlib.ExitStack() as stack:

@@ -97,7 +97,7 @@ def save(samples: Samples, path: Path) -> None:
 
 
 def load(path: Path) -> Samples:
-    """Read what :func:`save` wrote; raises BagError if it is damaged or of another version."""
+    """Read a file written by :func:`save`; raises BagError if it is damaged or from another version."""
     try:
         with np.load(path, allow_pickle=False) as file:
             values: dict[str, Any] = json.loads(str(file["plain"]))

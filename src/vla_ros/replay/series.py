@@ -56,7 +56,7 @@ class Feed:
         return self.tables[0]
 
     def newest(self, time: int) -> JointState | None:
-        """Return the newest message at ``time``, as in the live node; None before the first."""
+        """Return the newest message at ``time``, as in the live node; None before the first message."""
         rows = [(table, table.newest(time)) for table in reversed(self.tables)]
         found = [(int(table.times[row]), table, row) for table, row in rows if row >= 0]
         if not found:

@@ -121,7 +121,7 @@ class _Finder:
         return [name for name, kind in self.by_name.items() if kind in types]
 
     def named(self, role: str, types: Collection[str]) -> tuple[str, ...] | None:
-        """Return the topics that ``--topics`` names for a role, checked; None if it names none."""
+        """Return the topics that ``--topics`` names for a role, after checks; None if the role is not named."""
         text = self.overrides.get(role)
         if text in (None, "", "none"):
             return None if text is None else ()

@@ -1,6 +1,6 @@
 """HTML that is escaped by construction.
 
-Every function here returns :class:`Markup`; plain ``str`` arguments are text and get escaped, so that an
+Every function here returns :class:`Markup`; plain ``str`` arguments are text and are escaped, so that an
 instruction or a topic name from an untrusted bag never becomes part of the page's code.
 """
 

@@ -25,7 +25,7 @@ class EpisodeOptions:
     step_timeout: float = 30.0
     camera_hz: float = 10.0  # camera rate; in lockstep a frame is published at each control step
     wrist: tuple[str, ...] = ()  # wrist cameras whose images are published, too
-    blank: bool = False  # publish black images; a policy that still succeeds ignores them
+    blank: bool = False  # publish black images; a policy that still succeeds ignores the images
     # Name another object in the instruction but judge by the original one; a policy that still succeeds ignores
     # the instruction.
     shuffle: bool = False

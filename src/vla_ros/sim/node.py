@@ -135,7 +135,7 @@ class SimNode:
         return self._stamp
 
     def publish_instruction(self, text: str) -> None:
-        """Publish the instruction; late subscribers get it too."""
+        """Publish the instruction; late subscribers receive it, too."""
         self._send(INSTRUCTION_TOPIC, self._graph.message("std_msgs/msg/String")(data=text))
 
     def publish_episode(self, *, runs: bool) -> None:

@@ -121,7 +121,7 @@ class SimulatedTime:
             self._node.cameras.receive(index, encode_image(shown[::-1, ::-1], self._clock.ros(), camera))
         return images["front"]
 
-    # What the node sends and shows
+    # The node's commands, steps and frames
 
     def _prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         def send() -> None:

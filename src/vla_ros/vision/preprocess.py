@@ -46,7 +46,7 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
-    """Return the policy's processor, or the one that the camera's options choose."""
+    """Return the policy's processor, or the processor that the camera's options choose."""
     if camera.pipeline != "policy":
         kind = PROCESSORS[camera.pipeline]
         named = kind() if named is None else kind(size=named.size)
