@@ -124,7 +124,7 @@ def test_auto_warns_and_multiplies_in_torch_if_kernels_are_wrong(checkpoint, wro
     (observation,) = observations(1)
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="int4", drafts="none")
-    assert "torch multiplies instead of the engine's kernels" in caplog.text
+    assert "torch computes the products instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
     expected = ask(policy(checkpoint, engine="graph", quantization="int4", drafts="none"), observation)
     assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
