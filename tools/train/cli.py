@@ -127,7 +127,7 @@ def _data(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(DataRecipe, arguments)
     unknown = [task for task in recipe.tasks if task not in TASK_NAMES]
     if unknown:
-        raise ConfigError(f"--tasks: found {unknown}, expected some of {', '.join(TASK_NAMES)}")
+        raise ConfigError(f"--tasks: found {unknown}, expected one or more of {', '.join(TASK_NAMES)}")
     with _bar() as bar:
         task = bar.add_task("episodes", total=recipe.episodes)
         data.generate(

@@ -56,7 +56,7 @@ def chosen(names: str) -> tuple[Control, ...]:
     known = {control.name: control for control in CONTROLS}
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise ValueError(f"controls: found {unknown}, expected some of {', '.join(known)}")
+        raise ValueError(f"controls: found {unknown}, expected one or more of {', '.join(known)}")
     return tuple(known[name] for name in wanted) or CONTROLS
 
 

@@ -90,7 +90,7 @@ def read(path: Path) -> Shard:
             return Shard(labels, arrays["blob"], arrays["offsets"], (height, width), arrays["results"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise VlaRosError(
-            f"{path}: damaged ({error}); delete it and run `python -m tools.train data` again"
+            f"{path}: is damaged ({error}); delete it and run `python -m tools.train data` again"
         ) from error
 
 

@@ -56,5 +56,5 @@ def restore(path: Path, trainee: nn.Module, optimizer: torch.optim.Optimizer | N
             return step, float(facts["seconds"])
     except (SafetensorError, OSError, KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: not a state of this network ({error}); start again in another folder"
+            f"{path}: is not a state of this network ({error}); start again in another folder"
         ) from error

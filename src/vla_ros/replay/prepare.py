@@ -31,10 +31,7 @@ def step_seconds(config: Config, spec: PolicySpec) -> float:
 
 
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Return a stepper for a loaded policy, and a note, or "".
-
-    Without a URDF the stepper makes no joint commands, which the note says.
-    """
+    """Return a stepper for a loaded policy, and a note if it makes no joint commands for lack of a URDF."""
     stepper = Stepper(config, policy)
     try:
         stepper.bind()
@@ -47,7 +44,7 @@ def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
         stepper = Stepper(dataclasses.replace(config, control=control, limits=limits), policy)
         with contextlib.suppress(ConfigError):
             stepper.bind()
-            return stepper, "robot.urdf is not set: actions are compared, joint commands are not made"
+            return stepper, "robot.urdf is not set: actions are compared, but no joint commands are made"
         raise
 
 

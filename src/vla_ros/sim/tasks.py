@@ -71,7 +71,7 @@ def make_task(name: str, *targets: str) -> Task:
     if name == "pick":
         return Task("pick", targets)
     if len(targets) > 1:
-        raise ConfigError(f"task: found {name!r} for {len(targets)} arms, which can only pick")
+        raise ConfigError(f"task: found {name!r} for {len(targets)} arms; several arms can only pick")
     return Task("push", targets, name.removeprefix("push_"))
 
 

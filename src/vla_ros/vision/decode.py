@@ -148,8 +148,8 @@ def _refuse_depth(message: str, what: str, name: str) -> None:
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
-            f"{message}: found {what} {shown(name)}, which has depth or more than 8 bits a channel, expected a"
-            " colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
+            f"{message}: found {what} {shown(name)}, which is depth or has more than 8 bits a channel, expected"
+            " a colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
         )
 
 

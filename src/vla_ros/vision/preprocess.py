@@ -55,6 +55,6 @@ def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | No
     if not hasattr(named, "crop_area"):
         raise ConfigError(
             f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which is not cropped "
-            f"({named or 'the policy takes unprocessed images'}); set camera.pipeline, or leave the area at 0"
+            f"({named or 'the policy takes unprocessed images'}); set camera.pipeline, or set crop_area to 0"
         )
     return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]
