@@ -43,6 +43,6 @@ def choose_dtype(dtype: str, quantization: str, device: torch.device) -> str:
         found = torch.cuda.get_device_capability(device)
         raise ConfigError(
             f"policy.quantization: fp8 needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]} (Ada, Hopper or "
-            f"later), {device} has {found[0]}.{found[1]}; choose another"
+            f"later), but {device} has {found[0]}.{found[1]}; choose another format"
         )
     return dtype

@@ -44,7 +44,7 @@ R = TypeVar("R")
 class Placement:
     """The device and the data type of a network."""
 
-    device: torch.device  # of the weights
+    device: torch.device  # device of the weights
     dtype: str  # name of the data type of activations and unquantised weights
 
     def __str__(self) -> str:

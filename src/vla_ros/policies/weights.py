@@ -67,7 +67,7 @@ def fill(
         place(network, name, tensor, device, dtype if isinstance(dtype, torch.dtype) else dtype(name))
         done += sizes[name]
         progress(done / total, f"loading {name}")
-    network.to(device)  # constants, which are not weights
+    network.to(device)  # also moves constants, which are not parameters
 
 
 def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:

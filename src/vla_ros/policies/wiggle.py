@@ -15,7 +15,7 @@ from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 _PEAK = 0.76980  # maximum of the product of sines in :func:`offset`: 4 / (3 sqrt(3))
-_ASTRAY = 3.0  # in amplitudes; an arm further than this from its home position gets a new one
+_ASTRAY = 3.0  # in amplitudes; an arm further than this from home gets a new home position
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_the_spec_has_the_names_of_openpis_server(policy, folders):
         ("policy.asset:=mine", "mine"),
         ("policy.device:=tpu", "policy.device"),
         ("policy.rtc:=trained", "was not trained for it"),
-        ("preset:=bridge", "does not say for which robot"),
+        ("preset:=bridge", "does not state the checkpoint's robot"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(folders, options, message):

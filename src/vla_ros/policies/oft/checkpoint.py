@@ -146,7 +146,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
     if not isinstance(content, dict) or not all(isinstance(one, Tensor) for one in content.values()):
-        raise CheckpointError(f"{file}: found {type(content).__name__}, expected names and tensors")
+        raise CheckpointError(f"{file}: found {type(content).__name__}, expected tensors by name")
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 

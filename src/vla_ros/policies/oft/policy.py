@@ -124,15 +124,15 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         if variant.action not in (0, dimension):
             raise ConfigError(
                 f"preset: {self._preset} has actions of {variant.action} numbers, but the checkpoint's statistics "
-                f"for '{statistics.key}' have {dimension}; it was trained for another robot"
+                f"for '{statistics.key}' have {dimension}; the checkpoint is for another robot"
             )
         weights = read_weights(folder, self._base if options.base else None, towers=towers)
         layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
         state = self._chosen(statistics.key, "proprio") if layout.state else None
         if state is not None and state.dimension != layout.state:
             raise CheckpointError(
-                f"{folder}: proprio_projector takes {layout.state} numbers, the statistics of '{state.key}' have "
-                f"{state.dimension}; the files belong to different checkpoints"
+                f"{folder}: proprio_projector takes {layout.state} numbers, but the statistics of '{state.key}' "
+                f"have {state.dimension}; the files belong to different checkpoints"
             )
         size = (architecture.image_size, architecture.image_size)
         processor = OFTResize(size, options.crop_area, variant.camera_side)

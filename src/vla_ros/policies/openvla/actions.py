@@ -153,5 +153,5 @@ def _parse(
     low, high = checkpoint_files.read_statistics(found, bounds, where)
     mask = np.asarray(found.get("mask", [True] * low.size), dtype=np.bool_)
     if mask.shape != low.shape:
-        raise CheckpointError(f"{where}: mask has the shape {mask.shape}, the bounds {low.shape}")
+        raise CheckpointError(f"{where}: mask has the shape {mask.shape}, but the bounds have {low.shape}")
     return ActionStatistics(key, low, high, mask, margin)

@@ -72,7 +72,7 @@ def read_architecture(folder: Path) -> Architecture:
     if adapter.exists() and not path.exists():
         base = read_json(adapter).get("base_model_name_or_path") or "not named there"
         raise CheckpointError(
-            f"{folder}: a LoRA adapter (adapter_config.json) without its base model ({base}), which it needs. "
+            f"{folder}: found a LoRA adapter (adapter_config.json) without its base model ({base}). "
             "Set policy.base to the base model's folder; the adapter is then merged while the weights are loaded"
         )
     architecture = parse_architecture(read_json(path), path, folder.name)
@@ -145,8 +145,8 @@ def _timm_towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...
     unknown = [name for name in ids if name not in TIMM_TOWERS]
     if unknown or not ids:
         raise CheckpointError(
-            f"{path}: timm_model_ids is {ids}; known are {list(TIMM_TOWERS)}. Other towers must be described by "
-            "an entry vision_towers (see vla_ros.policies.openvla.architecture)"
+            f"{path}: timm_model_ids is {ids}; known towers are {list(TIMM_TOWERS)}. Other towers must be "
+            "described by an entry vision_towers (see vla_ros.policies.openvla.architecture)"
         )
     if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
         raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
@@ -219,6 +219,6 @@ def _prompt_version(config: Mapping[str, Any], path: Path, folder_name: str) -> 
         if stated not in PROMPT_VERSIONS:
             raise CheckpointError(f"{path}: prompt_version is {stated!r}, expected one of {PROMPT_VERSIONS}")
         return str(stated)
-    # v0.1 was trained on Vicuna, whose chat prompt it uses; every later checkpoint starts from Llama-2.
+    # v0.1 was trained from Vicuna and uses its chat prompt; all later checkpoints were trained from Llama-2.
     backbone = f"{config.get('llm_backbone_id', '')} {config.get('hf_llm_id', '')}".lower()
     return "v0.1" if "vicuna" in backbone or "v01" in folder_name.lower() else "v0.2"

@@ -82,6 +82,6 @@ def adapter_scale(config: Mapping[str, object], rank: int) -> float:
     alpha = config.get("lora_alpha", min(rank, 16))  # as in the published training code
     if not isinstance(alpha, (int, float)) or rank < 1:
         raise CheckpointError(
-            f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers"
+            f"adapter_config.json: found lora_alpha {alpha!r} and rank {rank}, expected positive numbers"
         )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

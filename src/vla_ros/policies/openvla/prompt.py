@@ -55,8 +55,8 @@ class PromptEncoder:
         )
         if len(ids) > self.max_tokens:
             raise ConfigError(
-                f"policy.instruction: the prompt has {len(ids)} tokens, the model has room for {self.max_tokens}; "
-                "shorten the instruction"
+                f"policy.instruction: the prompt has {len(ids)} tokens, but the model has room for "
+                f"{self.max_tokens}; shorten the instruction"
             )
         return np.asarray(ids, dtype=np.int64)
 

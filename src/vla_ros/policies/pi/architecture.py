@@ -127,8 +127,8 @@ def _vision_heads(width: int, folder: Path) -> int:
                 raise CheckpointError(f"{path}: vision.heads is {heads!r}, expected a divisor of the width {width}")
             return heads
     raise CheckpointError(
-        f"{folder}: the vision tower is {width} wide, So400m's {SO400M.width}, and no tensor shape determines "
-        'its number of heads; state it in architecture.json: {"vision": {"heads": N}}'
+        f"{folder}: the vision tower is {width} wide, unlike So400m's {SO400M.width}, and no tensor shape "
+        'determines its number of heads; state it in architecture.json: {"vision": {"heads": N}}'
     )
 
 

@@ -36,7 +36,7 @@ class PiCheckpoint:
     processing: Processing  # converts observations to the model's inputs, and its outputs to actions
     image_keys: tuple[str, ...]  # the policy's names of the images, in the model's order
     state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
-    flow_steps: int = 10  # Euler steps that the checkpoint asks for
+    flow_steps: int = 10  # Euler steps in the checkpoint's configuration
     trained_delay: int = 0  # longest delay of trained real-time chunking; 0 without such training
 
 
@@ -82,7 +82,7 @@ def read_checkpoint(
     robot = robot or preset
     if robot is None:
         raise ConfigError(
-            f"{folder}: openpi's layout does not say for which robot it was trained; set policy.robot to one of "
+            f"{folder}: openpi's layout does not state the checkpoint's robot; set policy.robot to one of "
             f"{', '.join(sorted(ROBOTS))}"
         )
     processing = _openpi(folder, architecture, robot, asset)

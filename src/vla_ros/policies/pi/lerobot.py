@@ -40,7 +40,7 @@ def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArc
     resolution = list(config.get("image_resolution", ()))
     if resolution != [architecture.vision.image_size] * 2:
         raise CheckpointError(
-            f"{path}: image_resolution is {resolution}, the vision tower takes {architecture.vision.image_size}"
+            f"{path}: image_resolution is {resolution}, but the vision tower takes {architecture.vision.image_size}"
         )
     inputs, outputs = config["input_features"], config.get("output_features") or {}
     state_size = _size(inputs, STATE, path, architecture.action_dim)
@@ -92,7 +92,7 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
     named = {step.get("registry_name", step.get("class")): step for step in steps}
     unknown = sorted(str(name) for name in named.keys() - STEPS)
     if unknown:
-        raise CheckpointError(f"{path}: unknown steps {unknown}; known are {sorted(STEPS)}")
+        raise CheckpointError(f"{path}: unknown steps {unknown}; known steps are {sorted(STEPS)}")
     return named
 
 

@@ -33,7 +33,7 @@ class Processing:
     images: tuple[str, ...]  # keys in the model's order
     optional_images: tuple[str, ...]  # keys of images that may be missing
     antialias: bool  # True resizes as openpi does, to uint8; False as LeRobot, to float32
-    prompt: PromptForm  # form of the prompt
+    prompt: PromptForm  # format of the prompt
     state_size: int  # numbers in the robot's state
     action_size: int  # numbers in its actions
     state: Normalization  # normalisation of the state
