@@ -138,7 +138,7 @@ def test_the_arm_obeys_the_messages_of_other_drivers(graph, policy, actions, out
 def test_unsupported_command_messages_are_refused_at_once(graph):
     config = load([config_file("demo")], ["control.output:=twist_stamped", "topics.gripper:=/gripper"])
     with pytest.raises(
-        ConfigError, match=r"output on /arm/joint_command: found twist_stamped, .* accepts joint_state"
+        ConfigError, match=r"output on /arm/joint_command: found twist_stamped; .* accepts joint_state"
     ):
         SimNode(graph, config.arms)
 
