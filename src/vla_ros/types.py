@@ -97,7 +97,7 @@ class FloatResize:
 
 @dataclass(frozen=True)
 class JpegRoundTrip:
-    """Encodes images of ``size`` as JPEG and decodes them, as TensorFlow does by default."""
+    """Encodes images of ``size`` as JPEG and decodes them again, with TensorFlow's default settings."""
 
     size: tuple[int, int]
 

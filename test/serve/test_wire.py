@@ -161,7 +161,7 @@ def test_a_wrong_extension_is_ignored(extension: Any) -> None:
     [
         (True, {"actions": np.zeros((3, 2)), "delay": 2}, ""),
         (True, {"actions": np.zeros((0, 2)), "delay": 0}, ""),
-        (True, {"actions": np.zeros((5, 2)), "delay": 0}, r"\[5, 2\] with the delay 0, expected \[0 to 4, 2\]"),
+        (True, {"actions": np.zeros((5, 2)), "delay": 0}, r"\[5, 2\] and delay 0, expected \[0 to 4, 2\]"),
         (True, {"actions": np.zeros((3, 3)), "delay": 0}, r"\[3, 3\] with"),
         (True, {"actions": np.zeros(3), "delay": 0}, r"\[3\] with"),
         (True, {"actions": np.zeros((3, 2)), "delay": 4}, "the delay 4"),

@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     if min(arguments.steps, arguments.baseline_steps, arguments.pause) < 0 or arguments.prompt_tokens < 2:
         raise VlaRosError(
             f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --pause {arguments.pause:g} "
-            f"--prompt-tokens {arguments.prompt_tokens}: expected at least one step (0: the usual number), no "
-            "negative pause, and two tokens"
+            f"--prompt-tokens {arguments.prompt_tokens}: expected no negative "
+            "number (0 steps: the default), and a prompt of at least two tokens"
         )
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("bench needs torch: pip install 'vla_ros[openvla]'")

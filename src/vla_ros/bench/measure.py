@@ -31,7 +31,7 @@ class Measurement:
     prompt: IntArray  # int64 [L]
 
     def image(self, message: bytes) -> RawImage:
-        """Return the decoded message with the engine's resize."""
+        """Decode a message and return its image, resized as the engine does it."""
         return RawImage(decode_image(message).image, processor=ResizeNaive(self.engine.options.image_size))
 
     def step(self, message: bytes, draft: DraftState) -> tuple[Answer, dict[str, float]]:

@@ -36,7 +36,7 @@ class Stopwatch:
 
 
 def collect(steps: Sequence[Mapping[str, float]]) -> Times:
-    """Return the times of steps, given the milliseconds of each step by stage."""
+    """Return one array of milliseconds per stage from the stage times of each step."""
     names = dict.fromkeys(["total", *(name for step in steps for name in step)])
     return {name: np.array([step[name] for step in steps if name in step]) for name in names}
 

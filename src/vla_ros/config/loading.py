@@ -295,7 +295,7 @@ def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name:
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """Return True for an option that this policy adds to the options of all policies."""
+    """Return True for an option that only this policy has."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}

@@ -99,6 +99,6 @@ def _explained(point: EntryPoint) -> Iterator[None]:
         extras = (point.dist.metadata.get_all("Provides-Extra") if point.dist else None) or ()
         needed = f"{package}[{point.name}]" if point.name in extras else package
         raise MissingDependencyError(
-            f"policy.name: '{point.name}' needs a library that does not import ({error}); "
+            f"policy.name: '{point.name}' needs a library that cannot be imported ({error}); "
             f"install it with: pip install '{needed}'"
         ) from error

@@ -77,7 +77,7 @@ def _difference(part: Part, arm: Arm) -> Write:
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():
-            raise ConfigError(f"robot.urdf: the action has {part}, but velocity limits are missing in the URDF")
+            raise ConfigError(f"robot.urdf: the action has {part}, but the URDF lacks velocity limits")
         factor = 1 / arm.kinematics.velocity_limits
 
     def write(start: JointState, goal: JointState, seconds: float) -> FloatArray:

@@ -112,8 +112,8 @@ class PolicySpec:
         if left or min(known, default=1) < 1:
             numbers = " + ".join(f"{part} ({size})" for part, size in zip(self.action, known, strict=True))
             raise ConfigError(
-                f"the policy's actions have {self.dimension} numbers, found {numbers or 'nothing'} for them "
-                "(features.action)"
+                f"the policy's actions have {self.dimension} numbers, found {numbers or 'nothing'} in "
+                "features.action"
             )
         starts = [sum(known[:index]) for index in range(len(known))]
         return tuple(

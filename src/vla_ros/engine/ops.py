@@ -240,7 +240,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply the rotary embedding to [B, R, heads, head_dim]; pairs are the halves of a head, as in transformers."""
+    """Apply the rotary embedding to [B, R, heads, head_dim]; a pair has one element of each half of a head."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 

@@ -63,7 +63,7 @@ class TowerShape:
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches, dropped from the features."""
+        """Number of tokens before the patches; they are dropped from the features."""
         return int(self.class_token) + self.register_tokens
 
     @property

@@ -1,8 +1,8 @@
 """Writes a LeRobotDataset v3.0: first each episode, then the assembled data set.
 
 Finished episodes are stored in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The data
-set is assembled there and then renamed, so a data set under its final name is always complete. The format follows
-LeRobot 0.6.1 and a data set that LeRobot wrote.
+set is assembled there and then renamed, so a data set under its final name is always complete. The format
+follows LeRobot 0.6.1's source and a data set written by it.
 """
 
 from __future__ import annotations

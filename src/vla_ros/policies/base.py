@@ -123,7 +123,7 @@ class Policy(ABC):
         """Apply the policy's live options (``Option.live``)."""
 
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
-        """Un-normalise actions [..., D] with the statistics of each other dataset, by name.
+        """Return actions [..., D] un-normalised with every other dataset's statistics, keyed by dataset name.
 
         Used to diagnose a wrong ``policy.unnorm_key``; empty if the checkpoint has no other datasets.
         """

@@ -20,6 +20,6 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return the processor, number of usable cores and kernel, in one line."""
+    """Return the processor, the number of usable cores and the kernel version on one line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{platform.machine()}, {cores} cores, {platform.system()} {platform.release()}"

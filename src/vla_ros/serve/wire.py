@@ -253,7 +253,7 @@ def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
     if not good or type(delay) is not int or not 0 <= delay <= len(actions):
         expected = f"[0 to {longest}, {dimension or 'D'}] and a delay within the chunk"
         raise WireError(
-            f"the previous chunk is {list(actions.shape)} with the delay {str(delay)[:20]}, expected {expected}"
+            f"the previous chunk has shape {list(actions.shape)} and delay {str(delay)[:20]}, expected {expected}"
         )
     return PreviousChunk(actions, delay)
 

@@ -174,7 +174,7 @@ def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]
 
 
 def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    """Return the options of the table-top."""
+    """Return the options of the tabletop scene."""
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(

@@ -110,7 +110,7 @@ def shuffled_instruction(scene: Scene) -> str:
 
 
 def _draw_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-    """Draw ``count`` different pairs of colour and shape, the target first."""
+    """Sample ``count`` distinct pairs of colour and shape, the target's first."""
     everything = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     target = everything[int(rng.integers(len(everything)))]
     kinds = [target]

@@ -100,7 +100,7 @@ class _Reader:
         if sec >= 2**31 or nanosec >= _SECOND:  # sec is an int32: the upper half is negative
             raise ImageError(
                 f"{self._message}: found header.stamp with sec {sec} and nanosec {nanosec}, expected sec below"
-                f" {2**31} and nanosec below {_SECOND}; the CDR is damaged, or the driver has no clock"
+                f" {2**31} and nanosec below {_SECOND}; the CDR is damaged, or the driver sets no valid stamp"
             )
         return sec * _SECOND + nanosec
 

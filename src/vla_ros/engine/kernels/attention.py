@@ -27,7 +27,7 @@ def load_block(keys, values, base, column, end, HEAD: tl.constexpr):
 
 @triton.jit
 def attend_block(q, k, v, column, position, scale, PRECISION: tl.constexpr):
-    """Return the softmax of one block: largest score [R], sum of weights [R] and weighted values [R, HEAD]."""
+    """Return the partial softmax of one block: largest score [R], sum of weights [R], weighted values [R, HEAD]."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
     top = tl.max(score, axis=1)

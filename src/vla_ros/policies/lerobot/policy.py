@@ -40,7 +40,7 @@ class LeRobotPolicy(Policy):
         return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the checkpoint, and infer once to get the shape of the chunks."""
+        """Load the checkpoint and run one inference to get the shape of the chunks."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device

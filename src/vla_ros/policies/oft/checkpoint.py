@@ -140,7 +140,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UnpicklingError as error:
         raise CheckpointError(
-            f"{file}: contains objects other than tensors and is not opened, because that could run code "
+            f"{file}: contains objects other than tensors; not opened, because opening it could run code "
             f"({str(error).strip().splitlines()[0]})"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:

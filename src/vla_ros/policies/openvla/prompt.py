@@ -91,7 +91,7 @@ def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
     probe = encode(format_prompt("pick up the cube", architecture.prompt_version))
     if not probe or max(probe) >= architecture.llm.vocab_size or min(probe) < 0:
         raise CheckpointError(
-            f"{folder}: the tokenizer has tokens up to {max(probe, default=-1)}, but the model has "
-            f"{architecture.llm.vocab_size}; the tokenizer's files belong to another checkpoint"
+            f"{folder}: the tokenizer has token ids up to {max(probe, default=-1)}, but the model's vocabulary "
+            f"has {architecture.llm.vocab_size} tokens; the tokenizer's files belong to another checkpoint"
         )
     return encode

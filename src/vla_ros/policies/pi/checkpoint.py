@@ -100,7 +100,8 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
         )
     content = read_json(path).get("norm_stats")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state", "actions")):
-        raise CheckpointError(f"{path}: norm_stats lacks state or actions; copy the training's file again")
+        advice = "copy the file from the training run again"
+        raise CheckpointError(f"{path}: norm_stats lacks state or actions; {advice}")
     if max(robot.state, robot.actions) > architecture.action_dim:
         raise ConfigError(
             f"{folder}: {robot.name} has {robot.state} numbers in its state and {robot.actions} in an action, but "

@@ -78,7 +78,7 @@ def make_engine(
     keep: bool = True,
     jacobian: bool = False,
 ) -> FlowEngine:
-    """Return an engine that runs the weights of a loaded ``network``.
+    """Return an engine that runs a loaded ``network``.
 
     ``quantization`` of the prefix is ``none`` or ``fp8``; without ``keep``, each parameter is freed once it is
     quantised. ``runner`` and ``ops`` default to those of the device.

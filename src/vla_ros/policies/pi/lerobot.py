@@ -88,7 +88,8 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
     """Read the steps of a processor file, by name."""
     steps = read_json(path).get("steps")
     if not isinstance(steps, list):
-        raise CheckpointError(f"{path}: steps is {steps!r}, expected a list; save it with lerobot 0.4 or newer")
+        advice = "save the checkpoint with lerobot 0.4 or newer"
+        raise CheckpointError(f"{path}: steps is {steps!r}, expected a list; {advice}")
     named = {step.get("registry_name", step.get("class")): step for step in steps}
     unknown = sorted(str(name) for name in named.keys() - STEPS)
     if unknown:
