@@ -63,7 +63,7 @@ def test_tiny_bench_measures_everything(tmp_path, capsys):
         (("--model", "/no/such/folder", "--device", "cpu"), "expected a checkpoint's folder or one of tiny, "),
         (("--steps", "-3", "--device", "cpu"), "expected no negative number"),
         (("--baseline-steps", "-3", "--device", "cpu"), "expected no negative number"),
-        (("--pause", "-3", "--device", "cpu"), "no negative pause"),
+        (("--pause", "-3", "--device", "cpu"), "expected no negative number"),
         (("--trace", "/no/such/folder/trace.json"), "cannot be written"),
     ],
 )
