@@ -24,11 +24,13 @@ class Hand:
 
     Attributes:
         goals: Goals received, each after the suffix of its action's name.
+        succeeded: Number of results that reported success.
     """
 
     def __init__(self, graph: Graph, output: str = "gripper_command", answer: str = "done") -> None:
         self.goals: list[tuple[str, Any]] = []
         self.answer = answer
+        self.succeeded = 0
         self._node = graph.create_node("hand")
         for end, kind in TYPES[output].items():
             action = graph.action(kind)
@@ -45,6 +47,7 @@ class Hand:
         if self.answer == "late":
             return Future()
         response.status = _SUCCEEDED if self.answer == "done" else _ABORTED
+        self.succeeded += self.answer == "done"
         if hasattr(response.result, "success"):
             response.result.success = self.answer == "done"
         else:
