@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from vla_ros.bench.machine import median_seconds
-from vla_ros.bench.models import OPENVLA_7B, random_model
+from benchmarks.models.machine import median_seconds
+from benchmarks.models.subject import OPENVLA_7B, random_model
 from vla_ros.engine import tile_configs
 from vla_ros.engine.decoder import prefill, verify
 from vla_ros.engine.kernel_check import check_products

@@ -11,13 +11,13 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
+from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, EngineOptions, Request
 from vla_ros.engine.weights import fuse
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.policies.weights import fill
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine import resample
 from vla_ros.engine.kernels import jpeg
 from vla_ros.engine.kernels import resample as kernels
@@ -15,7 +16,6 @@ from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 from vla_ros.types import JpegRoundTrip
 from vla_ros.vision.processors import LiberoResize, crop_center, jpeg_round_trip, resize_lanczos3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.bench.models import open_subject
+from benchmarks.models.subject import open_subject
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Request

@@ -13,12 +13,12 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
+from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.openvla import vision_encoder
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder, check_vision, checked_encoder
 
 

@@ -38,22 +38,7 @@ def test_policy_of_recognises_checkpoints(content: str, policy: str, tmp_path: P
     assert [policy_of(name) for name in SHIPPED] == list(SHIPPED.values())
 
 
-@pytest.mark.parametrize(
-    ("content", "policy"), [('{"type": "pi0", "input_features": {}}', "pi"), ('{"model_type": "openvla"}', "oft")]
-)
-def test_bench_refuses_checkpoints_of_other_families(
-    content: str, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(content)
-    if policy == "oft":
-        (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"action_head.fc1.bias": "a"}}')
-    assert main(["bench", "--model", str(tmp_path)]) == 1
-    assert f"time it with --policy {policy} -p policy.checkpoint:={tmp_path}" in capsys.readouterr().err
-    assert main(["bench", "--model", "demo-pi"]) == 1
-    assert "time it with --policy pi -p policy.checkpoint:=demo-pi" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["serve", "infer"])
+@pytest.mark.parametrize("command", ["serve", "infer", "bench"])
 def test_the_checkpoint_selects_the_policy(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--checkpoint", "demo-pi", "-p", "policy.unnorm_key:=x"]) == 1
     assert "and policy.name is 'pi'" in capsys.readouterr().err

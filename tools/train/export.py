@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tools.checkpoints.openvla import write_checkpoint
 from tools.train import state
 from tools.train.card import model_card
 from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
@@ -16,7 +17,6 @@ from tools.train.network import Trainee, architecture_of, token_ids
 from tools.train.recipe import NetworkRecipe, from_json
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.openvla.checkpoints import write_checkpoint
 
 FACTS = "training.json"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

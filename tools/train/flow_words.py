@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tools.checkpoints.vocabulary import TABLE_WORDS
 from tools.train.flow_network import STATE_SIZE
 from tools.train.labels import KINDS
-from vla_ros.policies.openvla.vocabulary import TABLE_WORDS
 from vla_ros.policies.pi.prompt import BINS, PromptForm, prompt_tokens
 from vla_ros.policies.pi.tokenizer import load_tokenizer
 from vla_ros.sim.tasks import make_task

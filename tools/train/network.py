@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
 from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 
 ACTION_TOKENS = 7
 BINS = 256

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tools.checkpoints.vocabulary import write_tokenizer
 from tools.train.labels import KINDS
 from tools.train.network import token_ids
 from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe
@@ -17,7 +18,6 @@ from tools.train.shards import Labels
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.policies.openvla.vocabulary import write_tokenizer
 from vla_ros.sim.tasks import make_task
 from vla_ros.types import FloatArray, IntArray
 

@@ -1,4 +1,4 @@
-"""Inputs of a measurement: distinct camera messages, made on demand, and a prompt."""
+"""Distinct camera messages of a measurement, made on demand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.types import IntArray
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.processors import resize_bicubic
 
@@ -30,9 +28,3 @@ def make_messages(height: int, width: int, seed: int = 0, grain: int = 1) -> Cal
         return encode_image(pixels, index, "camera")
 
     return make
-
-
-def make_prompt(architecture: Architecture, tokens: int, seed: int = 0) -> IntArray:
-    """Make a prompt of BOS, random tokens and the closing token: int64 [tokens]."""
-    words = np.random.default_rng(seed).integers(3, architecture.action_vocab_size // 2, max(1, tokens - 2))
-    return np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)

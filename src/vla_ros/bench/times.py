@@ -1,4 +1,4 @@
-"""Milliseconds of many steps by stage, and their figures."""
+"""Milliseconds of many steps by stage, their figures, and the rows of a table."""
 
 from __future__ import annotations
 
@@ -61,3 +61,9 @@ def median_of(times: Times, *stages: str) -> float:
 def between(times: Times) -> float:
     """Return the median of a step's time outside its stages, which is the host's work."""
     return float(np.median(2 * times["total"] - np.sum(list(times.values()), axis=0)))
+
+
+def row(name: str, *values: float | str | None) -> str:
+    """Return a line with up to two figures; "-" for one that is missing."""
+    cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]
+    return f"{name:<18}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16), strict=False))

@@ -23,7 +23,7 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
-from vla_ros.policies.base import create, policy_of
+from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -57,11 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Infer once and print the result."""
-    assignments = list(arguments.param)
-    if arguments.checkpoint is not None and not arguments.config:
-        assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # explicit options win
-    if arguments.checkpoint is not None:
-        assignments.append(assignment("policy.checkpoint", str(arguments.checkpoint)))
+    assignments = [*checkpoint_options(None, arguments.checkpoint, arguments.config), *arguments.param]
     if arguments.instruction is not None:
         assignments.append(assignment("policy.instruction", arguments.instruction))
     config = load(arguments.config, assignments)

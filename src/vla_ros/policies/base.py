@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from vla_ros.config import Config, PolicyConfig, registry
+from vla_ros.config.loading import assignment
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.shipped import SHIPPED
@@ -163,6 +164,20 @@ def policy_of(checkpoint: str | Path) -> str:
     except (OSError, ValueError):
         config = {}
     return registry.claimant(config if isinstance(config, dict) else {})
+
+
+def checkpoint_options(policy: str | None, checkpoint: str | Path | None, files: Sequence[Path]) -> list[str]:
+    """Return the assignments that a command's ``--policy`` and ``--checkpoint`` mean.
+
+    Without ``policy`` and without ``files``, which may name a policy, the checkpoint determines it.
+    """
+    options = []
+    if policy or (checkpoint and not files):
+        options.append(f"policy.name:={policy or policy_of(checkpoint or '')}")
+    if checkpoint:
+        folder = checkpoint if str(checkpoint) in SHIPPED else Path(checkpoint).expanduser().resolve()
+        options.append(assignment("policy.checkpoint", str(folder)))
+    return options
 
 
 def options_of(config: Config, kind: type[T]) -> T:

@@ -1,17 +1,21 @@
-"""Checks a checkpoint's tensors against a network, and loads them."""
+"""Checks a checkpoint's tensors against a network, loads them, and writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies import quantization
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import FLOATS, Produce, StoredTensor, list_some
+from vla_ros.policies.checkpoint_files import FLOATS, INDEX, Produce, StoredTensor, list_some
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Maps parameter names to shapes."""
@@ -81,3 +85,19 @@ def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, d
     # A tensor that was neither moved nor converted still maps its file, which may change.
     value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
+
+
+def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce) -> tuple[int, int]:
+    """Write one safetensors file per part, and the index; return the tensor and byte counts."""
+    index: dict[str, str] = {}
+    size = 0
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        tensors = {name: tensor.contiguous() for name, tensor in produce(part)}
+        save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", folder / file)  # safetensors makes it readable only by its owner
+        index.update(dict.fromkeys(part, file))
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    content = {"metadata": {"total_size": size}, "weight_map": index}
+    (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return len(index), size

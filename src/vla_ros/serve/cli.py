@@ -22,19 +22,16 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vla_ros.config import load
-from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.policies.base import Progress, create, policy_of
+from vla_ros.policies.base import Progress, checkpoint_options, create
 from vla_ros.policies.remote.options import read_key
-from vla_ros.policies.shipped import SHIPPED
 
 KEY_LENGTH = 8
 """Minimum number of characters of an API key."""
@@ -82,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("vla_ros").setLevel(logging.INFO)
-    options = chosen(arguments.policy, arguments.checkpoint, arguments.config)
+    options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     config = load(arguments.config, [*options, *arguments.param])
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
     _check_free(address)
@@ -141,20 +138,6 @@ def _progress() -> Progress:
             logging.getLogger(__name__).info("%3.0f %% %s", 100 * fraction, message)
 
     return progress
-
-
-def chosen(policy: str | None, checkpoint: str | None, files: Sequence[Path]) -> list[str]:
-    """Return the options that ``--policy`` and ``--checkpoint`` set.
-
-    Without ``policy`` and without ``files``, which may name a policy, the checkpoint determines it.
-    """
-    options = []
-    if policy or (checkpoint and not files):
-        options.append(f"policy.name:={policy or policy_of(checkpoint or '')}")
-    if checkpoint:
-        folder = checkpoint if checkpoint in SHIPPED else str(Path(checkpoint).expanduser().resolve())
-        options.append(assignment("policy.checkpoint", folder))
-    return options
 
 
 def api_key(arguments: argparse.Namespace) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.policies.base import create
+from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.policies.remote.options import read_key
 from vla_ros.serve.asgi import Application
-from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL, chosen
+from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL
 from vla_ros.serve.service import Limits, Service
 
 try:
@@ -47,7 +47,7 @@ def application(arguments: Mapping[str, str]) -> Any:
         raise ConfigError(f"found the argument '{unknown[0]}', expected {known} or an option")
     numbers = {name: _number(name, arguments.get(name, usual)) for name, usual in _NUMBERS.items()}
     files = [config_file(arguments["config"])] if "config" in arguments else []
-    options = chosen(arguments.get("policy"), arguments.get("checkpoint"), files)
+    options = checkpoint_options(arguments.get("policy"), arguments.get("checkpoint"), files)
     options += [f"{name}:={value}" for name, value in arguments.items() if "." in name]
     load(files, options)  # reports wrong options here rather than in every replica
     robots, least = int(numbers["robots"]), int(numbers["replicas"])

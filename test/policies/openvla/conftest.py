@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 
+from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.config import Config
 from vla_ros.policies.openvla import OpenVLAOptions
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
-from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
 
 DATA = Path(__file__).parents[2] / "data" / "openvla"

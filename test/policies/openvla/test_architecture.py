@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.checkpoints.openvla import config_json
+from tools.checkpoints.tiny import STATISTICS, tiny_architecture
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.architecture import parse_architecture, read_architecture
-from vla_ros.policies.openvla.checkpoints import config_json
-from vla_ros.policies.openvla.tiny import STATISTICS, tiny_architecture
 from vla_ros.policies.shipped import folder_of
 
 PATH = Path("config.json")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation, RawImage
 from vla_ros.vision.processors import ResizeNaive
 

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
+from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
@@ -24,7 +25,6 @@ from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.checkpoints import config_json
 
 DEMO = "demo"
 FOLDER = checkpoint_folder(DEMO)

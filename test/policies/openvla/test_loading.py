@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tools.checkpoints.tiny import random_weights
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest
 from vla_ros.policies.openvla.loading import build_empty, check_weights
-from vla_ros.policies.openvla.tiny import random_weights
 from vla_ros.policies.weights import fill
 
 FIRST = "model-00001-of-00002.safetensors"

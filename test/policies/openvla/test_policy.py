@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tools.checkpoints.tiny import STATISTICS, tiny_architecture, write_tiny
 from vla_ros.config import CameraConfig, Config, build
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies import Policy, create
@@ -18,7 +19,6 @@ from vla_ros.policies.devices import choose_device
 from vla_ros.policies.openvla import OpenVLAOptions
 from vla_ros.policies.openvla.choices import check_attention
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
-from vla_ros.policies.openvla.tiny import STATISTICS, tiny_architecture, write_tiny
 from vla_ros.types import Observation
 from vla_ros.vision.processors import ResizeNaive
 

@@ -39,8 +39,8 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
     from vla_ros.policies.checkpoint_files import checkpoint_folder
     from vla_ros.policies.oft.checkpoint import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture
-    from vla_ros.policies.openvla.checkpoints import write_shards
     from vla_ros.policies.openvla.loading import never_run
+    from vla_ros.policies.weights import write_shards
 
     checkpoint_folder(str(folder))
     if output.exists() and any(output.iterdir()):

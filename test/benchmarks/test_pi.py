@@ -1,4 +1,4 @@
-"""`vla-ros bench --model pi05`: its keys on a CPU, and plain PyTorch against the engine."""
+"""`python -m benchmarks.models pi05`: its keys on a CPU, and plain PyTorch against the engine."""
 
 import json
 from dataclasses import replace
@@ -10,9 +10,9 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
-from vla_ros.bench import plain_pi
-from vla_ros.bench.pi import MODELS, TINY, make_processing, random_network
-from vla_ros.cli.main import main
+from benchmarks.models import plain_pi
+from benchmarks.models.__main__ import main
+from benchmarks.models.pi import MODELS, TINY, make_processing, random_network
 from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.inference import make_engine
@@ -25,7 +25,7 @@ KEYS = {
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_every_key_is_there(tmp_path, quantization, capsys):
-    command = ["bench", "--model", "pi05", "--images", "2", "--prompt-tokens", "20", "--horizon", "10"]
+    command = ["pi05", "--images", "2", "--prompt-tokens", "20", "--horizon", "10"]
     command += ["--flow-steps", "10", "--quantization", quantization, "--device", "cpu", "--steps", "1"]
     assert main([*command, "--json", str(tmp_path / "pi.json")]) == 0
     found = json.loads((tmp_path / "pi.json").read_text())

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_ros.bench import plain_pi
+from benchmarks.models import plain_pi
+from benchmarks.models.machine import Stage, floor_ms, memory_gb
+from benchmarks.models.report import footing, heading, stage_rows
+from benchmarks.models.setup import COMPILED_UNUSED, compiled_baseline, figures, start
 from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.machine import Stage, floor_ms, memory_gb
-from vla_ros.bench.report import footing, heading, row, stage_rows
-from vla_ros.bench.setup import COMPILED_UNUSED, compiled_baseline, figures, start
-from vla_ros.bench.times import Stopwatch, Times, collect, percentiles
+from vla_ros.bench.times import Stopwatch, Times, collect, percentiles, row
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
-from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.pi.architecture import GEMMA_2B, GEMMA_300M, PUBLISHED, SO400M, PiArchitecture
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.loading import parameter_dtype
@@ -131,7 +130,7 @@ def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Sta
     return [vision, stage(patches + tokens, network.prefix), *[flow] * steps]
 
 
-def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine, alone, with RTC and in batches, and plain PyTorch over the same weights."""
     setup = start(arguments)
     steps, warmup = setup.steps, setup.warmup

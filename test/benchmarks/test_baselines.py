@@ -10,9 +10,8 @@ pytest.importorskip("transformers", reason="the library transformers is not inst
 
 import torch
 
-from vla_ros.bench.baselines import compiled_static_cache, eager_generate, time_baseline
-from vla_ros.bench.inputs import make_prompt
-from vla_ros.bench.models import open_subject
+from benchmarks.models.baselines import compiled_static_cache, eager_generate, time_baseline
+from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.engine.llama import as_loaded
 from vla_ros.engine.weights import fuse
 

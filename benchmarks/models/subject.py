@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tools.checkpoints.tiny import STATISTICS, write_tiny
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.loading import build_empty, check_weights
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.tiny import STATISTICS, write_tiny
 from vla_ros.policies.weights import fill
+from vla_ros.types import IntArray
 
 OPENVLA_7B = Architecture(
     towers=tuple(TIMM_TOWERS.values()),
@@ -64,7 +64,6 @@ def open_subject(
     device: torch.device,
     dtype: torch.dtype,
     quantization: str = "none",
-    progress: Progress = no_progress,
 ) -> Subject:
     """Load or create the model: ``tiny``, ``openvla-7b`` or a checkpoint folder.
 
@@ -86,9 +85,9 @@ def open_subject(
             check_weights(model, known, folder)
         produce = random_weights(model, device, dtype) if known is None else from_files(known)
         if quantization == "none":
-            fill(model, produce, device, dtype, progress)
+            fill(model, produce, device, dtype)
         else:
-            weights = fill_quantized(model, produce, device, dtype, quantization, progress)
+            weights = fill_quantized(model, produce, device, dtype, quantization)
     bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
     return Subject(title, model, bins, statistics, name in ("tiny", "openvla-7b"), weights)
 
@@ -129,3 +128,9 @@ def _random_statistics() -> ActionStatistics:
     action = STATISTICS["tiny"]["action"]
     low, high = (np.asarray(action[name], dtype=np.float64) for name in ("q01", "q99"))
     return ActionStatistics("random", low, high, np.asarray(action["mask"], dtype=np.bool_))
+
+
+def make_prompt(architecture: Architecture, tokens: int, seed: int = 0) -> IntArray:
+    """Make a prompt of BOS, random tokens and the closing token: int64 [tokens]."""
+    words = np.random.default_rng(seed).integers(3, architecture.action_vocab_size // 2, max(1, tokens - 2))
+    return np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)

@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.bench.inputs import make_messages, make_prompt
-from vla_ros.bench.machine import floor_ms, openvla_stages
-from vla_ros.bench.models import OPENVLA_7B, random_weights
-from vla_ros.bench.report import footing, heading, row, stage_rows
-from vla_ros.bench.setup import COMPILED_UNUSED, figures, start
-from vla_ros.bench.times import Stopwatch, collect
-from vla_ros.policies.base import Progress, no_progress
+from benchmarks.models.machine import floor_ms, openvla_stages
+from benchmarks.models.report import footing, heading, stage_rows
+from benchmarks.models.setup import COMPILED_UNUSED, figures, start
+from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_weights
+from tools.checkpoints.tiny import tiny_architecture
+from vla_ros.bench.inputs import make_messages
+from vla_ros.bench.times import Stopwatch, collect, row
 from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.actions import ActionStatistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.loading import empty
-from vla_ros.policies.openvla.tiny import tiny_architecture
 from vla_ros.policies.weights import fill
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
@@ -62,7 +61,7 @@ class Step:
         return chunk, watch.milliseconds
 
 
-def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine, and plain torch over the same weights."""
     architecture, layout, size, processor = MODELS[arguments.model]
     setup = start(arguments)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from vla_ros.policies.checkpoint_files import INDEX, Produce
+from tools.checkpoints.vocabulary import write_tokenizer
+from vla_ros.policies.checkpoint_files import INDEX
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.vocabulary import write_tokenizer
+from vla_ros.policies.weights import write_shards
 
 Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]
 """Maps a dataset to ``{"action": {"q01": [...], "q99": [...], "mask": [...]}}``."""
@@ -81,21 +80,6 @@ def write_checkpoint(
     count = max(1, min(shards, len(names)))
     parts = [names[number * len(names) // count : (number + 1) * len(names) // count] for number in range(count)]
     write_shards(folder, parts, lambda part: ((name, weights[name]) for name in part))
-
-
-def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce) -> tuple[int, int]:
-    """Write one safetensors file per part, and the index; return the tensor and byte counts."""
-    index: dict[str, str] = {}
-    size = 0
-    for number, part in enumerate(parts, 1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        tensors = {name: tensor.contiguous() for name, tensor in produce(part)}
-        save_file(tensors, str(folder / file), metadata={"format": "pt"})
-        shutil.copymode(folder / "config.json", folder / file)  # safetensors makes it readable only by its owner
-        index.update(dict.fromkeys(part, file))
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
-    return len(index), size
 
 
 def _write_json(path: Path, content: Any) -> None:

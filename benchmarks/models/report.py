@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from vla_ros.bench.times import row
+
 
 def heading(result: dict[str, Any], *words: str) -> str:
     """Return a heading that names the measurement and the machine."""
     about = (result["dtype"], f"quantisation {result['quantization']}", *words, f"{result['steps']} steps")
     return f"{result['model']} on {result['machine']}, {', '.join(about)}, {result['graphs']}"
-
-
-def row(name: str, *values: float | str | None) -> str:
-    """Return a line with up to two figures; "-" for one that is missing."""
-    cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]
-    return f"{name:<18}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16), strict=False))
 
 
 def stage_rows(result: dict[str, Any]) -> list[str]:

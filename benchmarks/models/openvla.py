@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.bench import baselines
-from vla_ros.bench.inputs import make_messages, make_prompt
-from vla_ros.bench.machine import floor_ms, openvla_stages
-from vla_ros.bench.measure import Measurement, RightDrafts, compare, run_right_drafts
-from vla_ros.bench.models import open_subject
-from vla_ros.bench.report import footing, heading, row
-from vla_ros.bench.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
-from vla_ros.bench.times import percentiles, stage_medians
+from benchmarks.models import baselines
+from benchmarks.models.machine import floor_ms, openvla_stages
+from benchmarks.models.measure import Measurement, RightDrafts, compare, run_right_drafts
+from benchmarks.models.report import footing, heading
+from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
+from benchmarks.models.subject import make_prompt, open_subject
+from vla_ros.bench.inputs import make_messages
+from vla_ros.bench.times import percentiles, row, stage_medians
 from vla_ros.engine.executor import Answer
 from vla_ros.engine.llama import as_loaded
-from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.memory import plan_memory
@@ -36,13 +35,13 @@ MOST_BASELINE = 200
 """Steps of a baseline unless given; on a GPU each takes five times as long as the engine's."""
 
 
-def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine and its baselines."""
     setup = start(arguments)
     height, width = arguments.frame or ((720, 1280) if setup.cuda else (240, 320))
     steps, kept = setup.steps, not arguments.no_baseline  # baselines need the dense weights
     quantize_now = "none" if kept else setup.quantization
-    subject = open_subject(arguments.model, setup.device, setup.dtype, quantize_now, progress)
+    subject = open_subject(arguments.model, setup.device, setup.dtype, quantize_now)
     model, count = subject.model, subject.statistics.dimension
     engine = make_engine(model, count, setup.quantization, "prefill", keep=kept, weights=subject.weights)
     shapes = {name: tuple(one.shape) for name, one in build_empty(model.architecture).named_parameters()}

@@ -1,4 +1,4 @@
-"""``vla-ros bench`` as a user runs it, on a CPU."""
+"""``vla-ros bench`` and ``python -m benchmarks.models`` as a user runs them, on a CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from benchmarks.models.__main__ import main as models
 from vla_ros.bench import times
 from vla_ros.cli.main import main
 
@@ -16,8 +17,8 @@ pytest.importorskip("transformers", reason="the library transformers is not inst
 @pytest.mark.slow
 def test_tiny_bench_measures_everything(tmp_path, capsys):
     file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
-    options = ["--model", "tiny", "--device", "cpu", "--steps", "2", "--baseline-steps", "1"]
-    assert main(["bench", *options, "--json", str(file), "--trace", str(trace)]) == 0
+    options = ["tiny", "--device", "cpu", "--steps", "2", "--baseline-steps", "1"]
+    assert models([*options, "--json", str(file), "--trace", str(trace)]) == 0
     printed = capsys.readouterr()
     for word in (
         "prefill",
@@ -59,16 +60,13 @@ def test_tiny_bench_measures_everything(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--device", "cuda:77"), "policy.device"),
-        (("--model", "/no/such/folder", "--device", "cpu"), "expected a checkpoint's folder or one of tiny, "),
-        (("--steps", "-3", "--device", "cpu"), "expected no negative number"),
-        (("--baseline-steps", "-3", "--device", "cpu"), "expected no negative number"),
-        (("--pause", "-3", "--device", "cpu"), "expected no negative number"),
-        (("--trace", "/no/such/folder/trace.json"), "cannot be written"),
+        (("tiny", "--device", "cuda:77"), "policy.device"),
+        (("/no/such/folder", "--device", "cpu"), "expected a checkpoint's folder or one of tiny, "),
+        (("tiny", "--trace", "/no/such/folder/trace.json"), "cannot be written"),
     ],
 )
 def test_wrong_use_ends_with_one_line(words, message, capsys):
-    assert main(["bench", *words]) == 1
+    assert models([*words]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
 
@@ -76,15 +74,32 @@ def test_wrong_use_ends_with_one_line(words, message, capsys):
 def test_every_step_rests_before_its_time_is_taken(monkeypatch, tmp_path):
     rests, file = [], tmp_path / "bench.json"
     monkeypatch.setattr(times.time, "sleep", rests.append)
-    options = ["--model", "tiny-oft", "--device", "cpu", "--steps", "2", "--no-baseline", "--pause", "250"]
-    assert main(["bench", *options, "--json", str(file)]) == 0
+    monkeypatch.setattr(times.Stopwatch, "pause", 0.0)
+    options = ["tiny-oft", "--device", "cpu", "--steps", "2", "--no-baseline", "--pause", "250"]
+    assert models([*options, "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert (result["steps"], result["pause_ms"]) == (2, 250.0)
     assert rests.count(0.25) >= 2
-    assert main(["bench", "--model", "no such model"]) == 1  # without it again
 
 
-def test_a_wrong_frame_size_is_wrong_usage(capsys):
+@pytest.mark.parametrize(
+    ("run", "words", "message"),
+    [
+        (models, ("tiny", "--frame", "big"), "expected WIDTHxHEIGHT"),
+        (models, ("tiny", "--steps", "-3"), "found '-3', expected 0 or more"),
+        (models, ("tiny", "--baseline-steps", "-3"), "found '-3', expected 0 or more"),
+        (main, ("bench", "--steps", "0"), "found '0', expected 1 or more"),
+        (main, ("bench", "--pause", "-3"), "found '-3', expected 0 or more"),
+    ],
+)
+def test_a_wrong_number_is_wrong_usage(run, words, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["bench", "--frame", "big"])
-    assert "expected WIDTHxHEIGHT" in capsys.readouterr().err
+        run([*words])
+    assert message in capsys.readouterr().err
+
+
+def test_bench_times_the_policy_of_a_checkpoint(capsys):
+    assert main(["bench", "--checkpoint", "demo-pi", "--config", "demo_pi", "--steps", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "policy 'pi': 1 steps, 16 action(s) of" in text
+    assert "flow" in text

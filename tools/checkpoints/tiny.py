@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tools.checkpoints.openvla import Statistics, write_checkpoint
+from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
 from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN, Architecture
-from vla_ros.policies.openvla.checkpoints import Statistics, write_checkpoint
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 
 STATISTICS: Statistics = {
     "tiny": {

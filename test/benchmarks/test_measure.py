@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
-from vla_ros.bench.inputs import make_messages, make_prompt
-from vla_ros.bench.measure import Measurement, run_right_drafts
-from vla_ros.bench.models import open_subject
-from vla_ros.bench.openvla import render
+from benchmarks.models.measure import Measurement, run_right_drafts
+from benchmarks.models.openvla import render
+from benchmarks.models.subject import make_prompt, open_subject
+from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import between, collect, percentiles
 from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.vision.decode import decode_image

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.bench.models import Subject
+from benchmarks.models.subject import Subject
 from vla_ros.bench.times import Stopwatch, Times, collect
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Answer, Engine, Request

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vla_ros.bench.machine import Machine, measure_machine, memory_gb
+from benchmarks.models.machine import Machine, measure_machine, memory_gb
 from vla_ros.bench.times import Stopwatch, Times, between, median_of, percentiles, stage_medians
 from vla_ros.policies.devices import choose_device
 

@@ -1,0 +1,1 @@
+"""Times the shipped model families with published sizes against plain PyTorch, from camera messages to actions."""

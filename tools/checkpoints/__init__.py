@@ -1,0 +1,1 @@
+"""Small checkpoints in the published layouts, written for tests, benchmarks and training."""
