@@ -32,6 +32,14 @@ def no_progress(fraction: float, message: str) -> None:
     """Ignore progress; the default of :meth:`Policy.load`."""
 
 
+@dataclass(frozen=True)
+class Lost:
+    """The loss of the connection to a policy's server."""
+
+    seconds: float  # since when
+    why: str
+
+
 class Session:
     """State of one robot between observations; empty in this base class.
 
@@ -40,6 +48,14 @@ class Session:
 
     def reset(self) -> None:
         """Discard all state from past observations when an episode or instruction begins."""
+
+    @property
+    def lost(self) -> Lost | None:
+        """The loss of the server that this session needs, noticed during an inference or between two.
+
+        None if the server is connected or none is needed. Any thread may ask.
+        """
+        return None
 
     def close(self) -> None:
         """Free the session's resources, such as a connection."""

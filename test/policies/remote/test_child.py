@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
 
+import vla_ros
 from test.serve.serving import until
 from vla_ros.config import Config
 from vla_ros.errors import ServerLostError
@@ -47,13 +48,14 @@ def gone(pid: int) -> bool:
 
 
 def test_a_killed_server_is_restarted_at_its_address(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("VLA_ROS_API_KEY", raising=False)
     server.start()
     with pytest.raises(Exception, match="key"):
         client(server).load()
-    policy = client(server, str(server.key_file))
+    (tmp_path / "key").write_text(server.key)
+    policy = client(server, str(tmp_path / "key"))
     policy.load()
     session = policy.start_session()
     assert policy.infer(session, LOOK).stamp == 7
@@ -72,7 +74,6 @@ def test_a_killed_server_is_restarted_at_its_address(
     last = server.pid
     server.close()
     assert gone(last)
-    assert not server.key_file.exists()
 
 
 PARENT = """
@@ -86,8 +87,9 @@ time.sleep(600)
 """
 
 
-def test_the_server_ends_with_a_parent_that_is_killed() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+def test_the_server_ends_with_a_parent_that_is_killed_and_leaves_no_file(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert not gone(pid)
@@ -95,6 +97,22 @@ def test_the_server_ends_with_a_parent_that_is_killed() -> None:
     parent.wait()
     parent.stdout.close()
     until(lambda: gone(pid))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_server_does_not_get_the_libraries_of_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('numpy of another Python')\n")
+    own = str(Path(vla_ros.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), "", own]))
+    child = ServerProcess(Path(sys.executable), ["--policy", "hold"])
+    try:
+        child.start()
+        assert f"PYTHONPATH={own}" in Path(f"/proc/{child.pid}/environ").read_text().split("\0")
+        assert child.key not in Path(f"/proc/{child.pid}/cmdline").read_text()
+    finally:
+        child.close()
 
 
 def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:

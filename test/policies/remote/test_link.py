@@ -39,7 +39,7 @@ def test_attempts_are_made_after_growing_pauses() -> None:
     enough = threading.Event()
 
     def wait(event: threading.Event, seconds: float) -> bool:
-        if seconds == 1.0:  # between looks at an idle connection
+        if connected(link):  # between looks at an idle connection
             return event.wait(0.01)
         waited.append(seconds)
         if len(waited) < 9:
@@ -73,6 +73,42 @@ def test_a_lost_connection_is_reported_and_restored() -> None:
         stop.clear()
         until(lambda: connected(link))
         link.ask(QUERY, PATIENCE)
+
+
+def test_a_loss_is_noticed_without_a_request() -> None:
+    with contextlib.ExitStack() as stack:
+        with websocket(obliging) as port:
+            link = stack.enter_context(linked(port))
+            link.ask(QUERY, PATIENCE)
+            assert link.lost is None
+            ended = time.monotonic()
+        until(lambda: link.lost is not None)
+        lost = link.lost
+        assert lost is not None
+        assert "closed the connection" in lost.why
+        assert lost.seconds <= time.monotonic() - ended
+
+
+def test_a_loss_ends_with_the_next_answer_if_a_request_was_lost() -> None:
+    good = threading.Event()
+
+    def leave(connection: ServerConnection) -> None:
+        for _ in connection:
+            if not good.is_set():
+                return
+            connection.send(GOOD)
+
+    with websocket(leave) as port, linked(port) as link:
+        for _ in range(3):
+            until(lambda: connected(link))
+            with pytest.raises(ServerLostError):
+                link.ask(QUERY, PATIENCE)
+            assert link.lost is not None
+        until(lambda: connected(link))
+        assert link.lost is not None
+        good.set()
+        link.ask(QUERY, PATIENCE)
+        assert link.lost is None
 
 
 def test_without_a_connection_requests_fail_at_once() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import Target
 
 from .golden import one, recorded
-from .links import GOOD, QUERY, connected, linked, websocket
+from .links import GOOD, QUERY, connected, link_to, linked, websocket
 
 
 def test_roboarena_is_recognised_and_receives_resets() -> None:
@@ -84,6 +85,76 @@ def test_gr00t_over_zeromq() -> None:
         link.ask(query, PATIENCE)
 
 
+def test_gr00t_n15_is_not_asked_to_reset() -> None:
+    hello, action, unknown = (one("gr00t", "n15_basic", number).payload for number in (11, 15, 23))
+    answers = {"get_modality_config": hello, "get_action": action, "reset": unknown}
+    query = Query({"video.webcam": np.zeros((12, 16, 3), np.uint8), "state.single_arm": np.ones(5)}, "go")
+    with gr00t(answers) as port, linked(port, GR00T, "zmq") as link:
+        for _ in range(2):
+            assert link.ask(query, PATIENCE, begins=True).actions["single_arm"].shape == (16, 5)
+
+
+def test_a_gr00t_server_that_leaves_is_lost_before_the_next_request() -> None:
+    hello = one("gr00t", "main_basic", 11).payload
+    with contextlib.ExitStack() as stack:
+        with gr00t({"get_modality_config": hello}) as port:
+            link = stack.enter_context(linked(port, GR00T, "zmq"))
+            assert link.lost is None
+        until(lambda: link.lost is not None)
+
+
+def test_a_wrong_gr00t_token_names_the_option() -> None:
+    refused = one("gr00t", "main_token", 15).payload
+    named = pytest.raises(ServerSaidError, match=r"Invalid API token; set policy.api_key_file")
+    with gr00t({"get_modality_config": refused}) as port, named:
+        link_to(port, GR00T, "zmq").start(PATIENCE)
+
+
+@contextlib.contextmanager
+def http_server(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
+        server.server_close()
+
+
+def test_an_http_server_may_close_idle_connections() -> None:
+    """As uvicorn does after 5 s."""
+    body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
+    connections = []
+
+    class Act(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 0.15  # s without a request
+
+        def setup(self) -> None:
+            connections.append(time.monotonic())
+            super().setup()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with contextlib.ExitStack() as stack:
+        with http_server(Act) as port:
+            link = stack.enter_context(linked(port, OFT, "http"))
+            for count in range(1, 4):
+                assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+                assert link.lost is None
+                until(lambda count=count: len(connections) > count)  # type: ignore[misc]
+        until(lambda: link.lost is not None)
+
+
 def test_oft_over_http() -> None:
     body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
     replies = [(200, body), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, body)]
@@ -102,22 +173,14 @@ def test_oft_over_http() -> None:
 
         def log_message(self, *_: Any) -> None: ...
 
-    server = HTTPServer(("127.0.0.1", 0), Act)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        with linked(server.server_port, OFT, "http") as link:
-            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-            for reason in ("answered with an error: error", "status 500", "an answer of more than"):
-                until(lambda: connected(link))
-                with pytest.raises(WireError, match=reason):
-                    link.ask(QUERY, PATIENCE)
+    with http_server(Act) as port, linked(port, OFT, "http") as link:
+        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+        for reason in ("answered with an error: error", "status 500", "an answer of more than"):
             until(lambda: connected(link))
-            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-    finally:
-        server.shutdown()
-        thread.join(PATIENCE)
-        server.server_close()
+            with pytest.raises(WireError, match=reason):
+                link.ask(QUERY, PATIENCE)
+        until(lambda: connected(link))
+        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
 
 
 def test_the_key_is_not_shown() -> None:

@@ -47,8 +47,7 @@ class LeRobotChild(RemotePolicy):
         self._server = ServerProcess(python, arguments)
         try:
             self._server.start()
-            key_file = str(self._server.key_file)
-            self._use(self._config, RemoteOptions("remote", server=self._server.url, api_key_file=key_file))
+            self._use(self._config, RemoteOptions("remote", server=self._server.url), self._server.key)
             super().load(progress)
         except BaseException:
             self.close()

@@ -6,9 +6,7 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import subprocess
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -27,16 +25,14 @@ _TERMINATE = 10.0  # s between SIGTERM and SIGKILL
 class ServerProcess:
     """Runs ``vla-ros serve`` with another Python and restarts it when it dies.
 
-    The server listens on loopback and requires the API key in ``key_file``. The server exits when this process
-    does, even after SIGKILL, because the kernel then closes the pipe to the server's standard input.
+    The server listens on loopback and requires the API key ``key``, which it reads from a pipe, so that no file
+    contains it. The server exits when this process does, even after SIGKILL, because the kernel then closes the
+    pipe to the server's standard input.
     """
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
         self._python, self._arguments = python, arguments
-        self._folder = Path(tempfile.mkdtemp(prefix="vla_ros_"))
-        self.key_file = self._folder / "key"
-        self.key_file.touch(mode=0o600)
-        self.key_file.write_text(secrets.token_urlsafe(24), encoding="ascii")
+        self.key = secrets.token_urlsafe(24)
         self._lines: deque[str] = deque(maxlen=_REMEMBERED)
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -63,7 +59,7 @@ class ServerProcess:
         self._supervisor.start()
 
     def close(self) -> None:
-        """Terminate the process and delete the key."""
+        """Terminate the process."""
         self._closing.set()
         if self._process is not None:
             self._process.terminate()
@@ -73,12 +69,14 @@ class ServerProcess:
                 self._process.kill()
         if self._supervisor is not None:
             self._supervisor.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> subprocess.Popen[str]:
         """Start a process and wait until it serves; restarts keep the same port."""
+        key, writer = os.pipe()
+        os.write(writer, self.key.encode())
+        os.close(writer)
         command = [str(self._python), "-m", "vla_ros.cli", "serve", *self._arguments, "--with-parent"]
-        command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
+        command += ["--port", str(self._port), "--api-key-file", f"/dev/fd/{key}"]
         self._lines.clear()
         try:
             self._process = process = subprocess.Popen(
@@ -88,10 +86,13 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=_environment(),
+                pass_fds=(key,),
             )
         except OSError as error:
             raise ServerLostError(f"{self._python}: cannot be started ({error.strerror})") from None
+        finally:
+            os.close(key)
         if self._closing.is_set():
             process.terminate()
         serving = self._log(process)
@@ -127,3 +128,16 @@ class ServerProcess:
             except ServerLostError as error:
                 logger.error("%s", error)
                 failures += 1
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without the folders of libraries for this process's Python.
+
+    A folder of ``PYTHONPATH`` that holds this package, as in a colcon workspace, remains.
+    """
+    own = Path(__file__).parents[3]
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [path for path in folders if path and Path(path).resolve() == own.resolve()]
+    dropped = ("PYTHONPATH", "PYTHONHOME")
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **({"PYTHONPATH": kept[0]} if kept else {})}

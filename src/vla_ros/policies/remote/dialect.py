@@ -27,6 +27,10 @@ OWN = "vla_ros"
 """Value of ``server`` in the metadata of this package's server, and key of its extensions to openpi's protocol."""
 
 
+KEY_HINT = "; set policy.api_key_file"
+"""Ends the message about a server that refuses this client's key or expects one."""
+
+
 @dataclass(frozen=True, eq=False)
 class Query:
     """One observation, independent of the dialect."""
@@ -59,6 +63,7 @@ class ServerSaidError(WireError):
     def __init__(self, text: str, more: str = "") -> None:
         line = (text.strip().splitlines() or ["(empty)"])[-1]
         shown = "".join(character if character.isprintable() else "?" for character in line)[:300]
+        more += KEY_HINT if "unauthorized" in line.lower() else ""
         super().__init__(f"the server answered with an error: {shown}{more}")
 
 

@@ -11,7 +11,13 @@ from vla_ros.policies.remote.dialect import Dialect, Metadata
 
 OPENPI = Dialect("openpi", openpi.query, openpi.answer)
 ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.reset)
-VLLM_OMNI = replace(ROBOARENA, name="vllm_omni", query=openpi.vllm_omni_query, path="/v1/realtime/robot/openpi")
+VLLM_OMNI = Dialect(
+    "vllm_omni",
+    openpi.vllm_omni_query,
+    openpi.vllm_omni_answer,
+    path="/v1/realtime/robot/openpi",
+    reset=openpi.reset,
+)
 SGLANG = replace(OPENPI, name="sglang", query=openpi.sglang_query, port=30000, path="/openpi/policy")
 GR00T = Dialect(
     "gr00t",
@@ -23,6 +29,7 @@ GR00T = Dialect(
     metadata=gr00t.metadata,
     reset=gr00t.reset,
 )
+GR00T_N15 = replace(GR00T, reset=None)  # its server knows no reset
 GR00T_FLAT = replace(GR00T, name="gr00t_flat", query=gr00t.FLAT)
 OFT = Dialect("oft", oft.query, oft.answer, ("http", "https"), 8777, "/act")
 
@@ -60,4 +67,6 @@ def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":
         return SGLANG
+    if assumed is GR00T and metadata.get("version") == "n1.5":
+        return GR00T_N15
     return assumed

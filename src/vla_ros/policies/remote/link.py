@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vla_ros.errors import ServerLostError, VlaRosError
+from vla_ros.policies.base import Lost
 from vla_ros.policies.remote.dialect import (
     NO_METADATA,
     Answer,
@@ -26,7 +27,7 @@ from vla_ros.policies.remote.transport import Target, Transport, connect
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # s
-_KEEP_ALIVE = 1.0  # s between checks of an idle connection
+_LOOK = 0.1  # s between checks of an idle connection, and the longest duration of a check
 _CONNECT = 5.0  # s to connect and get the metadata; openpi's servers accept no connection during an inference
 
 
@@ -65,6 +66,8 @@ class Link:
         self._peer: Peer | None = None
         self._why = "not connected yet"
         self._failures = 0
+        self._lost: float | None = None  # time of ``time.monotonic``
+        self._unanswered = False  # the last request was lost with the connection
         self._using = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -97,6 +100,15 @@ class Link:
             raise ServerLostError(f"{self._why}; reconnecting")
         return peer
 
+    @property
+    def lost(self) -> Lost | None:
+        """Since when the server has been lost, or None.
+
+        A loss ends when the server is connected again; if a request was lost, it ends with the next answer.
+        """
+        since = self._lost
+        return None if since is None else Lost(time.monotonic() - since, self._why)
+
     def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
         """Send one request and return the answer within ``seconds``.
 
@@ -107,27 +119,32 @@ class Link:
             WireError: The server returned an error, or something other than actions.
         """
         deadline = time.monotonic() + seconds
-        with self._using:
+        with self._using:  # for at most _LOOK, _look() has it
             peer = self.peer
             dialect, transport = peer.dialect, peer.transport
             message = dialect.query(query, peer.metadata)
             try:
-                transport.poll()
+                transport.poll(deadline)
                 if begins and dialect.reset is not None:
                     reply = _exchange(transport, dialect.reset(query.session), deadline)
                     if reply != "reset successful":  # otherwise a map, which may report an error
                         read(reply)
                 answer = dialect.answer(_exchange(transport, message, deadline))
             except ServerSaidError:
+                self._answered()
                 raise
             except ServerLostError as error:
+                self._unanswered = True
                 self._drop(str(error))
                 raise ServerLostError(f"{error}; reconnecting") from None
             except BaseException as error:
                 self._drop(str(error))
                 raise
-            self._failures = 0
+            self._answered()
             return answer
+
+    def _answered(self) -> None:
+        self._failures, self._lost, self._unanswered = 0, None, False
 
     def close(self) -> None:
         """Disconnect and stop the thread."""
@@ -146,6 +163,7 @@ class Link:
         peer, self._peer = self._peer, None
         if peer is not None:
             self._why = why
+            self._lost = self._lost or time.monotonic()
             peer.transport.close()
             self._wake.set()
 
@@ -172,6 +190,8 @@ class Link:
             return error
         with self._using:
             self._peer = peer
+            if not self._unanswered:
+                self._lost = None
         logger.info("policy.server: connected to %s", self._target.url)
         return None
 
@@ -182,19 +202,22 @@ class Link:
             if self._closing:
                 return
             connected = self._peer is not None
-            self._wait(self._wake, _KEEP_ALIVE if connected else pause(self._failures, self._chance()))
+            self._wait(self._wake, _LOOK if connected else pause(self._failures, self._chance()))
             if connected:
                 self._look()
             elif not self._closing:
                 self._attempt(_CONNECT)
 
     def _look(self) -> None:
-        with self._using:
-            try:
-                if self._peer is not None:
-                    self._peer.transport.poll()
-            except VlaRosError as error:
-                self._drop(str(error))
+        if not self._using.acquire(blocking=False):
+            return  # a request is pending
+        try:
+            if self._peer is not None:
+                self._peer.transport.poll(time.monotonic() + _LOOK)
+        except VlaRosError as error:
+            self._drop(str(error))
+        finally:
+            self._using.release()
 
 
 def _exchange(transport: Transport, message: bytes, deadline: float) -> Message:

@@ -222,8 +222,8 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
     """Convert ``value`` to finite float64 numbers; raises WireError if that fails."""
     if isinstance(value, list):
         try:
-            value = np.array(value, dtype=np.float64)
-        except (ValueError, TypeError) as error:
+            value = np.array(value)  # without a dtype: float64 would accept strings of digits
+        except ValueError as error:
             raise WireError(f"{name}: not an array of numbers: {str(error)[:120]}") from None
     elif type(value) in (int, float):
         value = np.float64(value)

@@ -22,19 +22,27 @@ ROBOARENA_KEYS = frozenset({*_CAMERAS, "needs_session_id", "action_space"})
 
 
 def answer(message: bytes | str) -> Answer:
-    """Read an answer: a map with ``actions``, a bare array, or a map of named actions."""
+    """Read an answer: a map with ``actions``, or a bare array."""
+    return _actions(read(message))
+
+
+def vllm_omni_answer(message: bytes | str) -> Answer:
+    """Read an answer: a map with ``actions``, a bare array, or a map of nothing but named actions."""
     found = read(message)
+    named = isinstance(found, Mapping) and found and "actions" not in found
+    if named and all(isinstance(value, np.ndarray) for value in found.values()):
+        return Answer({str(key): chunk(value, str(key)) for key, value in found.items()})
+    return _actions(found)
+
+
+def _actions(found: Any) -> Answer:
     if isinstance(found, np.ndarray):
         return Answer({"actions": chunk(found, "actions")})
-    entries: Mapping[Any, Any] = found if isinstance(found, Mapping) else {}
-    if "actions" in entries:
-        extension = entries.get(OWN)
-        more = extension if isinstance(extension, Mapping) else NO_METADATA
-        return Answer({"actions": chunk(entries["actions"], "actions")}, _timing(entries), more)
-    named = {str(key): chunk(value, str(key)) for key, value in entries.items() if isinstance(value, np.ndarray)}
-    if not named:
+    if not isinstance(found, Mapping) or "actions" not in found:
         raise WireError(f"the answer is {described(found)}, expected a map with actions")
-    return Answer(named)
+    extension = found.get(OWN)
+    more = extension if isinstance(extension, Mapping) else NO_METADATA
+    return Answer({"actions": chunk(found["actions"], "actions")}, _timing(found), more)
 
 
 def _timing(answer: Mapping[Any, Any]) -> Mapping[str, float]:

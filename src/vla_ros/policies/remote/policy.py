@@ -17,7 +17,7 @@ from vla_ros.allocator import keep_freed_memory
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.remote import spec
 from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
 from vla_ros.policies.remote.dialects import by_address
@@ -41,6 +41,11 @@ class RemoteSession(Session):
         """Begin an episode, with a new name, at the next observation."""
         self.begins, self.name, self.asked = True, uuid.uuid4().hex, 0
 
+    @property
+    def lost(self) -> Lost | None:
+        """The loss of the server."""
+        return self.link.lost
+
     def close(self) -> None:
         """Close the connection."""
         self.link.close()
@@ -54,8 +59,9 @@ class RemotePolicy(Policy):
     def __init__(self, config: Config) -> None:
         self._use(config, options_of(config, RemoteOptions))
 
-    def _use(self, config: Config, options: RemoteOptions) -> None:
-        key = os.environ.get(API_KEY, "").strip()
+    def _use(self, config: Config, options: RemoteOptions, key: str = "") -> None:
+        """Use ``options``; without ``key``, the API key is in their file or in the environment."""
+        key = key or os.environ.get(API_KEY, "").strip()
         if options.api_key_file:
             key = read_key(Path(options.api_key_file), "policy.api_key_file")
         dialect = by_address(options.server, options.dialect)

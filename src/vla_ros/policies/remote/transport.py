@@ -7,6 +7,7 @@ for the answer to the next request.
 from __future__ import annotations
 
 import http.client
+import io
 import logging
 import select
 import socket
@@ -14,9 +15,10 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
@@ -28,14 +30,15 @@ from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
 from vla_ros.errors import ServerLostError
-from vla_ros.policies.remote.dialect import Dialect, Message
+from vla_ros.policies.remote.dialect import KEY_HINT, Dialect, Message
 from vla_ros.policies.remote.messages import WireError, pack
 
 _quiet = logging.getLogger("vla_ros.policies.remote.websocket")
 _quiet.setLevel(logging.WARNING)  # its debug messages contain the API key
 
-_READ = 1 << 18  # bytes
+_READ = 1 << 13  # bytes; even if they are all tiny frames, they are parsed within a tenth of a second
 _BUFFER = 1 << 20  # bytes of the socket's send buffer, enough for two images
+_FLOOD = 1000  # control or empty frames in one exchange; servers ping every 20 s
 _HINTS: dict[type[BaseException], str] = {
     ssl.SSLCertVerificationError: "; for a self-signed certificate, set SSL_CERT_FILE to its file",
     ssl.SSLEOFError: "; for a server without TLS, use ws://",
@@ -78,8 +81,9 @@ class Transport(ABC):
             WireError: The message is longer than allowed.
         """
 
-    def poll(self) -> None:  # noqa: B027 (HTTP and ZeroMQ have nothing to do)
-        """Answer pings; call this regularly while no request is pending.
+    @abstractmethod
+    def poll(self, deadline: float) -> None:
+        """Check the connection and answer pings, before each request and regularly while none is pending.
 
         Raises ServerLostError if the connection was lost, WireError if the server sent an unexpected message.
         """
@@ -115,9 +119,10 @@ def connect(target: Target, deadline: float) -> Transport:
 
 
 class WebSocket(Transport):
-    """A websocket on a blocking socket.
+    """The protocol of the package ``websockets`` on a blocking socket.
 
-    The blocking client of the package ``websockets`` reads on another thread, which costs 0.15 ms per request.
+    That package's own blocking client keeps no deadline: a server that sends pings and reads nothing blocks its
+    reading thread, which then holds the lock that every request needs.
     """
 
     greets = True
@@ -127,6 +132,7 @@ class WebSocket(Transport):
         self._messages: deque[Message] = deque()
         self._parts: list[bytes] = []
         self._text = False
+        self._idle_frames = 0  # control and empty frames since the last request
         uri = parse_uri(f"{urlsplit(target.url).scheme}://{self._authority}{self._path}")
         self._protocol = ClientProtocol(uri, max_size=target.max_answer, logger=_quiet)
         with self._reported():
@@ -163,6 +169,7 @@ class WebSocket(Transport):
     def send(self, message: bytes, deadline: float) -> None:
         """Send a binary message."""
         self._require_open()
+        self._idle_frames = 0
         self._protocol.send_binary(message)
         self._flush(deadline)
 
@@ -173,24 +180,23 @@ class WebSocket(Transport):
             self._read(deadline)
         return self._messages.popleft()
 
-    def poll(self) -> None:
+    def poll(self, deadline: float) -> None:
         """Answer pings and detect a closed connection."""
-        while select.select([self._socket], [], [], 0)[0] and self._protocol.state is State.OPEN:
-            self._read(time.monotonic() + 1.0)
+        self._idle_frames = 0
+        while _is_readable(self._socket) and self._protocol.state is State.OPEN:
+            self._read(deadline)
         if self._messages:
             raise WireError(f"{self._authority} sent an unexpected message")
         self._require_open()
 
     def close(self) -> None:
-        """Send a close message and close the socket."""
-        try:
+        """Send a close message, if the socket's buffer has room for it, and close the socket."""
+        with suppress(OSError):
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)
-                self._flush(time.monotonic() + 0.1)
-        except (OSError, ServerLostError):
-            pass
-        finally:
-            self._socket.close()
+                self._socket.settimeout(0)
+                self._socket.sendall(b"".join(self._protocol.data_to_send()))
+        self._socket.close()
 
     def _flush(self, deadline: float) -> None:
         for data in self._protocol.data_to_send():
@@ -225,6 +231,10 @@ class WebSocket(Transport):
             )
 
     def _take(self, frame: Frame) -> None:
+        if not frame.data or frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._idle_frames += 1
+            if self._idle_frames > _FLOOD:
+                raise ServerLostError(f"{self._authority} sent {_FLOOD} empty frames or pings instead of an answer")
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._text = frame.opcode is Opcode.TEXT
         elif frame.opcode is not Opcode.CONT:
@@ -252,6 +262,7 @@ class ZeroMq(Transport):
         self._socket = self._context.socket(zmq.REQ)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, target.max_answer)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(f"tcp://{self._authority}")
 
     def send(self, message: bytes, deadline: float) -> None:
@@ -263,6 +274,11 @@ class ZeroMq(Transport):
         """Return the answer."""
         self._wait(zmq.POLLIN, deadline, "no answer")
         return self._socket.recv(zmq.NOBLOCK)
+
+    def poll(self, deadline: float) -> None:
+        """Detect a closed connection, which ZeroMQ would replace in silence."""
+        if self._monitor.poll(0):
+            raise ServerLostError(f"{self._authority} closed the connection")
 
     def _wait(self, event: int, deadline: float, what: str) -> None:
         while not self._socket.poll(max(1, int(1000 * self._left(deadline, what))), event):
@@ -286,15 +302,32 @@ class Http(Transport):
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
-        self._limit = target.max_answer
+        self._limit, self._deadline = target.max_answer, deadline
         self._headers = {"Content-Type": "application/json"}
         if target.api_key:
             self._headers["Authorization"] = f"Api-Key {target.api_key}"
         secure = urlsplit(target.url).scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connection = kind(self._name, self._port, timeout=self._left(deadline, "no connection"))
+        self._connection = kind(self._name, self._port)
+        self._connection.response_class = self._response  # type: ignore[assignment]
+        self._connect(deadline)
+
+    def _connect(self, deadline: float) -> None:
+        self._connection.timeout = self._left(deadline, "no connection")
         with self._reported():
             self._connection.connect()
+
+    def _response(self, sock: socket.socket, **given: Any) -> http.client.HTTPResponse:
+        answer = http.client.HTTPResponse(sock, **given)
+        answer.fp.close()
+        answer.fp = io.BufferedReader(_DeadlineReader(sock, lambda: self._left(self._deadline, "no answer")))
+        return answer
+
+    def poll(self, deadline: float) -> None:
+        """Connect again if the server closed the connection, as it does with connections that are idle."""
+        if self._connection.sock is None or _is_readable(self._connection.sock):
+            self._connection.close()
+            self._connect(deadline)
 
     def send(self, message: bytes, deadline: float) -> None:
         """Send one request."""
@@ -304,25 +337,45 @@ class Http(Transport):
 
     def receive(self, deadline: float) -> Message:
         """Return the body of the answer."""
-        body, allowed = b"", self._limit + 1
-        self._connection.sock.settimeout(self._left(deadline, "no answer"))
-        with self._reported():
-            answer = self._connection.getresponse()
-            while len(body) < allowed and (piece := answer.read1(min(_READ, allowed - len(body)))):
-                body += piece
-                if self._connection.sock is not None:
-                    self._connection.sock.settimeout(self._left(deadline, "no answer"))
-        answer.close()  # read1() leaves the connection busy after the last byte
+        self._deadline = deadline
+        with self._reported(), self._connection.getresponse() as answer:
+            body = answer.read(self._limit + 1)
         if len(body) > self._limit:
             raise WireError(f"{self._authority}: received an answer of more than {self._limit} bytes")
         if answer.status != http.HTTPStatus.OK:
             text = body[:200].decode("utf-8", "replace")
-            raise WireError(f"{self._authority}: status {answer.status} {answer.reason}: {text}")
+            raise WireError(
+                f"{self._authority}: status {answer.status} {answer.reason}: {text}{_hint(answer.status)}"
+            )
         return body
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket, waiting at most ``left()`` seconds each time."""
+
+    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
+        self._socket, self._left = sock, left
+        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open until the body was read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(self._left())
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Return True if data have arrived, or the connection was closed."""
+    return bool(select.select([sock], [], [], 0)[0])
 
 
 def _reason(error: BaseException) -> str:
@@ -335,5 +388,9 @@ def _reason(error: BaseException) -> str:
 
 def _refusal(response: Response) -> str:
     text = (response.body or b"")[:200].decode("utf-8", "replace").strip()
-    key = "; set policy.api_key_file" if response.status_code == http.HTTPStatus.UNAUTHORIZED else ""
-    return f"the server refuses this client: {response.status_code} {response.reason_phrase}. {text}".strip() + key
+    said = f"{response.status_code} {response.reason_phrase}. {text}".strip()
+    return f"the server refuses this client: {said}{_hint(response.status_code)}"
+
+
+def _hint(status: int) -> str:
+    return KEY_HINT if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN) else ""
