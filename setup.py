@@ -18,7 +18,7 @@ KINEMATICS = ["pin>=2.7"]  # 2.7 is the last for NumPy 1, which the binaries of 
 SIM = ["mujoco>=3.3"]
 OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
 QUANT = ["bitsandbytes>=0.46"]
-REPLAY = ["rosbags>=0.11"]
+REPLAY = ["rosbags>=0.11", "mcap>=1.2"]
 EXPORT = ["pyarrow>=15", "av>=14"]
 LEROBOT = ["lerobot>=0.6.1; python_version >= '3.12'"]
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has

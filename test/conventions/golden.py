@@ -53,7 +53,9 @@ def libero() -> dict[str, dict[str, Array]]:
 def _cases() -> dict[str, Array]:
     if OTHER:
         return _read(OTHER / "cases.npz")
-    return {key: array for path in (DATA / "observation.npz", DATA / "action.npz") for key, array in _read(path).items()}
+    return {
+        key: array for path in (DATA / "observation.npz", DATA / "action.npz") for key, array in _read(path).items()
+    }
 
 
 @cache

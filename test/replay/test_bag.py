@@ -264,14 +264,15 @@ def test_chunks_of_every_compression_and_their_damage(tmp_path, compression_name
         read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
         assert len(read) >= 8
         assert read == [message for chunk in chunks for message in chunk][: len(read)]
-        assert "the last chunk is cut off" in str(bag.losses[0])
+        assert "the file was not finished" in str(bag.losses[0])
     damaged = bytearray(whole)
     damaged[second + 30] ^= 0x10
     path.write_bytes(damaged)
     with Bag(path) as bag:
         read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
         assert read == [*chunks[0], *chunks[2]]
-        assert [loss.where for loss in bag.losses] == [f"byte {second}"]
+        head = 9 + 28 + 4 + len(compression_name) + 8
+        assert {loss.where for loss in bag.losses} == {f"byte {second - head}"}
 
 
 def test_mcap_messages_that_are_compressed_by_themselves(tmp_path, store, make):

@@ -33,12 +33,11 @@ def _zstd() -> Any:
     return _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "backports.zstd")
 
 
-def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, partial: bool = False) -> bytes:
+def decompress(data: bytes | memoryview, kind: str, size: int | None = None) -> bytes:
     """Decompress one frame; ``kind`` is ``zstd`` or ``lz4``.
 
-    ``size`` is the exact size of the result if the format stores it. ``partial`` accepts a truncated frame and
-    returns its beginning. Raises BagError if the data are damaged, do not have this size or exceed
-    :data:`MAX_CHUNK`.
+    ``size`` is the exact size of the result if the format stores it. Raises BagError if the data are damaged, do
+    not have this size or exceed :data:`MAX_CHUNK`.
     """
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:
@@ -53,7 +52,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
         raise BagError(f"found compression {kind!r}, expected none, zstd or lz4")
     try:
         result: bytes = decompressor.decompress(bytes(data), max_length=limit)
-        if not decompressor.eof and not partial:
+        if not decompressor.eof:
             # Only the frame's end mark may remain, but no data.
             if decompressor.decompress(b"", max_length=1):
                 raise BagError(f"decompresses to more than the announced {limit} bytes")
@@ -61,7 +60,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
                 raise BagError("compressed data end too early")
     except damage as error:
         raise BagError(f"compressed data are damaged ({error})") from None
-    if size is not None and len(result) != size and not partial:
+    if size is not None and len(result) != size:
         raise BagError(f"decompresses to {len(result)} bytes, but {size} were announced")
     return result
 
