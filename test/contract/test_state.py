@@ -68,7 +68,15 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
         "feed.force": np.arange(6.0),
         "unused[2]": [0.0, 0.0],
     }
-    for form in ("rotation_vector", "quaternion_xyzw", "quaternion_wxyz", "euler_xyz", "rot6d", "rot6d_columns"):
+    for form in (
+        "rotation_vector",
+        "quaternion_xyzw",
+        "quaternion_wxyz",
+        "euler_xyz",
+        "rot6d",
+        "rot6d_columns",
+        "rot6d_interleaved",
+    ):
         expected[f"arm.tip_rotation[{form}]"] = write_rotation(pose.rotation, form)
     for text, numbers in expected.items():
         np.testing.assert_allclose(read(arms, text), numbers, atol=1e-12, err_msg=text)
@@ -78,11 +86,12 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.08, [100.0]), (-0.08, [0.0])])
-def test_a_gripper_opening_is_clipped_to_its_range(
+def test_a_gripper_opening_is_clipped_if_the_part_says_so(
     arms: dict[str, Arm], left: float, expected: list[float]
 ) -> None:
     joints = replace(JOINTS, positions=np.array([left, left, *Q[::-1]]))
-    assert read(arms, "arm.gripper[0..100]", joints).tolist() == expected
+    assert read(arms, "arm.gripper[0..100 clipped]", joints).tolist() == expected
+    assert read(arms, "arm.gripper[0..100]", joints).tolist() == [np.sign(left) * 200]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
 def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
     gripper, fingers, topic = arm.gripper, arm.robot.gripper_joint_names, arm.gripper_topic
     named = _name(config, arm, "gripper")
+    if gripper.measured_by and (gripper.gauge is None or gripper.gauge.closed == gripper.gauge.open):
+        found = f"{_name(config, arm, 'measured_by')}: found {gripper.measured_by!r}"
+        yield f"{found}, expected JOINT = CLOSED..OPEN with different ends, such as 'left_finger = 0.0184..0.058'"
     if topic and (gripper.mode == "none" or not fingers):
         found = "gripper.mode none" if fingers else f"no {_name(config, arm, 'gripper_joint_names')}"
         yield f"{named}: found {topic} with {found}; nothing would ever be sent to this topic"

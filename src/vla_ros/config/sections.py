@@ -5,6 +5,7 @@ Lists are tuples here and arrays in ROS. Units are SI, angles are radians.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,6 +209,19 @@ class ControlConfig:
     )
 
 
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_GAUGE = re.compile(rf"([^\s=]+)\s*=\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A joint that shows how far a gripper is open."""
+
+    joint: str
+    closed: float  # its position when closed, m or rad
+    open: float  # its position when open
+
+
 @dataclass(frozen=True)
 class GripperConfig:
     """Range of the action's gripper value, and how the fingers are commanded."""
@@ -235,6 +249,10 @@ class GripperConfig:
     )
     open_position: float = option(0.04, "Finger joint position when open", "m or rad", -10, 10)
     closed_position: float = option(0.0, "Finger joint position when closed", "m or rad", -10, 10)
+    measured_by: str = option(
+        "",
+        "Joint that shows the opening in states, as JOINT = CLOSED..OPEN in its unit; empty: the commanded joints",
+    )
     max_speed: float = option(0.0, "Maximum finger joint speed; 0: no limit", "m/s or rad/s", 0, 100, live=True)
     goal_speed: float = option(
         0.0, "Speed in action goals; 0: the driver's default", "m/s or rad/s", 0, 100, live=True
@@ -242,6 +260,12 @@ class GripperConfig:
     goal_effort: float = option(
         0.0, "Force in action goals; 0: the driver's default", "N or Nm", 0, 1000, live=True
     )
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """The joint of ``measured_by``; None if it is empty or invalid."""
+        found = _GAUGE.fullmatch(self.measured_by.strip())
+        return Gauge(found[1], float(found[2]), float(found[3])) if found else None
 
 
 @dataclass(frozen=True)
@@ -334,6 +358,7 @@ class FeaturesConfig:
     moments: tuple[str, ...] = option(
         (), "When a feature is measured, as KEY = -15, 0: steps, or seconds (-0.5s), before now; oldest first"
     )
+    frames: str = option("", "Frames of the tip's pose in the training data; shown next to those of the robot")
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,18 @@ class ArmConfig:
     gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
     joint_states: str = sections.TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
 
+    @property
+    def measured_fingers(self) -> tuple[str, ...]:
+        """The finger joints, and the joint that shows their opening if it is another."""
+        names, gauge = self.robot.gripper_joint_names, self.gripper.gauge
+        return (*names, gauge.joint) if gauge and gauge.joint not in names else names
+
 
 _OF_AN_ARM = {
     "robot": ("urdf", "joint_names", "base_frame", "tip_frame", "gripper_joint_names", "home"),
     "control": ("output",),
     "topics": ("command", "gripper", "joint_states"),
-    "gripper": ("open_position", "closed_position"),
+    "gripper": ("open_position", "closed_position", "measured_by"),
     "limits": ("workspace_low", "workspace_high"),
 }
 OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items() for leaf in leaves}

@@ -7,13 +7,14 @@ commands into training data and references.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from vla_ros.config import ControlConfig
-from vla_ros.contract.parts import Part
+from vla_ros.contract.parts import CLIPPED, Part
 from vla_ros.contract.spec import StateFeature
-from vla_ros.contract.state import Arm, Measured, StateError, arm_of, bind_state
+from vla_ros.contract.state import Arm, Measured, StateError, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import write_rotation
 from vla_ros.types import FloatArray, JointState
@@ -33,11 +34,16 @@ class ActionWriter:
     """
 
     def __init__(self, parts: Sequence[Part], arms: Mapping[str, Arm], control: ControlConfig) -> None:
-        self._parts = []
+        self._parts, self._readers = list[tuple[int, Write]](), list[StateReader]()
         for part in parts:
-            write = _writer(part, arms, control)
+            write = _writer(part, arms, control, self._readers)
             self._parts.append((part.size(len(arms[part.arm].joints) if part.arm else 0), write))
         self.dimension = sum(size for size, _ in self._parts)
+
+    def begin(self) -> None:
+        """Begin an episode, in which rotations are continuous."""
+        for reader in self._readers:
+            reader.begin()
 
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
         """Return the action, float64 [D].
@@ -55,7 +61,8 @@ class ActionWriter:
         return np.concatenate([numbers(*part) for part in self._parts])
 
 
-def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Write:
+def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig, readers: list[StateReader]) -> Write:
+    """Return the writer of a part; readers of absolute parts are added to ``readers``."""
     if part.quantity in ("joint_delta", "joint_velocity"):
         return _difference(part, arm_of(part, arms, "the action"))
     if part.quantity == "tip_delta":
@@ -68,7 +75,11 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
         if not part.form:  # gripper.open_value and closed_value define the range
             part, gripper = Part(part.arm, "gripper", "0..1"), arm.config.gripper
             closed, span = gripper.closed_value, gripper.open_value - gripper.closed_value
+        # Commands are positions of the commanded joints.
+        own = replace(arm.config, gripper=replace(arm.config.gripper, measured_by=""))
+        part, arms = replace(part, choice=CLIPPED), {part.arm: replace(arm, config=own)}
     reader = bind_state(StateFeature("action", (part,)), arms, {})
+    readers.append(reader)
     return lambda start, goal, seconds: closed + span * reader.read(Measured(goal), goal.stamp, 0.0)
 
 

@@ -76,7 +76,8 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     columns = spec.columns(counts)
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)
-    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions)
+    frames = [("frames", "as trained", "", config.features.frames)] if config.features.frames else []
+    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions, *frames)
     return Binding(spec, cameras, states, columns, rows)
 
 

@@ -6,6 +6,10 @@ range or a rotation's form. The default is the quantity's first form, except for
 ``tip_delta``, which follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two parts
 have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``; ``unused[SIZE]`` is zeros in a state and
 ignored in an action.
+
+A rotation has several numbers in every form but the 6-D ones. ``[FORM near 3.14 0 0]`` names those at an episode's
+beginning, ``[FORM wrapped]`` always uses the same: an angle up to pi, roll and yaw within half a turn, w >= 0. A
+range may be ``clipped``. ``fingers[m, -m]`` states the sign of each open finger.
 """
 
 from __future__ import annotations
@@ -28,14 +32,16 @@ class Quantity:
     action: bool  # True if an action may contain it
 
 
-RANGE = "LOW..HIGH"
+RANGE, SIGNS = "LOW..HIGH", "m, -m"
+CLIPPED, WRAPPED = "clipped", "wrapped"
 ROTATION_SIZES = {
     "rotation_vector": 3,
     "quaternion_xyzw": 4,
     "quaternion_wxyz": 4,
     "euler_xyz": 3,  # fixed axes: roll, pitch, yaw
     "rot6d": 6,  # the first two rows of the matrix, as GR00T writes it
-    "rot6d_columns": 6,  # the first two columns, as Zhou et al. 2019 write it
+    "rot6d_columns": 6,  # the first two columns, one after the other, as Zhou et al. 2019 write it
+    "rot6d_interleaved": 6,  # the first two columns, row by row, as X-VLA writes it for CALVIN
 }
 QUANTITIES = {
     "joint_position": Quantity(("rad", "deg", RANGE), 0, True, True),
@@ -43,7 +49,7 @@ QUANTITIES = {
     "joint_effort": Quantity(("Nm",), 0, True, False),
     "joint_delta": Quantity(("rad", "deg"), 0, False, True),
     "gripper": Quantity((RANGE, "m"), 1, True, True),  # [CLOSED..OPEN], by default 0..1
-    "fingers": Quantity(("m",), 0, True, False),
+    "fingers": Quantity(("m", SIGNS), 0, True, False),
     "tip_position": Quantity(("m",), 3, True, True),
     "tip_rotation": Quantity(tuple(ROTATION_SIZES), -1, True, True),
     "tip_delta": Quantity(("euler_xyz", "rotation_vector"), 6, False, True),
@@ -56,6 +62,8 @@ BY_OPTIONS = ("gripper", "tip_delta")
 _PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
+_SIGNS = re.compile(r"-?m(\s*,\s*-?m)+")
+_CHOICE = re.compile(rf"(.*?)\s+(?:({CLIPPED}|{WRAPPED})|near((?:\s+{_NUMBER})+))")
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class Part:
     form: str = ""
     joints: tuple[str, ...] = ()  # joints in this order; empty for all joints of the arm
     count: int = 0  # size of a feed (0: as many numbers as its message has) or of an unused part; otherwise 0
+    choice: str = ""  # :data:`WRAPPED` for a rotation, :data:`CLIPPED` for a range, or ""
+    near: tuple[float, ...] = ()  # a rotation's numbers, near those at an episode's beginning; () if not stated
 
     def __str__(self) -> str:
         if self.quantity == UNUSED:
@@ -75,13 +85,20 @@ class Part:
         if self.quantity == FEED:
             return f"feed.{self.form}" + (f"[{self.count}]" if self.count else "")
         joints = f"({', '.join(self.joints)})" if self.joints else ""
-        return f"{self.arm}.{self.quantity}{joints}" + (f"[{self.form}]" if self.form else "")
+        near = " ".join(("near", *(f"{number:.16g}" for number in self.near))) if self.near else self.choice
+        return f"{self.arm}.{self.quantity}{joints}" + (f"[{f'{self.form} {near}'.strip()}]" if self.form else "")
 
     @property
     def range(self) -> tuple[float, float] | None:
         """Ends of a form ``[LOW..HIGH]`` (of a gripper: closed and open); None for other forms."""
         found = _RANGE.fullmatch(self.form)
         return (float(found[1]), float(found[2])) if found else None
+
+    @property
+    def signs(self) -> tuple[float, ...]:
+        """Sign of each open finger; empty if fingers are written as measured."""
+        found = _SIGNS.fullmatch(self.form)
+        return tuple(-1.0 if one.strip().startswith("-") else 1.0 for one in self.form.split(",")) if found else ()
 
     def size(self, joints: int, fingers: int = 0) -> int:
         """Return the part's size, given an arm's numbers of joints and fingers; 0 for a feed of any length."""
@@ -125,15 +142,35 @@ def _parse(term: str, action: bool) -> Part:
         raise ConfigError(f"found joints in {term!r}; only a state's joint quantities accept a choice of joints")
     if action and tail in BY_OPTIONS and not form:
         return Part(head, tail)
-    return Part(head, tail, _form(term, quantity, form), joints)
+    match = _CHOICE.fullmatch(form)
+    name, choice = (match[1], match[2] or "") if match else (form, "")
+    near = tuple(map(float, match[3].split())) if match and match[3] else ()
+    part = Part(head, tail, _form(term, quantity, name), joints, choice=choice, near=near)
+    _check_choice(term, part)
+    return part
+
+
+def _check_choice(term: str, part: Part) -> None:
+    """Check that a rotation has the numbers it may be near to, and that the choice fits the form."""
+    size = ROTATION_SIZES.get(part.form, 0)
+    unique = part.form.startswith("rot6d")
+    if (part.near or part.choice == WRAPPED) and (not size or unique):
+        why = "is unique" if unique else "is no rotation"
+        raise ConfigError(f"found {term!r}: [{part.form}] {why}, so it takes neither near nor {WRAPPED}")
+    if part.near and len(part.near) != size:
+        raise ConfigError(f"found {term!r}: near {len(part.near)} numbers, expected {size} for {part.form}")
+    if part.choice == CLIPPED and part.range is None:
+        raise ConfigError(f"found {term!r}: only a range such as [0..1] may be {CLIPPED}")
 
 
 def _form(term: str, quantity: Quantity, form: str) -> str:
     if not form:
         return "0..1" if quantity.forms[0] == RANGE else quantity.forms[0]
     ends = _RANGE.fullmatch(form)
-    if form in quantity.forms and form != RANGE:
+    if form in quantity.forms and form not in (RANGE, SIGNS):
         return form
+    if SIGNS in quantity.forms and _SIGNS.fullmatch(form):
+        return ", ".join(one.strip() for one in form.split(","))
     if ends and RANGE in quantity.forms:
         if float(ends[1]) == float(ends[2]):
             raise ConfigError(f"found {term!r}: both ends of the range are {ends[1]}")

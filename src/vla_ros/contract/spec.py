@@ -48,6 +48,8 @@ class StateFeature:
     parts: tuple[Part, ...] = ()  # empty if ``features.state`` must name them
     size: int = 0  # N, numbers that the checkpoint expects; 0 for any
     moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [N], T moments: [T, N]
+    # Middle of the training data (mean, or middle of the bounds), [N]; empty if the checkpoint does not state it.
+    middle: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from vla_ros.config import ArmConfig
-from vla_ros.contract.parts import FEED, UNUSED, Part
+from vla_ros.contract.parts import CLIPPED, FEED, UNUSED, WRAPPED, Part
 from vla_ros.contract.spec import StateFeature
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.kinematics.rotations import write_rotation
+from vla_ros.kinematics.rotations import nearest, write_rotation
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, JointState
+
+_OPEN = 0.005  # m; a finger further from zero is open, so that its sign is that of its driver
 
 
 class StateError(VlaRosError):
@@ -57,6 +59,28 @@ class Measured:
 Read = Callable[[Measured], tuple[FloatArray, int]]
 
 
+class Continuous:
+    """Chooses among the numbers of one rotation, so that they neither jump nor leave the training data.
+
+    At an episode's beginning, they are those nearest to ``reference``, or the wrapped ones without a reference;
+    then those nearest to the previous ones.
+    """
+
+    def __init__(self, form: str, reference: FloatArray | None) -> None:
+        self._form, self._reference, self._last = form, reference, reference
+
+    def begin(self) -> None:
+        """Begin an episode."""
+        self._last = self._reference
+
+    def __call__(self, numbers: FloatArray) -> FloatArray:
+        """Return the chosen numbers of the rotation."""
+        if self._last is not None:
+            numbers = nearest(numbers, self._form, self._last)
+        self._last = numbers
+        return numbers
+
+
 @dataclass(frozen=True)
 class PartReader:
     """A part of a state vector and its source."""
@@ -65,14 +89,21 @@ class PartReader:
     size: int  # number of values; 0 for a feed of any length
     source: str  # topic, joints and frame, for the printed table
     read: Read
+    continuous: Continuous | None = None  # of a rotation
 
 
 @dataclass(frozen=True)
 class StateReader:
-    """Reads one state vector."""
+    """Reads one state vector, in the order of time; one thread uses it."""
 
     feature: StateFeature
     parts: tuple[PartReader, ...]
+
+    def begin(self) -> None:
+        """Begin an episode, in which rotations are continuous."""
+        for one in self.parts:
+            if one.continuous:
+                one.continuous.begin()
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
         """Return the vector, float64 [N]; raises StateError, which names the feature and the part.
@@ -95,7 +126,7 @@ class StateReader:
                 wrong = f"number {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}"
             if wrong:
                 raise StateError(f"state '{self.feature.key}': {one.part}: {wrong}")
-            pieces.append(values)
+            pieces.append(one.continuous(values) if one.continuous else values)
         vector: FloatArray = np.concatenate(pieces)
         if self.feature.size and len(vector) != self.feature.size:
             raise StateError(
@@ -123,7 +154,23 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
         raise ConfigError(
             f"features.state: {where}: found {parts}, {total} numbers; the policy expects {feature.size}"
         )
-    return StateReader(feature, readers)
+    return StateReader(feature, tuple(_continuing(feature, readers)))
+
+
+def _continuing(feature: StateFeature, readers: tuple[PartReader, ...]) -> Iterator[PartReader]:
+    """Yield the readers; those of rotations become continuous, beginning near the middle of the training data."""
+    start, middle = 0, feature.middle if all(one.size for one in readers) else ()
+    for one in readers:
+        part, end = one.part, start + one.size
+        rotation = part.quantity == "tip_rotation" and not part.form.startswith("rot6d")
+        if rotation and part.choice != WRAPPED:
+            learned = middle[start:end]
+            reference = np.array(learned if len(learned) == one.size else part.near)
+            said = f", near {np.array2string(reference, precision=3)} (checkpoint)" if learned else ""
+            chosen = Continuous(part.form, reference if reference.size else None)
+            one = replace(one, continuous=chosen, source=one.source + said)
+        start = end
+        yield one
 
 
 def arm_of(part: Part, arms: Mapping[str, Arm], what: str) -> Arm:
@@ -185,7 +232,7 @@ def _joints(part: Part, arm: Arm, need: str) -> Bound:
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
         values, stamp = _select(measured, arm, names, what)
-        return (values - origin) * factor + offset, stamp
+        return _within((values - origin) * factor + offset, part), stamp
 
     return read, names
 
@@ -220,17 +267,49 @@ def _finite(values: FloatArray, names: tuple[str, ...], need: str) -> FloatArray
 def _fingers(part: Part, arm: Arm, need: str) -> Bound:
     if not arm.fingers:
         raise ConfigError(f"robot.gripper_joint_names: {need}, found no finger joints")
-    names, gripper = arm.fingers, arm.config.gripper
     if part.quantity == "fingers":
-        return lambda measured: _select(measured, arm, names, "positions"), names
-    closed, opened = part.range or (gripper.closed_position, gripper.open_position)
+        return _each_finger(part, arm, need)
+    gripper, gauge = arm.config.gripper, arm.config.gripper.gauge
+    names = (gauge.joint,) if gauge else arm.fingers
+    shut, wide = (gauge.closed, gauge.open) if gauge else (gripper.closed_position, gripper.open_position)
+    closed, opened = part.range or (shut, wide)
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
         values, stamp = _select(measured, arm, names, "positions")
-        opening = (values.mean() - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
-        return np.array([closed + min(max(opening, 0.0), 1.0) * (opened - closed)]), stamp
+        opening = (values.mean() - shut) / (wide - shut)
+        return _within(np.array([closed + opening * (opened - closed)]), part), stamp
 
     return read, names
+
+
+def _within(values: FloatArray, part: Part) -> FloatArray:
+    """Return ``values``, clipped to the part's range if it says so."""
+    if part.choice != CLIPPED or part.range is None:
+        return values
+    clipped: FloatArray = np.clip(values, min(part.range), max(part.range))
+    return clipped
+
+
+def _each_finger(part: Part, arm: Arm, need: str) -> Bound:
+    """Bind the fingers as measured, or with the part's signs, whichever signs the driver uses.
+
+    A driver's sign is known once its finger has been open. Before, the distance from zero is written with the
+    part's sign.
+    """
+    names, wanted = arm.fingers, np.array(part.signs)
+    if not part.signs:
+        return lambda measured: _select(measured, arm, names, "positions"), names
+    if len(wanted) != len(names):
+        raise ConfigError(f"robot.gripper_joint_names: {need}, {len(wanted)} fingers, found {', '.join(names)}")
+    found = np.zeros(len(names))  # sign of each finger in the driver's messages; 0 if not known yet
+
+    def read(measured: Measured) -> tuple[FloatArray, int]:
+        values, stamp = _select(measured, arm, names, "positions")
+        opened = np.abs(values) > _OPEN
+        found[opened] = np.sign(values[opened])
+        return wanted * np.where(found == 0, np.abs(values), values * found), stamp
+
+    return read, tuple(("" if sign > 0 else "-") + name for sign, name in zip(wanted, names, strict=True))
 
 
 def _tip(part: Part, arm: Arm, need: str) -> Bound:

@@ -108,8 +108,8 @@ class Resampler:
             edges = self._edges(begin, end, 1_000_000_000 // rate)
             ticks = edges[:-1]
             frames = [self._newest_images(times, ticks) for times in self.recorded.times]
-            rows = [self._row(tick, following, 1 / rate) for tick, following in pairwise(edges.tolist())]
             seen = np.all([one >= 0 for one in frames], axis=0)
+            rows = list(self._rows(edges, seen, 1 / rate))
             self.notes["ticks with a stale or missing image"] += int((~seen).sum())
             task = self._task(begin)
             for run in _runs(seen & np.array([row is not None for row in rows])):
@@ -149,6 +149,19 @@ class Resampler:
         rows = np.searchsorted(times, ticks, side="right") - 1
         age = ticks - times[np.maximum(rows, 0)]
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
+
+    def _rows(
+        self, edges: IntArray, seen: NDArray[np.bool_], seconds: float
+    ) -> Iterator[tuple[FloatArray, FloatArray] | None]:
+        """Yield the state and action of each tick; after a gap, another episode begins."""
+        whole = False
+        for (tick, following), visible in zip(pairwise(edges.tolist()), seen, strict=True):
+            if not whole:
+                self._state.begin()
+                self._action.begin()
+            row = self._row(tick, following, seconds)
+            whole = bool(visible) and row is not None
+            yield row
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
         """Return the state and action at a tick; None, counted in the notes, if either is missing."""

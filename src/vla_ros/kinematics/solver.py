@@ -48,14 +48,14 @@ class Kinematics:
         self._pinocchio = pinocchio
         self._model = model
         self._data = model.createData()
-        self._tip = model.getFrameId(tip_frame)
+        self._tip = model.getFrameId(tip_frame, pinocchio.BODY)  # a joint may have the same name
         # Index of each joint in Pinocchio's vectors, which are in the URDF's order.
         self._order = np.array([model.joints[model.getJointId(name)].idx_q for name in joint_names])
         self._lock = threading.Lock()
         self._poses: OrderedDict[bytes, Pose] = OrderedDict()
         pinocchio.framesForwardKinematics(model, self._data, pinocchio.neutral(model))
         # The base does not move with the joints, so its pose does not depend on q.
-        self._base = self._data.oMf[model.getFrameId(base_frame)].copy()
+        self._base = self._data.oMf[model.getFrameId(base_frame, pinocchio.BODY)].copy()
         turn = self._base.rotation.T
         self._turn = np.kron(np.eye(2), turn)  # [6, 6]: world axes to base axes, linear and angular
         # With fewer than six joints, the position of the tip is more important than its rotation.

@@ -54,10 +54,10 @@ def rotation_vector(rotation: FloatArray) -> FloatArray:
         return np.array([scale * part for part in axis])
     if cosine > 0:
         return np.array(axis)
-    # Half a turn: the axis is the column of R + 1 with the largest diagonal entry.
-    symmetric = 0.5 * (rotation + np.eye(3))
+    # Half a turn: the axis is the column of R + R^T + 2 with the largest diagonal entry.
+    symmetric = rotation + rotation.T + 2 * np.eye(3)
     column: FloatArray = symmetric[:, int(np.argmax(np.diag(symmetric)))]
-    return column * (angle / float(np.linalg.norm(column)))
+    return column * math.copysign(angle / float(np.linalg.norm(column)), float(column @ axis) or 1.0)
 
 
 def rotation_angle(rotation: FloatArray) -> float:

@@ -55,8 +55,13 @@ class Observer:
         return bool(self._history)
 
     def begin(self) -> None:
-        """Begin an episode: the first frame stands in for earlier ones until there are enough."""
+        """Begin an episode: the first frame stands in for earlier ones until there are enough.
+
+        The numbers of a rotation no longer continue the last ones.
+        """
         self._history.begin()
+        for reader in self._binding.states:
+            reader.begin()
         self._processed.clear()
 
     def remember(self, camera: int, stamp: int, data: CdrBytes, inputs: Snapshot) -> None:

@@ -125,7 +125,7 @@ class StateReceiver:
             arm.name: JointStates(
                 arm.arm_names,
                 {} if lockstep else arm.joint_speeds,
-                (*arm.arm_names, *options.robot.gripper_joint_names) if several else (),
+                (*arm.arm_names, *options.measured_fingers) if several else (),
             )
             for arm, options in zip(controller.arms, config.arms, strict=True)
         }

@@ -83,7 +83,12 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
             for image in spec.images
         },
         "state": {
-            state.key: {"parts": list(map(str, state.parts)), "size": state.size, "moments": moments(state)}
+            state.key: {
+                "parts": list(map(str, state.parts)),
+                "size": state.size,
+                "moments": moments(state),
+                "middle": list(state.middle),
+            }
             for state in spec.state
         },
         "action": list(map(str, spec.action)),

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
 from vla_ros.types import PreviousChunk
@@ -116,10 +119,31 @@ def read_spec(folder: Path) -> PolicySpec:
             image_shape(name, feature["shape"])
             images.append(ImageFeature(key_of(name), moments=moments))
         else:
-            state.append(StateFeature(key_of(name), size=int(feature["shape"][0]), moments=moments))
+            size, middle = int(feature["shape"][0]), _middle(folder, name)
+            state.append(StateFeature(key_of(name), size=size, moments=moments, middle=middle))
     horizon = int(config.get("n_action_steps") or config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
     return PolicySpec(tuple(images), tuple(state), (), dimension, horizon)
+
+
+def _middle(folder: Path, feature: str) -> tuple[float, ...]:
+    """Return the middle of a feature's training data, from the preprocessor's statistics; () if they lack it."""
+    steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
+    for file in filter(None, (step.get("state_file") for step in steps)):
+        found = _tensors(folder / file, feature)
+        for names in (("mean",), ("q01", "q99"), ("min", "max")):
+            if found.keys() >= set(names):
+                return tuple(map(float, np.mean([found[name] for name in names], axis=0).ravel()))
+    return ()
+
+
+def _tensors(file: Path, feature: str) -> dict[str, Any]:
+    try:
+        with safe_open(file, "numpy") as stored:
+            keys = [key for key in stored.keys() if key.startswith(f"{feature}.")]  # noqa: SIM118
+            return {key.removeprefix(f"{feature}."): stored.get_tensor(key) for key in keys}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}); copy the file again") from None
 
 
 def is_image(name: str) -> bool:

@@ -138,7 +138,7 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         processor = OFTResize(size, options.crop_area, variant.camera_side)
         spec = PolicySpec(
             images=tuple(ImageFeature(key, processor) for key in keys),
-            state=(StateFeature(self._state_key(), size=layout.state),) if layout.state else (),
+            state=(StateFeature(self._state_key(), size=layout.state, middle=state.middle),) if state else (),
             action=self._action(dimension, NATIVE_GRIPPER),
             dimension=dimension,
             horizon=layout.chunk,

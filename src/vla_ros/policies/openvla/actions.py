@@ -78,6 +78,11 @@ class ActionStatistics:
         """D, the number of values in one action, and of tokens to decode."""
         return int(self.low.shape[0])
 
+    @property
+    def middle(self) -> tuple[float, ...]:
+        """Middle of the bounds [D]."""
+        return tuple(map(float, (self.low + self.high) / 2))
+
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
         """Convert actions to the dataset's units, float64 [..., D]; masked-out entries are unchanged."""
         scaled = 0.5 * (normalized + 1.0) * (self.high - self.low + self.margin) + self.low

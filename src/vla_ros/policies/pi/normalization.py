@@ -31,6 +31,11 @@ class Normalization:
     back: Array  # [N], factor in unnormalize; without the epsilon for LeRobot's z-score
     quantile: bool = False  # True maps the range to [-1, 1]
 
+    @property
+    def middle(self) -> Array:
+        """Middle of the training data [N]: the mean, or the middle between the quantiles."""
+        return self.offset + self.back / 2 if self.quantile else self.offset
+
     def normalize(self, values: Array) -> Array:
         """Normalise [..., D]; the result has the statistics' data type."""
         count, result = self._prepare(values)

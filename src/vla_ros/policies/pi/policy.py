@@ -190,6 +190,15 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         )
 
 
+def _states(checkpoint: PiCheckpoint) -> Iterator[StateFeature]:
+    processing, start = checkpoint.processing, 0
+    # ALOHA's state is converted before it is normalised; it has no rotations.
+    middle = () if processing.adapt else tuple(map(float, processing.state.middle))
+    for key, count in checkpoint.state_keys:
+        yield StateFeature(key, size=count, middle=middle[start : start + count])
+        start += count
+
+
 def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
     architecture, processing = checkpoint.architecture, checkpoint.processing
     size = (architecture.vision.image_size, architecture.vision.image_size)
@@ -199,7 +208,7 @@ def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
             ImageFeature(key, resize(size), required=name not in processing.optional_images)
             for key, name in zip(checkpoint.image_keys, processing.images, strict=True)
         ),
-        state=tuple(StateFeature(key, size=count) for key, count in checkpoint.state_keys),
+        state=tuple(_states(checkpoint)),
         action=(),
         dimension=processing.action_size,
         horizon=architecture.horizon,

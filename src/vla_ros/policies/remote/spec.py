@@ -20,6 +20,7 @@ _SPACES = {
 }
 _MOST = 64  # maximum number of features, of moments of a feature, and of axes of the noise
 _LONGEST = 4096  # maximum number of values in an action, and of actions in a chunk
+_FARTHEST = 1e9  # maximum of a number in a state
 _OLDEST = 10_000.0  # maximum age of a moment, in steps or seconds
 
 
@@ -111,7 +112,13 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
                 for key, image in _few(metadata["images"]).items()
             ),
             tuple(
-                StateFeature(str(key), _parts(state["parts"]), _number(state["size"], 0), _moments(state))
+                StateFeature(
+                    str(key),
+                    _parts(state["parts"]),
+                    _number(state["size"], 0),
+                    _moments(state),
+                    _middle(state.get("middle", [])),
+                )
                 for key, state in _few(metadata["state"]).items()
             ),
             _parts(metadata["action"], action=True),
@@ -142,6 +149,12 @@ def _moments(feature: Mapping[str, Any]) -> tuple[Moment, ...]:
     if not pairs:
         raise ValueError("found no moment, expected at least one")
     return tuple(Moment(*pair) for pair in pairs)
+
+
+def _middle(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) > _LONGEST:
+        raise ValueError(f"found the middle {str(values)[:40]}, expected a list of up to {_LONGEST} numbers")
+    return tuple(_number(value, -_FARTHEST, _FARTHEST) for value in values)
 
 
 def _parts(texts: Any, *, action: bool = False) -> tuple[Any, ...]:
