@@ -53,8 +53,8 @@ def gantry(folder: Path, turn: Array | None = None) -> Path:
 def panda(folder: Path, base: Array) -> Path:
     """Write a Panda that stands at ``base`` [3] in ``world``, with the link ``grip_site`` as LIBERO's robot has it.
 
-    The hand is 0.1065 m beyond the last joint (a real one: 0.107 m) and turned by -45 degrees, as robosuite 1.4.0 has
-    it; the grip site is 0.097 m beyond the hand.
+    As in robosuite 1.4.0, the hand is 0.1065 m beyond the last joint (a real one: 0.107 m) and turned by -45
+    degrees, and the grip site 0.097 m beyond the hand.
     """
     joints = [_joint("stand", "fixed", "world", "link0", [*base, 0, 0, 0])]
     joints += [

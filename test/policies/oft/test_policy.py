@@ -156,7 +156,8 @@ def test_a_dry_run_shows_state_and_chunk(capsys):
     words += ["-p", f"robot.urdf:={arm}", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
     assert main(words) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "arm.fingers[m] 2" in shown
+    assert "arm.fingers[m, -m] 2" in shown
+    assert "(checkpoint)" in shown  # the middle of its statistics
     assert "action chunk 8" in shown
 
 
