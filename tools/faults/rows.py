@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.faults.row import Order, Reaction, Row
-from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, SERVO, SINGLE, VELOCITY
+from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LONG, SERVO, SINGLE, VELOCITY
 
 _SUPERVISION = 0.1  # s; allowance for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
@@ -111,11 +111,10 @@ def _server(
     *what: str,
     reasons: tuple[str, ...] = ("server_lost",),
     ahead: bool = False,
-    **options: str,
+    max_answer: str = "64",
 ) -> Row:
     more = dict(AHEAD) if ahead else {"options": {}}
-    more["options"] = more["options"] | {f"policy.{key}": value for key, value in options.items()}
-    more["options"] |= {"policy.name": "remote"}
+    more["options"] = {**more["options"], "policy.name": "remote", "policy.max_answer": max_answer}
     return Row(
         f"server {name}",
         Reaction.HOLDS,
@@ -124,6 +123,20 @@ def _server(
         lasts=(0.6, 0.9),
         server=what if len(what) > 1 else (*what, ""),
         **more,
+    )
+
+
+def _long_plan(schedule: str) -> Row:
+    """Return a row in which a plan of five seconds outlives the server."""
+    options = {**LONG["options"], "control.schedule": schedule, "policy.name": "remote"}
+    return Row(
+        f"server killed, long plan, {schedule}",
+        Reaction.HOLDS,
+        ("server_lost",),
+        within=0.1 + 0.5 + _SUPERVISION,  # until the loss is noticed, and timeouts.server_lost
+        lasts=(0.9, 1.2),
+        server=("SIGKILL", "start"),
+        **{**LONG, "options": options},
     )
 
 
@@ -195,6 +208,8 @@ ROWS: tuple[Row, ...] = (
     _server("sends megabytes", "oversize", reasons=_UNREADABLE, max_answer="1"),
     _server("answers with errors", "error", reasons=("inference_error",)),
     _server("killed, ahead", "SIGKILL", "start", ahead=True),
+    _long_plan("blend"),
+    _long_plan("sync"),
     _server("loses answers, ahead", "lose", reasons=("server_lost", "inference_late"), ahead=True),
     _server("mixes answers up, ahead", "mix", reasons=_UNREADABLE, ahead=True),
     _server("delays answers, ahead", "delay", reasons=("server_lost", "inference_late"), ahead=True),

@@ -57,6 +57,11 @@ AHEAD: Mapping[str, Any] = {
     "horizon": 8,
     "seconds": 0.15,
 }
+LONG: Mapping[str, Any] = {
+    "options": {"control.rate_hz": "10.0", "control.schedule": "blend", "timeouts.inference": "1.5"},
+    "horizon": 50,
+    "seconds": 0.05,
+}
 FINE: Mapping[str, Any] = {**AHEAD, "options": {**AHEAD["options"], "control.command_rate_hz": "250.0"}}
 SINGLE: Mapping[str, Any] = {**FINE, "horizon": 1, "seconds": 0.03}
 ARMS: Mapping[str, Any] = {

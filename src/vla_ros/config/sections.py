@@ -299,6 +299,9 @@ class TimeoutsConfig:
     camera_skew: float = _seconds(0.0, "Images of one step taken further apart than this: hold; 0: no limit", low=0)
     joint_state: float = _seconds(0.5, "No joint state for this long: hold")
     inference: float = _seconds(2.0, "The result of an inference that takes longer is dropped")
+    server_lost: float = _seconds(
+        0.5, "The plan continues for this long after the policy's server is lost, then hold", low=0
+    )
     frame_age: float = _seconds(1.0, "Frames older than this by the ROS clock are dropped; 0: any age", low=0)
     twist: float = _seconds(
         0.0,

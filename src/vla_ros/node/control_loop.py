@@ -260,6 +260,9 @@ class ControlLoop:
             self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
             return
         except Refused as refused:
+            if refused.reason is Reason.SERVER_LOST and self._planned and self._stepper.lost:
+                self._frames.refuse(request.frame, refused.reason, refused.detail, holds=False)  # see Sender.check
+                return
             if refused.reason.level is not Level.HOLD:
                 self._refuse(refused, request.frame)
                 return
@@ -338,7 +341,7 @@ class ControlLoop:
         try:
             if step.refused is not None:
                 raise step.refused
-            self._sender.check_age(step)
+            self._sender.check(step)
             for reason in self._held:
                 self._safety.clear(reason)
             self._held.clear()

@@ -52,10 +52,12 @@ class Frames:
             if (other := mailbox.take()) is not None:
                 self._use(index, other)
 
-    def refuse(self, frame: Frame, reason: Reason, detail: str) -> None:
-        """Report why the first camera's newest frame led to no command."""
+    def refuse(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
+        """Report why the first camera's newest frame led to no command; if not ``holds``, only count the reason."""
         self._unreported.discard(0)
-        self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
+        if not holds:
+            self._context.safety.count(reason)
+        self._context.report(frame.outcome(reason.value, reason=reason if holds else None, detail=detail))
 
     def finish(self, outcome: str, **details: object) -> None:
         """Report the newest frames' outcome, unless reported; ``details`` are fields of :class:`FrameOutcome`."""

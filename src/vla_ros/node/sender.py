@@ -55,14 +55,19 @@ class Sender:
         self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
-    def check_age(self, step: StepResult, late: int = 0) -> None:
-        """Raise Refused (``frame_old``) if the frame of a step is too old for motion that lags by ``late`` periods.
+    def check(self, step: StepResult, late: int = 0) -> None:
+        """Raise Refused if a step's motion, which lags by ``late`` periods, must not be sent.
 
-        The allowed age is ``timeouts.frame_age`` plus ``timeouts.inference`` plus the step's offset. The watchdog
-        checks frames only on arrival; this check detects a suspended process, or a frame that waited for a slow
-        inference.
+        ``server_lost``: the policy's server has been lost for ``timeouts.server_lost``.
+
+        ``frame_old``: the step's frame is older than ``timeouts.frame_age`` plus ``timeouts.inference`` plus the
+        step's offset. The watchdog checks frames only on arrival; this check detects a suspended process, or a
+        frame that waited for a slow inference.
         """
         timeouts = self._context.options.current.timeouts
+        lost = self._stepper.lost
+        if lost is not None and lost.seconds > timeouts.server_lost:
+            raise Refused(Reason.SERVER_LOST, f"{lost.why}; {lost.seconds:.3g} s ago")
         allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
         age = (self._clock.ros() - step.stamp) / 1e9
         if timeouts.frame_age and age > allowed:
@@ -97,7 +102,7 @@ class Sender:
             self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         if late and not self._stepper.is_moving:
             return False
-        self.check_age(step, late)
+        self.check(step, late)
         return self._send(
             self._stepper.onward(self.fresh_joints(), dt, left, passed), self._stepper.sent, to_rest=late > 0
         )

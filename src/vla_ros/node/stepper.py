@@ -25,7 +25,7 @@ from vla_ros.control.robot import ArmJoints, RobotController
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import VlaRosError
 from vla_ros.node.observer import Observer
-from vla_ros.policies.base import Policy, Progress, Session, no_progress
+from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, Observation, PreviousChunk
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
@@ -84,6 +84,11 @@ class Stepper:
     def spec(self) -> PolicySpec:
         """The policy's inputs and outputs; valid after :meth:`load`."""
         return self.binding.spec
+
+    @property
+    def lost(self) -> Lost | None:
+        """The loss of the policy's server, or None."""
+        return self._session.lost
 
     def configure(self, config: Config, *, inferring: bool = False) -> None:
         """Apply changed options to the next steps; the policy gets them only if it is not inferring."""

@@ -120,6 +120,7 @@ class Link:
         """
         deadline = time.monotonic() + seconds
         with self._using:  # for at most _LOOK, _look() has it
+            self._unanswered |= self._peer is None
             peer = self.peer
             dialect, transport = peer.dialect, peer.transport
             message = dialect.query(query, peer.metadata)
