@@ -1,11 +1,16 @@
-"""Names: validity, expansion and remaps, by the rules of design.ros2.org."""
+"""Names, remaps and parameters of the command line, by the rules of design.ros2.org and as rclpy applies them."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
 from vla_ros.errors import ConfigError
 from vla_ros.graph.names import check_absolute, check_node_name, expand, parse_ros_arguments
+
+from .parameter_cases import ANSWERS, cases, rclpy_answer
 
 
 @pytest.mark.parametrize(
@@ -90,22 +95,69 @@ def test_remaps_for_one_node_and_one_kind():
 def test_node_and_namespace():
     arguments = parse_ros_arguments(["--ros-args", "-r", "__node:=x", "-r", "__ns:=/y", "-p", "use_sim_time:=true"])
     assert (arguments.node_name("vla"), arguments.namespace("/", "vla")) == ("x", "/y")
-    assert arguments.flag("use_sim_time")
-    assert not parse_ros_arguments([]).flag("use_sim_time")
+    assert arguments.values("/y/x") == {"use_sim_time": True}
+    assert arguments.full_name("vla") == "/y/x"
 
 
-def test_parameters_and_their_files():
-    arguments = parse_ros_arguments(
-        ["--ros-args", "--params-file", "a.yaml", "-p", "node:policy.name:=hold", "--params-file", "b.yaml"]
-    )
-    assert arguments.files == ("a.yaml", "b.yaml")
-    assert arguments.parameters == {"policy.name": "hold"}
+def test_a_remap_of_the_namespace_names_the_node_by_its_new_name():
+    rules = ["-r", "__node:=new", "-r", "old:__ns:=/old", "-r", "new:__ns:=/new"]
+    assert parse_ros_arguments(["--ros-args", *rules]).full_name("old") == "/new/new"
+
+
+def test_a_parameter_for_another_node_is_not_this_nodes():
+    arguments = parse_ros_arguments(["--ros-args", "-p", "left_arm_policy:control.armed:=true"])
+    assert arguments.values("/vla_policy") == {}
+    assert arguments.values("/left_arm_policy") == {"control.armed": True}
+    assert arguments.values("/robot_1/left_arm_policy") == {}  # a qualifier has no namespace
+
+
+def ours(words: list[str]) -> dict[str, Any] | None:
+    """The node's full name and parameters by our rules, or None where they refuse the arguments."""
+    try:
+        arguments = parse_ros_arguments(words)
+        node = arguments.full_name("vla_policy")
+        return {"node": node, "values": arguments.values(node)}
+    except ConfigError:
+        return None
+
+
+def test_parameters_are_those_that_rclpy_was_seen_to_give(tmp_path):
+    for case, answer in zip(cases(), json.loads(ANSWERS.read_text()), strict=True):
+        assert ours(case.write(tmp_path)) == answer, (case.words, *case.files)
+
+
+@pytest.mark.ros
+def test_parameters_are_those_that_rclpy_gives_here(tmp_path):
+    pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+    for case in cases(seed=29):
+        words = case.write(tmp_path)
+        assert ours(words) == rclpy_answer(words), (case.words, *case.files)
 
 
 @pytest.mark.parametrize(
     "args",
-    [["--params-file"], ["-r"], ["-r", "a"], ["-r", ":=b"], ["-r", "a:="], ["-p", "x"], ["-r", "__node:=a/b"]],
+    [
+        ["--params-file"],
+        ["-r"],
+        ["-r", "a"],
+        ["-r", ":=b"],
+        ["-r", "a:="],
+        ["-r", "/robot_1/node:a:=b"],
+        ["-r", "/*/a:=b"],
+        ["-r", "__node:=a/b"],
+        ["-r", "__ns:=a"],
+        ["-p", "x"],
+        ["-p", "x:="],
+        ["-p", "/robot_1/node:x:=1"],
+        ["-p", "x:=["],
+        ["--pramas-file", "a.yaml"],
+    ],
 )
 def test_malformed_arguments(args):
     with pytest.raises(ConfigError):
         parse_ros_arguments(["--ros-args", *args])
+
+
+def test_flags_of_logging_and_security_are_ignored():
+    words = ["--log-level", "debug", "--disable-rosout-logs", "-e", "/robot", "-p", "a:=1"]
+    assert parse_ros_arguments(["--ros-args", *words]).values("/n") == {"a": 1}

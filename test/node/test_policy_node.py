@@ -301,7 +301,7 @@ def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(
     robot: Any, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "robot.yaml"
-    file.write_text("left_policy:\n  ros__parameters:\n    policy: {name: hold}\n    robot: {urdf: demo}\n")
+    file.write_text("left/left_policy:\n  ros__parameters:\n    policy: {name: hold}\n    robot: {urdf: demo}\n")
     words = ["-r", "__ns:=/left", "-r", "__node:=left_policy", "-r", "/camera/image_raw:=/left/image"]
     words += ["--params-file", str(file), "-p", "policy.instruction:=nimm den w\u00fcrfel \u7d05"]
     node = start("--ros-args", *words, script=(sys.executable, "-m", "vla_ros.cli", "run"), bare=True)
@@ -312,6 +312,14 @@ def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(
     assert "/left/left_policy" in names
     assert robot.node.count_subscribers("/left/image") == 1
     assert robot.node.count_subscribers("/camera/image_raw") == 0
+
+
+def test_a_parameter_for_another_node_does_not_arm_this_one(robot: Any, start: Callable[..., Any]) -> None:
+    words = ["-p", "policy.instruction:=go on", "--ros-args", "-p", "left_arm_policy:control.armed:=true"]
+    start(*words)
+    robot.until(lambda: "state" in robot.diagnostics and robot.actions, robot.send_frame)
+    assert robot.diagnostics["state"]["message"] == "disarmed"
+    assert robot.commands == []
 
 
 @pytest.mark.parametrize(

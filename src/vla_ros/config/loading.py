@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from vla_ros.config.contradictions import contradictions
-from vla_ros.config.files import preset_values, read_file
+from vla_ros.config.files import dump_yaml, parse_yaml, preset_values, read_file
 from vla_ros.config.options import Option, option_of
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class, owner
@@ -268,7 +268,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not separator or not name:
         raise ConfigError(f"-p {text}: expected name:=value, for example -p policy.device:=cuda")
     try:
-        return name, yaml.safe_load(value) if value else ""
+        return name, parse_yaml(value) if value else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"-p {text}: the value is not YAML ({error})") from None
 
@@ -278,12 +278,18 @@ def assignment(name: str, text: str) -> str:
     return f"{name}:={json.dumps(text, ensure_ascii=False)}"
 
 
-def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name: str = "vla_policy") -> Config:
-    """Return the tree from parameter files and ``name:=value`` overrides, in this order; later values win.
+def load(
+    files: Sequence[Path] = (),
+    assignments: Sequence[str] = (),
+    node_name: str = "vla_policy",
+    ros_values: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """Return the tree from parameter files, ``name:=value`` overrides and the values of ``--ros-args``.
 
-    Selecting another policy drops the previous policy's own options. Raises the errors of :func:`build`.
+    Later ones win, in this order. Selecting another policy drops the previous policy's own options. Raises the
+    errors of :func:`~vla_ros.config.files.read_file` and :func:`build`.
     """
-    layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
+    layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments)), ros_values]
     name = PolicyConfig.name
     values: dict[str, Any] = {}
     for layer in layers:
@@ -317,6 +323,5 @@ def to_yaml(config: Config, *, comments: bool = True) -> str:
                 f"{margin}# {entry.option.description}. "
                 f"{entry.expectation[0].upper()}{entry.expectation[1:]}{live}."
             )
-        text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
-        lines.append(f"{margin}{leaf}: {text}")
+        lines.append(f"{margin}{leaf}: {dump_yaml(value)}")
     return "\n".join(lines) + "\n"

@@ -44,7 +44,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:=VALUE",
-        help="set an option, for example -p policy.device:=cuda; wins over files",
+        help="set an option, for example -p policy.device:=cuda; wins over --config",
     )
 
 

@@ -1,18 +1,37 @@
-"""Names on the ROS 2 graph: validation, expansion of relative names, and remaps.
+"""Names on the ROS 2 graph: validation, expansion of relative names, remaps and parameters of ``--ros-args``.
 
-Follows "Topic and Service name mapping to DDS" and "Static Remapping via Command Line" of design.ros2.org.
+Follows "Topic and Service name mapping to DDS" of design.ros2.org, and rcl of Jazzy for ``--ros-args``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from vla_ros.errors import ConfigError
+import yaml
 
-_TOKEN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+from vla_ros.config.files import Sections, parse_yaml, read_sections, values_of
+from vla_ros.errors import ConfigError, did_you_mean
+
+_WORD = r"[A-Za-z_]\w*"
+_TOKEN = re.compile(_WORD, re.ASCII)
 _NODE_KEYS = ("__node", "__name")
+_REMAP = re.compile(
+    rf"(?:(?P<node>{_WORD}):)?(?P<source>__ns|__node|__name|(?:ros(?P<kind>topic|service)://)?(?P<name>~?/?{_WORD}"
+    rf"(?:/{_WORD})*)):=(?P<target>/|~?/?{_WORD}(?:/{_WORD})*)",
+    re.ASCII,
+)
+_PARAMETER = re.compile(
+    rf"(?:(?P<node>{_WORD}):)?(?P<name>[\w/]+(?:\.[\w/]+)*):=(?P<value>.+)", re.ASCII | re.DOTALL
+)
+_FLAGS = ("-r", "--remap", "-p", "--param", "--params-file")
+_IGNORED = ("--log-level", "--log-config-file", "--log-file-name", "-e", "--enclave")  # each has a value
+_SWITCHES = tuple(
+    f"--{do}-{what}-logs" for do in ("enable", "disable") for what in ("rosout", "stdout", "external-lib")
+)
 
 
 def check_node_name(name: str) -> str:
@@ -77,10 +96,26 @@ class RosArguments:
     """Remaps and parameters of ``--ros-args``."""
 
     rules: tuple[Rule, ...] = ()
-    parameters: dict[str, str] = field(default_factory=dict)
-    """Values of ``-p name:=value`` as text; the embedded participant uses only ``use_sim_time``."""
-    files: tuple[str, ...] = ()
-    """Parameter files (``--params-file``), in the order given; this module does not read them."""
+    parameters: tuple[Path | Sections, ...] = ()
+    """Files of ``--params-file``, and the section of each ``-p [node:]name:=value``, in the order given."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The parameter files."""
+        return tuple(given for given in self.parameters if isinstance(given, Path))
+
+    def values(self, node: str) -> dict[str, Any]:
+        """Return the parameters of the node with this full name.
+
+        As in rcl, ``-p name:=value`` belongs to the section ``/**`` and ``-p node:name:=value`` to ``node``, and
+        all files share their sections: a section's place is where its key first appeared. Raises ConfigError for
+        a file that cannot be read.
+        """
+        merged: Sections = {}
+        for given in self.parameters:
+            for key, values in (read_sections(given) if isinstance(given, Path) else given).items():
+                merged.setdefault(key, {}).update(values)
+        return values_of(merged, node)
 
     def node_name(self, name: str) -> str:
         """Return the name of a node after remapping (``-r __node:=``)."""
@@ -88,7 +123,11 @@ class RosArguments:
 
     def namespace(self, namespace: str, name: str) -> str:
         """Return the namespace of the node created as ``name``, after remapping (``-r __ns:=``)."""
-        return self._special(("__ns",), name) or namespace
+        return self._special(("__ns",), self.node_name(name)) or namespace
+
+    def full_name(self, name: str) -> str:
+        """Return the full name of the node created as ``name`` without a namespace."""
+        return f"{self.namespace('/', name).rstrip('/')}/{self.node_name(name)}"
 
     def _special(self, keys: Sequence[str], node: str) -> str:
         return next((rule.target for rule in self.rules if rule.source in keys and rule.node in (None, node)), "")
@@ -103,24 +142,30 @@ class RosArguments:
                 return expand(rule.target, node, namespace, kind)
         return full
 
-    def flag(self, name: str) -> bool:
-        """Return whether ``-p name:=true`` was given."""
-        return self.parameters.get(name, "false").strip().lower() == "true"
-
 
 def _rule(text: str) -> Rule:
-    source, separator, target = text.partition(":=")
-    if not separator or not source or not target:
-        raise ConfigError(f"remap '{text}' is not of the form from:=to")
-    scheme = re.match(r"(?:(?P<node>[A-Za-z_]\w*):(?!//))?(?:ros(?P<kind>topic|service)://)?(?P<name>.+)", source)
-    assert scheme is not None
-    node, kind, source = scheme["node"], scheme["kind"], scheme["name"]
-    target = re.sub(r"^ros(topic|service)://", "", target)
+    found = _REMAP.fullmatch(text)
+    if found is None:
+        hint = "; ROS 2 has no wildcards in remaps" if "*" in text else ""
+        raise ConfigError(f"remap '{text}' is not of the form [node:]from:=to{hint}")
+    source, target = found["name"] or found["source"], found["target"]
     if source in _NODE_KEYS:
         check_node_name(target)
     if source == "__ns":
         check_absolute(target, "namespace")
-    return Rule(source, target, node, kind)
+    return Rule(source, target, found["node"], found["kind"])
+
+
+def _parameter(text: str) -> Sections:
+    found = _PARAMETER.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"parameter '{text}' is not of the form [node:]name:=value; the node is a name without namespace"
+        )
+    try:
+        return {found["node"] or "/**": {found["name"]: parse_yaml(found["value"])}}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"parameter '{text}': the value is not YAML ({error})") from None
 
 
 def _ros_sections(args: Sequence[str]) -> Iterator[str]:
@@ -135,26 +180,25 @@ def _ros_sections(args: Sequence[str]) -> Iterator[str]:
 
 
 def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
-    """Return remaps and parameters between ``--ros-args`` and ``--``; other ROS flags are accepted and ignored."""
-    rules = []
-    parameters = {}
-    files = []
+    """Return remaps and parameters between ``--ros-args`` and ``--``.
+
+    Logging and security flags are ignored; raises ConfigError for what rcl does not know either.
+    """
+    rules: list[Rule] = []
+    parameters: list[Path | Sections] = []
     rest = _ros_sections(args)
     for flag in rest:
-        if flag == "--params-file":
-            file = next(rest, None)
-            if file is None:
-                raise ConfigError("--params-file needs the path of a parameter file")
-            files.append(file)
-        elif flag in ("-r", "--remap", "-p", "--param"):
-            text = next(rest, None)
-            if text is None:
-                raise ConfigError(f"{flag} needs an argument of the form name:=value")
-            if flag in ("-r", "--remap"):
-                rules.append(_rule(text))
-            else:
-                name, separator, value = text.partition(":=")
-                if not separator or not name:
-                    raise ConfigError(f"parameter '{text}' is not of the form name:=value")
-                parameters[name.rpartition(":")[2]] = value
-    return RosArguments(tuple(rules), parameters, tuple(files))
+        if flag in _SWITCHES:
+            continue
+        if flag not in (*_FLAGS, *_IGNORED):
+            raise ConfigError(f"--ros-args: found '{flag}'{did_you_mean(flag, (*_FLAGS, *_IGNORED, *_SWITCHES))}")
+        text = next(rest, None)
+        if text is None:
+            raise ConfigError(f"{flag} needs {'a file' if 'file' in flag else 'an argument such as name:=value'}")
+        if flag in ("-r", "--remap"):
+            rules.append(_rule(text))
+        elif flag in ("-p", "--param"):
+            parameters.append(_parameter(text))
+        elif flag == "--params-file":
+            parameters.append(Path(text))
+    return RosArguments(tuple(rules), tuple(parameters))

@@ -17,7 +17,7 @@ from logging import Logger
 from pathlib import Path
 from types import FrameType
 
-from vla_ros.config import Config, load
+from vla_ros.config import Config, load, read_file
 from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
@@ -55,10 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
-    assignments += [f"{name}:={value}" for name, value in ros.parameters.items() if not is_ros_own(name)]
-    files = [*arguments.config, *map(Path, ros.files)]
-    name = ros.node_name(NODE_NAME)
-    config = load(files, assignments, f"{ros.namespace('/', NODE_NAME).rstrip('/')}/{name}")
+    name = ros.full_name(NODE_NAME)
+    for file in ros.files:
+        read_file(file, name)  # raises ConfigError for a file without parameters for this node
+    values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
+    config = load(arguments.config, assignments, name, values)
     if arguments.dry_run:
         policy = create(config)
         stepper = Stepper(config, policy)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Any, TypeVar
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.clock import Clock
 from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
@@ -46,7 +46,9 @@ class DdsNode:
         self.publishers: tuple[DdsPublisher, ...] = ()
         self.inboxes: tuple[Inbox, ...] = ()
         self.timers: tuple[DdsTimer, ...] = ()
-        simulated = context.arguments.flag("use_sim_time")
+        simulated = context.arguments.values(self.get_fully_qualified_name()).get("use_sim_time", False)
+        if not isinstance(simulated, bool):
+            raise ConfigError(f"use_sim_time: found {simulated!r}, expected true or false")
         self._clock = Clock(simulated=simulated)
         self._announce()
         if simulated:
