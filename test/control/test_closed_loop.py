@@ -58,6 +58,30 @@ def test_at_the_wall_of_the_box_the_tip_slides_and_comes_back_at_once(delta_from
     assert ARM.forward(back).position[0] < tips[-1, 0] - 0.009, "no debt was run up behind the wall"
 
 
+@pytest.mark.parametrize("output", ["twist_stamped", "joint_velocity"])
+@pytest.mark.parametrize("delta_from", ["measured", "commanded"])
+def test_until_a_velocity_expires_the_tip_stays_in_the_box(output: str, delta_from: str) -> None:
+    """3 cm are left to the box, and the last command before the policy hangs is executed until it expires."""
+    start = ARM.forward(HOME).position
+    box = {"workspace_low": [0.0, -0.5, 0.0], "workspace_high": [float(start[0]) + 0.03, 0.5, 1.2]}
+    own = {"control": {"delta_from": delta_from, "output": output}, "topics": {"gripper": "/gripper"}}
+    controller = control(limits=box, timeouts={"twist": 0.25}, **own)
+    q, tips = HOME.copy(), []
+    for _ in range(6):
+        command = controller.command(np.array([0.02, 0.005, 0, 0, 0, 0, 1.0]), state(q), 0, DT)
+        controller.executed()
+        # The servo moves the tip along a straight line, the joints' driver each joint at its speed.
+        for share in np.linspace(0.0, 0.25, 11):
+            if command.twist is not None:
+                tips.append(ARM.forward(q).position + command.twist[0] * share)
+            else:
+                assert command.velocities is not None
+                tips.append(ARM.forward(q + np.array(list(command.velocities.values())) * share).position)
+        q = q + 0.5 * (command.positions[:7] - q)  # the arm lags
+    assert np.max(tips, axis=0)[0] - start[0] <= 0.03 + 1e-6
+    assert np.max(tips, axis=0)[0] - start[0] > 0.02
+
+
 def test_pushed_out_of_reach_for_long_the_arm_comes_to_rest_and_obeys_again() -> None:
     controller = control()
     way = drive(controller, HOME, [0.05, 0, 0, 0, 0, 0], 80)

@@ -11,6 +11,7 @@ from demo_arm import ARM, configure, several, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vla_ros.config import VELOCITY_OUTPUTS
 from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command, lifetime
@@ -120,7 +121,7 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
         controller.executed()
         for index, command in enumerate(commands):
             q = where[index]
-            is_velocity = "velocity" in outputs[index]
+            is_velocity = outputs[index] in VELOCITY_OUTPUTS
             origin = q
             if sent[index] is not None and delta_from == "commanded" and not is_velocity:
                 origin = np.clip(sent[index], q - STEP, q + STEP)
@@ -161,17 +162,19 @@ def within_limits(command: Command, q: FloatArray, origin: FloatArray, dt: float
 
 def velocity_within_limits(command: Command, q: FloatArray, dt: float, stands: float, boxed: bool) -> None:
     """Check limits of positions and the box until the velocity expires."""
-    assert command.velocities is not None
-    velocity = np.array(list(command.velocities.values()))
-    assert tuple(command.velocities) == ARM.joint_names
-    np.testing.assert_allclose(q + velocity * dt, command.positions[:7], atol=1e-9)
+    velocity = (command.positions[:7] - q) / dt
+    if command.velocities is not None:
+        assert tuple(command.velocities) == ARM.joint_names
+        np.testing.assert_allclose(list(command.velocities.values()), velocity, atol=1e-9 / dt)
     assert np.all(np.abs(velocity) <= SPEED * ARM.velocity_limits * (1 + 1e-6) + SLACK / dt), "velocity"
     end = q + velocity * stands
     low, high = ARM.position_low + MARGIN, ARM.position_high - MARGIN
     assert np.all(end >= np.minimum(low, q) - SLACK), "joint limits"
     assert np.all(end <= np.maximum(high, q) + SLACK), "joint limits"
     if boxed:
-        in_box(ARM.forward(q).position, ARM.forward(end).position)
+        begin = ARM.forward(q).position
+        straight = None if command.twist is None else begin + command.twist[0] * stands
+        in_box(begin, ARM.forward(end).position if straight is None else straight)
 
 
 def in_box(before: FloatArray, after: FloatArray) -> None:

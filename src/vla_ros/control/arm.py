@@ -2,7 +2,7 @@
 
 - Deltas are relative to the *measured* position at the frame's stamp if it is known, otherwise to the newest
   measured position, so that an arm that lags accumulates no error. With ``control.delta_from: commanded``, deltas
-  are relative to the last command, for arms that sag or stick.
+  are relative to the last command, for arms that sag or stick; a velocity always starts at the measured position.
 - Limits are always relative to the newest measured position.
 """
 
@@ -118,7 +118,11 @@ class ArmController:
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
         self._envelope = Envelope(
-            limits, arm.limits, kinematics, lifetime(config) if self._sends_joint_velocities else 0.0
+            limits,
+            arm.limits,
+            kinematics,
+            lifetime(config) if self._sends_velocities else 0.0,
+            straight=not self._sends_joint_velocities,
         )
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
         used = arm.gripper.mode != "none" and self._gripper_column is not None
@@ -194,7 +198,7 @@ class ArmController:
         measured = self._measured.positions(joints)
         self._measured.check(measured)
         origin = measured
-        if self._last is not None and self._control.delta_from == "commanded" and not self._sends_joint_velocities:
+        if self._last is not None and self._control.delta_from == "commanded" and not self._sends_velocities:
             reach = self._envelope.joints.step
             origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
         start = origin

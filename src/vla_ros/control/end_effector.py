@@ -57,6 +57,7 @@ def shorten_for_tip(
     limits: LimitsConfig,
     stands: float = 1.0,
     *,
+    straight: bool = False,
     start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
     """Shorten the step from ``origin`` to ``positions`` until the tip is within its limits.
@@ -64,15 +65,24 @@ def shorten_for_tip(
     Returns joint positions [N] and the violation of ``positions``, or None. The check is necessary because inverse
     kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
     ``stands`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
-    The step of the tip starts at joint positions ``start`` [N]; None means ``origin``.
+    It moves ``straight`` on (a twist), or each joint moves on. The step of the tip starts at joint positions
+    ``start`` [N]; None means ``origin``.
     """
     begin = kinematics.forward(origin if start is None else start)
+
+    def expiry(candidate: FloatArray) -> FloatArray:
+        """Return the tip's position [3] when the velocity that leads to ``candidate`` expires."""
+        if not straight:
+            return kinematics.forward(origin + stands * (candidate - origin)).position
+        tip = kinematics.forward(origin).position
+        return tip + stands * (kinematics.forward(candidate).position - tip)
+
     share, first = 1.0, None
     for _ in range(_HALVINGS):
         candidate = origin + share * (positions - origin)
         excess, wrong = _excess(begin, kinematics.forward(candidate), limits)
         if excess <= 1.0 and stands > 1.0:
-            excess, wrong = _out_of_box(begin, kinematics.forward(origin + stands * (candidate - origin)), limits)
+            excess, wrong = _out_of_box(begin, expiry(candidate), limits)
         if excess <= 1.0:
             return candidate, first
         first = first or wrong
@@ -80,12 +90,12 @@ def shorten_for_tip(
     return origin.copy(), first
 
 
-def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return infinity and the violation if ``end`` is (further) outside the box, otherwise 0."""
+def _out_of_box(start: Pose, end: FloatArray, limits: LimitsConfig) -> tuple[float, Violation | None]:
+    """Return infinity and the violation if the position ``end`` [3] is (further) outside the box, otherwise 0."""
     if limits.workspace_low:
-        _, outside = limit_box(end.position, start.position, limits.workspace_low, limits.workspace_high)
+        _, outside = limit_box(end, start.position, limits.workspace_low, limits.workspace_high)
         if outside:
-            detail = f"tip at {np.round(end.position, 4).tolist()} m, {_box(limits)}"
+            detail = f"tip at {np.round(end, 4).tolist()} m, {_box(limits)}"
             return math.inf, Violation(Reason.LIMIT_WORKSPACE, detail)
     return 0.0, None
 
@@ -94,7 +104,7 @@ def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violat
     """Return the larger of the step's ratios to its two limits, and the violation if it exceeds 1."""
     if end is start:  # kinematics caches poses: nothing moves
         return 0.0, None
-    worst, wrong = _out_of_box(start, end, limits)
+    worst, wrong = _out_of_box(start, end.position, limits)
     if wrong is not None:
         return worst, wrong
     moved = math.dist(end.position.tolist(), start.position.tolist())

@@ -20,7 +20,8 @@ class Envelope:
     joints: JointLimits
     tip: LimitsConfig  # largest step of the tip, and the workspace box
     kinematics: Kinematics | None  # if None, the tip is not limited
-    lifetime: float  # seconds after which a joint velocity expires; 0 for position commands
+    lifetime: float  # seconds after which a velocity expires; 0 for position commands
+    straight: bool = False  # a twist: until it expires, the tip moves straight on, not each joint
 
     def limit(
         self,
@@ -33,7 +34,7 @@ class Envelope:
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
         """Return positions [N] that may be sent, the joint violations, and the tip violation.
 
-        A joint velocity stays within the position limits and the workspace box until it expires.
+        A velocity stays within the position limits and the workspace box until it expires.
 
         Args:
             target: Wanted positions [N].
@@ -50,7 +51,9 @@ class Envelope:
         positions, violations = limit_joints(target, measured, origin, before, dt, limits)
         if self.kinematics is None:
             return positions, violations, None
-        positions, wrong = shorten_for_tip(self.kinematics, origin, positions, self.tip, stands, start=tip_from)
+        positions, wrong = shorten_for_tip(
+            self.kinematics, origin, positions, self.tip, stands, straight=self.straight, start=tip_from
+        )
         return positions, violations, wrong
 
     def around(self, measured: FloatArray, reach: FloatArray) -> Envelope:
