@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
+from vla_ros.config import GripperConfig
 from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.control.gripper import Gripper
 from vla_ros.errors import ConfigError
 
 
@@ -36,6 +40,7 @@ def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
         ("arm.joint_effort", True, "in an action"),
         ("arm.tip_position[deg]", False, r"found \[deg\]"),
         ("arm.gripper[1..1]", True, "both ends"),
+        ("arm.gripper[0..1e999]", True, "too large"),
         ("arm.joint_position(a)", True, "only a state's"),
         ("arm.tip_position(a)", False, "only a state's"),
         ("feed.force", True, "a feed cannot be an action"),
@@ -52,6 +57,26 @@ def test_errors_explain_a_wrong_part(text: str, action: bool, message: str) -> N
 def test_sizes_follow_the_arm_or_the_form() -> None:
     parts = parse_parts("a.joint_position + a.joint_velocity(x, y) + a.fingers + a.gripper + a.tip_rotation[rot6d]")
     assert [part.size(7, 2) for part in parts] == [7, 2, 2, 1, 6]
+
+
+@given(low=st.floats(-1e300, 1e300), high=st.floats(-1e300, 1e300))
+@example(low=0.0, high=1_000_000.0)
+@example(low=0.0, high=0.00005)
+@example(low=0.1234567, high=-1e22)
+def test_a_range_keeps_its_numbers(low: float, high: float) -> None:
+    assume(low != high)
+    for form in (f"{low!r}..{high!r}", f"{low:+.17e} .. {high:+.17E}"):
+        (part,) = parse_parts(f"arm.gripper[{form}]", action=True)
+        assert part.range == (low, high)
+        assert parse_parts(f"unused[1] + {part} + unused[2]")[1] == part
+
+
+def test_a_gripper_of_a_million_counts_is_half_open_at_half_a_million() -> None:
+    """Taken as metres, the fingers would open to the end of their range."""
+    for form, half in (("0..1000000", 500_000.0), ("0..0.00005", 0.000025), ("0..1e6", 5e5)):
+        (part,) = parse_parts(f"arm.gripper[{form}]", action=True)
+        config = GripperConfig(mode="continuous", open_position=0.04)
+        assert Gripper(config, part).command(half, 0.02, 0.1) == (0.02, False)
 
 
 def test_a_range_has_two_ends() -> None:

@@ -14,6 +14,7 @@ range may be ``clipped``. ``fingers[m, -m]`` states the sign of each open finger
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -60,10 +61,11 @@ BY_OPTIONS = ("gripper", "tip_delta")
 """Quantities of an action whose form follows the options if the part has none."""
 
 _PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
-_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 _SIGNS = re.compile(r"-?m(\s*,\s*-?m)+")
 _CHOICE = re.compile(rf"(.*?)\s+(?:({CLIPPED}|{WRAPPED})|near((?:\s+{_NUMBER})+))")
+_PLUS = re.compile(r"\+(?![^\[]*\])")  # a plus between brackets belongs to a number
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Part:
         if self.quantity == FEED:
             return f"feed.{self.form}" + (f"[{self.count}]" if self.count else "")
         joints = f"({', '.join(self.joints)})" if self.joints else ""
-        near = " ".join(("near", *(f"{number:.16g}" for number in self.near))) if self.near else self.choice
+        near = " ".join(("near", *map(_exact, self.near))) if self.near else self.choice
         return f"{self.arm}.{self.quantity}{joints}" + (f"[{f'{self.form} {near}'.strip()}]" if self.form else "")
 
     @property
@@ -112,7 +114,7 @@ class Part:
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
     """Parse ``PART + PART + ...``; a caller adds the option's name to the ConfigErrors raised."""
-    return tuple(_parse(term.strip(), action) for term in text.split("+"))
+    return tuple(_parse(term.strip(), action) for term in _PLUS.split(text))
 
 
 def _parse(term: str, action: bool) -> Part:
@@ -172,7 +174,14 @@ def _form(term: str, quantity: Quantity, form: str) -> str:
     if SIGNS in quantity.forms and _SIGNS.fullmatch(form):
         return ", ".join(one.strip() for one in form.split(","))
     if ends and RANGE in quantity.forms:
-        if float(ends[1]) == float(ends[2]):
-            raise ConfigError(f"found {term!r}: both ends of the range are {ends[1]}")
-        return f"{float(ends[1]):g}..{float(ends[2]):g}"
+        low, high = float(ends[1]), float(ends[2])
+        if low == high or not math.isfinite(high - low):
+            wrong = f"both ends of the range are {ends[1]}" if low == high else "the range is too large"
+            raise ConfigError(f"found {term!r}: {wrong}")
+        return f"{_exact(low)}..{_exact(high)}"
     raise ConfigError(f"found [{form}] in {term!r}, expected one of {', '.join(quantity.forms)}")
+
+
+def _exact(number: float) -> str:
+    """Return the text that reads back as the same number."""
+    return repr(number).removesuffix(".0")
