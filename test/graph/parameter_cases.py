@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +68,19 @@ def _emit(tree: dict[str, Any], margin: str = "") -> str:
     return "".join(lines)
 
 
-def _section(draw: random.Random, key: str) -> dict[str, Any]:
+def _section(draw: random.Random, key: str, nested: Counter[tuple[str, str]]) -> dict[str, Any]:
+    """One section. ``nested`` counts which names of each section were nested so far.
+
+    rcl keeps a nested name a second time beside the first one; a flat name afterwards only replaces the first, and
+    is lost. That mistake is not ours to repeat, so no name is flat after it was nested twice.
+    """
     values: dict[str, Any] = {}
     for name in draw.sample(sorted(VALUES), draw.randint(1, 4)):
         head, _, leaf = name.rpartition(".")
         value = draw.choice(VALUES[name])
-        if head and draw.random() < 0.3:
+        if head and (draw.random() < 0.3 or nested[key, name] > 1):
             values.setdefault(head, {})[leaf] = value
+            nested[key, name] += 1
         else:
             values[name] = value
     tree = {"ros__parameters": values}
@@ -83,31 +90,39 @@ def _section(draw: random.Random, key: str) -> dict[str, Any]:
     return {key: tree}
 
 
+def _file(draw: random.Random, nested: Counter[tuple[str, str]]) -> str:
+    keys = [draw.choice(KEYS) for _ in range(draw.randint(1, 5))]
+    if draw.random() < 0.03:
+        keys.append(draw.choice(WRONG_KEYS))
+    tree: dict[str, Any] = {}
+    for key in keys:
+        for head, below in _section(draw, key, nested).items():
+            tree.setdefault(head, below)  # our reader refuses a key that appears twice
+    return _emit(tree)
+
+
 def _case(draw: random.Random) -> Case:
-    files = []
-    for _ in range(draw.randint(1, 3)):
-        keys = [draw.choice(KEYS) for _ in range(draw.randint(1, 5))]
-        if draw.random() < 0.03:
-            keys.append(draw.choice(WRONG_KEYS))
-        tree: dict[str, Any] = {}
-        for key in keys:
-            for head, below in _section(draw, key).items():
-                tree.setdefault(head, below)  # our reader refuses a key that appears twice
-        files.append(_emit(tree))
-    words = [("--params-file", f"{{{number}}}") for number in range(len(files))]
-    for _ in range(draw.randint(0, 3)):
-        name = draw.choice(sorted(VALUES))
-        node = draw.choice(("", "", "vla_policy:", "left_arm_policy:", "robot_1:"))
-        rule = ("-p", f"{node}{name}:={draw.choice(VALUES[name])}")
-        words.insert(draw.randrange(len(words) + 1), rule)
+    files: list[str] = []
+    words: list[str] = []
+    nested: Counter[tuple[str, str]] = Counter()
+    flags = ["--params-file"] * draw.randint(1, 3) + ["-p"] * draw.randint(0, 3)
+    draw.shuffle(flags)
+    for flag in flags:
+        if flag == "--params-file":
+            words += [flag, f"{{{len(files)}}}"]
+            files.append(_file(draw, nested))
+            continue
+        node, name = draw.choice(("", "", "vla_policy", "left_arm_policy", "robot_1")), draw.choice(sorted(VALUES))
+        if nested[node or "/**", name] < 2:
+            words += [flag, f"{node}{':' * bool(node)}{name}:={draw.choice(VALUES[name])}"]
     name, space = draw.choice(NODES)
     if name != "vla_policy":
-        words.append(("-r", f"{draw.choice(('', 'vla_policy:'))}__node:={name}"))
+        words += ["-r", f"{draw.choice(('', 'vla_policy:'))}__node:={name}"]
     if space != "/":
-        words.append(("-r", f"{draw.choice(('', f'{name}:'))}__ns:={space}"))
+        words += ["-r", f"{draw.choice(('', f'{name}:'))}__ns:={space}"]
     if draw.random() < 0.1:
-        words.append(("-r", "other:__ns:=/elsewhere"))
-    return Case(tuple(word for pair in words for word in pair), tuple(files))
+        words += ["-r", "other:__ns:=/elsewhere"]
+    return Case(tuple(words), tuple(files))
 
 
 def cases(count: int = 200, seed: int = 28) -> Iterator[Case]:
