@@ -28,7 +28,9 @@ def test_every_option_has_a_description_and_a_default_that_passes_its_own_check(
 
 
 def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path: Path) -> None:
-    config = build({"limits.workspace_low": [-0.5, -0.5, 0], "limits.workspace_high": [0.5, 0.5, 1.0]})
+    config = build(
+        {"robot.urdf": "demo", "limits.workspace_low": [-0.5, -0.5, 0], "limits.workspace_high": [0.5, 0.5, 1.0]}
+    )
     path = tmp_path / "robot.yaml"
     path.write_text(to_yaml(config))
     assert load([path]) == config
@@ -79,6 +81,7 @@ TWO = {
         ({"gripper.mode": "bianry"}, "did you mean 'binary'?"),
         ({"camera.topics": ["/a", "/b"]}, "camera.keys: found 1 names for 2 camera.topics"),
         ({"limits.workspace_low": [0.0, 0.0, 0.0]}, "expected both corners of the box or neither"),
+        ({"limits.workspace_high": [0.0, 0.0, 0.0]}, "limits.workspace_high: needs robot.urdf, which is not set"),
         ({"gripper.open_value": 0.0}, "the same as gripper.closed_value"),
         ({"robot.state_topics": ["objects"]}, "expected key=/topic"),
         ({"gripper.threshold": 0.3, "gripper.hysteresis": 0.4}, "never close"),
@@ -279,6 +282,34 @@ def test_scalars_are_what_ros_reads(tmp_path: Path) -> None:
 def test_text_is_written_so_that_ros_reads_text(text: str) -> None:
     written = to_yaml(build({"policy.instruction": text})).split("      instruction: ")[1].splitlines()[0]
     assert parse_assignment(f"a:={written}") == ("a", text)
+
+
+def test_a_box_is_switched_on_moved_and_off_one_corner_at_a_time() -> None:
+    low, high = "limits.workspace_low", "limits.workspace_high"
+    config = build({"robot.urdf": "demo"})
+    boxes = []
+    for name, corner in (
+        (low, [0.1, -0.5, 0.0]),
+        (high, [0.9, 0.5, 0.8]),
+        (low, [0.2, -0.5, 0.0]),
+        (low, []),
+        (high, [0.1, 0.1, 0.1]),
+        (high, []),
+    ):
+        config = build({name: corner}, config, live=True)
+        boxes.append(config.limits.box)
+    first, second = ((0.1, -0.5, 0.0), (0.9, 0.5, 0.8)), ((0.2, -0.5, 0.0), (0.9, 0.5, 0.8))
+    assert boxes == [None, first, second, None, None, None]
+    config = build({low: [0.1, -0.5, 0.0], high: [0.9, 0.5, 0.8]}, config, live=True)
+    with pytest.raises(ConfigError, match=r"below that of limits.workspace_high.*or first one to \[\]"):
+        build({low: [1.0, 0.0, 0.0]}, config, live=True)
+
+
+@pytest.mark.parametrize("output", ["twist_stamped", "joint_state"])
+def test_a_box_without_a_urdf_is_refused_live_too(output: str) -> None:
+    config = build({"control.output": output})
+    with pytest.raises(ConfigError, match=r"limits.workspace_low: needs robot.urdf, which is not set"):
+        build({"limits.workspace_low": [0.1, -0.5, 0.0]}, config, live=True)
 
 
 def test_a_single_arm_is_called_arm_and_has_the_shared_options() -> None:

@@ -96,15 +96,6 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
         ({"robot.joint_names": ["a"]}, JOINT_SPEC, r"8 numbers, found arm.joint_position\[rad\] \(1\)"),
         ({}, JOINT_SPEC, r"robot.joint_names: found 0 joints \[\].*7 numbers"),
         (
-            {
-                "control.output": "twist_stamped",
-                "limits.workspace_low": [0.0] * 3,
-                "limits.workspace_high": [1.0] * 3,
-            },
-            PolicySpec(),
-            "workspace_low requires it",
-        ),
-        (
             {"control.output": "twist_stamped", "robot.joint_names": list("abcdefg")},
             JOINT_SPEC,
             "a twist from joint",

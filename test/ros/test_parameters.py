@@ -114,14 +114,38 @@ def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable
     policy("autostart:=false")
     assert robot.change(Transition.TRANSITION_CONFIGURE)
     box = {"limits.workspace_low": [0.1, -0.5, 0.0], "limits.workspace_high": [0.9, 0.5, 0.8]}
-    refused, reason = put(robot, "limits.workspace_low", box["limits.workspace_low"])
-    assert not refused
-    assert "expected both corners" in reason
     assert put_all(robot, box) == (True, "")
     refused, reason = put_all(robot, {"control.rate_hz": 3.0, "gripper.threshold": 7.0})
     assert not refused
     assert "gripper.threshold" in reason
     assert get(robot, "control.rate_hz", "gripper.threshold") == [0.0, 0.5]
+
+
+def test_a_box_is_switched_on_and_off_one_corner_at_a_time(robot: Any, policy: Callable[..., Any]) -> None:
+    policy("autostart:=false")
+    assert robot.change(Transition.TRANSITION_CONFIGURE)
+    low, high = "limits.workspace_low", "limits.workspace_high"
+    for one, other in ((low, high), (high, low)):
+        corners = {low: [0.1, -0.5, 0.0], high: [0.9, 0.5, 0.8]}
+        accepted, reason = put(robot, one, corners[one])
+        assert accepted
+        assert "there is no box now" in reason
+        assert put(robot, other, corners[other]) == (True, "")
+        robot.wait(
+            lambda: any("workspace box of 'arm': ((0.1" in line for line in robot.log), "the box is in force"
+        )
+        refused, reason = put(robot, low, [1.0, 0.0, 0.0])
+        assert not refused
+        assert "below that of limits.workspace_high" in reason
+        accepted, reason = put(robot, one, [])
+        assert accepted
+        assert "there is no box now" in reason
+        assert put(robot, other, []) == (True, "")
+        robot.wait(lambda: any("workspace box of 'arm': none" in line for line in robot.log), "no box")
+        robot.log.clear()
+    put(robot, low, [0.1, -0.5, 0.0])
+    assert robot.change(Transition.TRANSITION_CLEANUP)
+    assert not robot.change(Transition.TRANSITION_CONFIGURE), "half a box at the start"
 
 
 def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callable[..., Any]) -> None:

@@ -9,10 +9,15 @@ from vla_ros.config.options import option_of
 from vla_ros.config.sections import ARM_OUTPUTS, FEED_TYPES, GRIPPER_ACTIONS, VELOCITY_OUTPUTS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
+_CORNERS = ("workspace_low", "workspace_high")
 
-def contradictions(config: Config) -> list[str]:
-    """Return the contradictions between valid options, one line each."""
-    found = [*_of_cameras(config), *_of_control(config), *_of_topics(config)]
+
+def contradictions(config: Config, *, live: bool = False) -> list[str]:
+    """Return the contradictions between valid options, one line each.
+
+    ``live``: options change one after the other, so one corner of a workspace box is no contradiction.
+    """
+    found = [*_of_cameras(config), *_of_control(config), *_of_topics(config), *([] if live else half_boxes(config))]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
     return list(dict.fromkeys(found))  # once for an option that several arms share
@@ -101,13 +106,27 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
         yield f"gripper.threshold: {found}: the gripper would never {never}; expected a band within 0 to 1"
 
 
+def half_boxes(config: Config) -> list[str]:
+    """Return which workspace boxes have one corner only, one line each."""
+    found = []
+    for arm in config.arms:
+        low, high = (_name(config, arm, leaf) for leaf in _CORNERS)
+        if bool(arm.limits.workspace_low) != bool(arm.limits.workspace_high):
+            found.append(f"{low} and {high}: expected both corners of the box or neither")
+    return found
+
+
 def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
-    low, high = arm.limits.workspace_low, arm.limits.workspace_high
-    names = [_name(config, arm, leaf) for leaf in ("workspace_low", "workspace_high")]
-    if len(low) != len(high):
-        yield f"{names[0]} and {names[1]}: expected both corners of the box or neither"
-    elif any(a >= b for a, b in zip(low, high, strict=True)):
-        yield f"{names[0]}: found {list(low)}, expected each number to be below that of {names[1]}, {list(high)}"
+    names = [_name(config, arm, leaf) for leaf in _CORNERS]
+    low, high = arm.limits.box or ((), ())
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        yield (
+            f"{names[0]}: found {list(low)}, expected each number to be below that of {names[1]}, {list(high)}; to "
+            "move the box of a running node, set both in one call of set_parameters_atomically, or first one to []"
+        )
+    for name, corner in zip(names, (arm.limits.workspace_low, arm.limits.workspace_high), strict=True):
+        if corner and not arm.robot.urdf:
+            yield f"{name}: needs {_name(config, arm, 'urdf')}, which is not set: the tip's position is not known"
     fingers = arm.robot.gripper_joint_names
     joints = (*arm.robot.joint_names, *fingers)
     names = [_name(config, arm, leaf) for leaf in ("joint_names", "gripper_joint_names")]

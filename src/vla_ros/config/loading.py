@@ -121,10 +121,13 @@ def _value(config: Config, name: str) -> Any:
     return config.of_arm(section, leaf) if section in config.robot.arms else getattr(getattr(config, section), leaf)
 
 
-def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
+def build(
+    values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True, live: bool = False
+) -> Config:
     """Check ``values`` (by flat name) and return ``base`` (None: the defaults) with these values.
 
-    A preset named in ``values`` is applied to ``base`` first. Contradictions are errors only if ``complete``.
+    A preset named in ``values`` is applied to ``base`` first. Contradictions are errors only if ``complete``;
+    ``live`` allows those of options that change one after the other (:func:`contradictions`).
 
     Raises:
         ConfigError: A name is unknown, a value has the wrong type or is out of range, or values contradict each
@@ -159,7 +162,7 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
     top = changes.pop("", {})
     sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
     config = dataclasses.replace(base, **sections, **top, own=MappingProxyType(own))
-    problems += contradictions(config) if complete else []
+    problems += contradictions(config, live=live) if complete else []
     if problems:
         raise ConfigError("\n".join(problems))
     return config

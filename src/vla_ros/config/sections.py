@@ -34,7 +34,9 @@ def _pixels(default: int, what: str) -> Any:
 
 
 def _corner(which: str) -> Any:
-    text = f"{which} corner (x, y, z) of the box that the tip must stay in; empty: no box"
+    text = (
+        f"{which} corner (x, y, z) of the box that the tip must stay in, in force once both are set; empty: no box"
+    )
     return option((), text, "m", -100, 100, length=(0, 3), live=True)
 
 
@@ -289,6 +291,11 @@ class LimitsConfig:
     )
     workspace_low: tuple[float, ...] = _corner("Lower")
     workspace_high: tuple[float, ...] = _corner("Upper")
+
+    @property
+    def box(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Both corners of the workspace box, or None if one is empty: there is no box then."""
+        return (self.workspace_low, self.workspace_high) if self.workspace_low and self.workspace_high else None
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,8 @@ class ArmController:
 
     def _check_fit(self) -> None:
         arm, section = self._arm, self._section
-        if self._kinematics is None:
-            if arm.limits.workspace_low:
-                raise ConfigError(f"{section}.urdf: not set, but limits.workspace_low requires it")
-            if arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
-                raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")
+        if self._kinematics is None and arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
+            raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")
         if arm.robot.home and len(arm.robot.home) != len(self.arm_names):
             raise ConfigError(
                 f"{section}.home: found {len(arm.robot.home)} numbers, expected one for each of "

@@ -41,8 +41,8 @@ def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, l
         detail = f"a step of {math.hypot(*turn.tolist()):.4g} rad, allowed {limits.max_rotation_step:g} rad"
         violations.append(Violation(Reason.LIMIT_ROTATION, detail))
         rotation = rotation_vector_matrix(vector) @ start.rotation
-    if limits.workspace_low:
-        inside, changed = limit_box(position, start.position, limits.workspace_low, limits.workspace_high)
+    if limits.box:
+        inside, changed = limit_box(position, start.position, *limits.box)
         if changed:
             detail = f"target {np.round(position, 4).tolist()} m, {_box(limits)}"
             violations.append(Violation(Reason.LIMIT_WORKSPACE, detail))
@@ -92,8 +92,8 @@ def shorten_for_tip(
 
 def _out_of_box(start: Pose, end: FloatArray, limits: LimitsConfig) -> tuple[float, Violation | None]:
     """Return infinity and the violation if the position ``end`` [3] is (further) outside the box, otherwise 0."""
-    if limits.workspace_low:
-        _, outside = limit_box(end, start.position, limits.workspace_low, limits.workspace_high)
+    if limits.box:
+        _, outside = limit_box(end, start.position, *limits.box)
         if outside:
             detail = f"tip at {np.round(end, 4).tolist()} m, {_box(limits)}"
             return math.inf, Violation(Reason.LIMIT_WORKSPACE, detail)

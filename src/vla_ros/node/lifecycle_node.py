@@ -13,7 +13,8 @@ from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
-from vla_ros.config import Config
+from vla_ros.config import Config, build
+from vla_ros.config.contradictions import half_boxes
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.rclpy_backend import RclpyVocabulary
 from vla_ros.node.policy_node import PolicyNode
@@ -74,6 +75,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         """Load and warm up the model, and create the endpoints; takes as long as the checkpoint needs."""
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
+            build({}, self._config)  # options that were set one at a time are complete now
             node.configure(self._progress())
         except Exception as error:  # a third party's policy may raise anything
             return self._failed("configure", error)
@@ -151,7 +153,8 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
             return SetParametersResult(successful=False, reason=str(error))
         if self._asks_only:
             self._apply(config)
-        return SetParametersResult(successful=True)
+        halves = [f"{text}; there is no box now" for text in half_boxes(config)]
+        return SetParametersResult(successful=True, reason="; ".join(halves))
 
     def _on_parameters_set(self, parameters: Sequence[Parameter]) -> None:
         self._apply(changed(self._config, parameters, everything=True))

@@ -206,6 +206,11 @@ class PolicyNode:
     def reconfigure(self, config: Config) -> None:
         """Apply changed options at once; only live ones (``Option.live``) may change while running."""
         changed = config.policy.instruction != self.config.policy.instruction
+        for was, now in zip(self.config.arms, config.arms, strict=True):
+            old, new = was.limits.box, now.limits.box
+            if old != new:
+                say = self._logger.info if new else self._logger.warning
+                say(f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}")
         self._options.current = config
         if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())

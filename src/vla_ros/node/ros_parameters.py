@@ -133,7 +133,7 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
             f"{', '.join(fixed)} cannot change while the node is configured; unconfigure it first: "
             "ros2 lifecycle set NODE deactivate, then cleanup"
         )
-    return build(wanted, base)
+    return build(wanted, base, live=True)
 
 
 def _plain(value: Any) -> Any:

@@ -40,8 +40,7 @@ def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
         if any(arm.robot.urdf for arm in config.arms):
             raise
         control = dataclasses.replace(config.control, output="twist_stamped")
-        limits = dataclasses.replace(config.limits, workspace_low=(), workspace_high=())
-        stepper = Stepper(dataclasses.replace(config, control=control, limits=limits), policy)
+        stepper = Stepper(dataclasses.replace(config, control=control), policy)
         with contextlib.suppress(ConfigError):
             stepper.bind()
             return stepper, "robot.urdf is not set: actions are compared, but no joint commands are made"
