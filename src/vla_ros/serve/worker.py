@@ -1,7 +1,8 @@
 """The thread that infers for all robots, in batches, first come, first served.
 
 Batch sizes are powers of two. The policy is prepared for all of them before the first request, so that no robot
-waits while an engine captures graphs for another size. Each robot may have one request at a time, so that no robot
+waits while an engine captures graphs for another size. A batch waits briefly for robots whose next request is due
+(``rhythm``). Each robot may have one request at a time, so that no robot
 can crowd out others. Expired requests are rejected without being computed; a request that cannot be answered in
 time is refused at once.
 """
@@ -15,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
+from vla_ros.serve.rhythm import SHARE, Rhythms
 from vla_ros.types import ActionChunk, Observation
 
 logger = logging.getLogger(__name__)
@@ -95,8 +97,10 @@ class InferenceWorker:
         self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
         self._sizes = [1]
         # SimpleQueue, written in C, wakes the thread without a Condition, which would cost 0.1 ms per request.
-        self._inbox: SimpleQueue[Job | Robot | None] = SimpleQueue()
+        # A job comes with the time of its submission.
+        self._inbox: SimpleQueue[tuple[Job, float] | Robot | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
+        self._rhythms = Rhythms()
         self._ending = False
         self._loaded = threading.Event()
         self._began = self._batch_seconds = 0.0
@@ -132,7 +136,7 @@ class InferenceWorker:
                     f"over capacity: {waiting} requests are waiting and an answer would take about "
                     f"{expected:.2f} s, allowed {allowed:.2f} s"
                 )
-        self._inbox.put(job)
+        self._inbox.put((job, self._clock()))
 
     def forget(self, robot: Robot) -> None:
         """Close a robot's session."""
@@ -167,8 +171,9 @@ class InferenceWorker:
             self.state = State.READY
             self._loaded.set()
             while self._take():
-                size = max(size for size in self._sizes if size <= len(self._jobs))
-                self._answer([self._jobs.popleft() for _ in range(size)])
+                wasted = self._wait_for_due()
+                self._answer([self._jobs.popleft() for _ in range(self._size())])
+                self._rhythms.charge(wasted, self._batch_seconds)
         except BaseException as error:
             self.error, self.state = error, State.FAILED
             if self._loaded.is_set():
@@ -197,14 +202,42 @@ class InferenceWorker:
     def _take(self) -> bool:
         """Wait for jobs and take all of them; return False once the worker should end."""
         while not (self._jobs or self._ending) or not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, Job):
-                self._jobs.append(item)
-            elif isinstance(item, Robot):
-                _close(item)
-            else:
-                self._ending = True
+            self._accept(self._inbox.get())
         return bool(self._jobs)
+
+    def _accept(self, item: tuple[Job, float] | Robot | None) -> None:
+        if isinstance(item, tuple):
+            job, when = item
+            self._jobs.append(job)
+            self._rhythms.asked(job.robot, when)
+        elif isinstance(item, Robot):
+            self._rhythms.forget(item)
+            _close(item)
+        else:
+            self._ending = True
+
+    def _size(self, due: int = 0) -> int:
+        """Return the size of the next batch, if ``due`` more requests come."""
+        return max(size for size in self._sizes if size <= len(self._jobs) + due)
+
+    def _wait_for_due(self) -> float:
+        """Wait while robots that are due would fill a larger batch; return the seconds that were waited in vain.
+
+        No answer misses its deadline for it.
+        """
+        began, size = self._clock(), self._size()
+        end = began + SHARE * self._batch_seconds
+        if self._ending or min(job.deadline for job in self._jobs) < end + self._batch_seconds:
+            return 0.0
+        due = self._rhythms.due(began, end - began) - {job.robot for job in self._jobs}
+        while not self._ending and self._size(len(due)) > self._size():
+            try:
+                item = self._inbox.get(timeout=max(0.0, end - self._clock()))
+            except Empty:
+                break
+            self._accept(item)
+            due.discard(item[0].robot if isinstance(item, tuple) else item)
+        return self._clock() - began if self._size() == size else 0.0
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         began = self._began = self._clock()
@@ -218,6 +251,7 @@ class InferenceWorker:
             self._batch_seconds = before + _SMOOTHING * (took - before)
             for job, outcome in zip(asked, outcomes, strict=True):
                 done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(asked)))
+            self._rhythms.answered({job.robot for job in asked}, self._clock())
         self.running = 0
         self._deliver(done)
 
