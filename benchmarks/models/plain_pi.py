@@ -31,7 +31,8 @@ class PlainPi:
 
     def __init__(self, network: PiNetwork, steps: int, wrap: Wrap = lambda function: function) -> None:
         self._network, self._times = network, euler_times(steps, summed=True)
-        self._embedded = [time_embedding(time, network.architecture.expert.width) for time in self._times]
+        sizes = network.architecture
+        self._embedded = [time_embedding(time, sizes.expert.width, sizes.periods) for time in self._times]
         self._block, self._layer, self._norm = wrap(_block), wrap(_layer), wrap(_norm)
 
     @torch.no_grad()

@@ -29,11 +29,14 @@ def make(
     kind: str = "append",
     *,
     action: str = "arm.joint_delta",
+    stated: int = 0,
     unblended: tuple[int, ...] = (),
     rotations: tuple[tuple[slice, str], ...] = (),
     **options: Any,
 ) -> ChunkSchedule:
-    spec = PolicySpec(action=parse_parts(action, action=True), horizon=horizon, continues_chunks=True)
+    spec = PolicySpec(
+        action=parse_parts(action, action=True), horizon=horizon, execute_steps=stated, continues_chunks=True
+    )
     return ChunkSchedule(ControlConfig(schedule=kind, **options), spec, unblended, rotations)
 
 
@@ -76,8 +79,10 @@ def test_a_chunk_is_wanted_after_the_last_step() -> None:
         schedule.executed()
 
 
-def test_execute_steps_ends_a_chunk_early_unless_overrun() -> None:
-    schedule = make(4, execute_steps=2)
+@pytest.mark.parametrize(("stated", "option"), [(0, 2), (2, 0), (3, 2)])
+def test_execute_steps_ends_a_chunk_early_unless_overrun(stated: int, option: int) -> None:
+    """The number is the option's, else the checkpoint's."""
+    schedule = make(4, stated=stated, execute_steps=option)
     schedule.load(chunk([1, 2, 3, 4]))
     run(schedule, 2)
     assert schedule.wants_chunk

@@ -45,6 +45,7 @@ class Mirror(Policy):
             (StateFeature("state", size=3),),
             dimension=3,
             horizon=2,
+            execute_steps=1,
             noise=(2, 3),
             continues_chunks=True,
         )

@@ -22,7 +22,7 @@ from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.pi.lerobot import ACTION, POSTPROCESSOR, PREPROCESSOR
+from vla_ros.policies.pi.lerobot import ACTION
 from vla_ros.policies.pi.lerobot import STATE as STATE_KEY
 from vla_ros.policies.pi.loading import LEROBOT
 from vla_ros.policies.pi.names import parameter_parts
@@ -92,8 +92,8 @@ def export(run: Path, folder: Path, note: str = "") -> int:
         _normalizer(folder, "policy_postprocessor", "unnormalizer_processor", statistics, outputs, norm_map),
         {"registry_name": "absolute_actions_processor", "config": {"enabled": True}},
     ]
-    _write(folder / PREPROCESSOR, {"name": "policy_preprocessor", "steps": before})
-    _write(folder / POSTPROCESSOR, {"name": "policy_postprocessor", "steps": after})
+    for name, steps in (("policy_preprocessor", before), ("policy_postprocessor", after)):
+        _write(folder / f"{name}.json", {"name": name, "steps": steps})
     parameters = sum(tensor.numel() for tensor in tensors.values())
     done = {"steps_done": step, "seconds": seconds, "parameters": parameters, "note": f"\n{note}\n" if note else ""}
     (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run / LOG)), encoding="utf-8")

@@ -25,7 +25,7 @@ from tools.train.labels import KINDS
 from tools.train.loop import STATISTICS, Training
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.prompt import state_bins
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import SLOTS
@@ -83,9 +83,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
         }
         (self.folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", encoding="utf-8")
         write_tokenizer(self.folder / TOKENIZER)
-        normal = {
-            key: make_normalization("quantile", value, key, lerobot=True) for key, value in statistics.items()
-        }
+        normal = {key: make_normalization("quantile", value, key, LEROBOT_EPS) for key, value in statistics.items()}
         low, high = (np.array(statistics["action"][name]) for name in ("q01", "q99"))
         targets = normal["action"].normalize(chunks.astype(np.float32)).reshape(len(labels), -1, *chunks.shape[3:])
         training, held_out = split(labels)

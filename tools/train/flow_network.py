@@ -17,7 +17,7 @@ from vla_ros.engine.ops import rotate
 from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.pi.architecture import PI05, PiArchitecture
-from vla_ros.policies.pi.network import MAX_PERIOD, MIN_PERIOD, GemmaParameters, PiNetwork
+from vla_ros.policies.pi.network import GemmaParameters, PiNetwork
 
 STATE_SIZE = ACTION_SIZE = 8
 """Seven joints and the gripper."""
@@ -128,7 +128,8 @@ class FlowTrainee(nn.Module):
     def _condition(self, times: Tensor) -> Tensor:
         width = self.architecture.expert.width
         exponent = torch.linspace(0.0, 1.0, width // 2, device=times.device)
-        angles = 2 * math.pi * times[..., None] / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** exponent)
+        shortest, longest = self.architecture.periods
+        angles = 2 * math.pi * times[..., None] / (shortest * (longest / shortest) ** exponent)
         embedded = torch.cat([angles.sin(), angles.cos()], dim=-1)
         network = self.network
         embedded = functional.silu(network.time_mlp_in(embedded))

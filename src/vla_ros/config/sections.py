@@ -163,7 +163,11 @@ class ControlConfig:
     )
     output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
     execute_steps: int = option(
-        0, "Steps of a chunk to execute before the next inference; 0: all", low=0, high=1000, live=True
+        0,
+        "Steps of a chunk to execute before the next inference; 0: as many as the checkpoint states, else all",
+        low=0,
+        high=1000,
+        live=True,
     )
     schedule: str = option(
         "auto",

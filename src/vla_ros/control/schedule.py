@@ -76,6 +76,8 @@ class ChunkSchedule:
     ) -> None:
         self.control = control
         self.kind = choose(control.schedule, spec)
+        # As in ACT, an ensemble infers after each step, unless an option says otherwise.
+        self._usual_steps = 1 if self.kind == "ensemble" else spec.execute_steps
         self._executed = 0
         self._unblended = list(unblended)
         self._rotations = rotations
@@ -106,8 +108,7 @@ class ChunkSchedule:
     @property
     def remaining(self) -> int:
         """Steps to execute before the next inference."""
-        # As in ACT, an ensemble infers after each step, unless an option says otherwise.
-        steps = self.control.execute_steps or (1 if self.kind == "ensemble" else self.left + self._since_load)
+        steps = self.control.execute_steps or self._usual_steps or self.left + self._since_load
         return max(0, min(self.left, steps - self._since_load))
 
     @property

@@ -100,6 +100,9 @@ class PolicyNode:
             self._logger.warning(
                 f"control.schedule: found {wanted}, but the policy {why}: using '{stepper.schedule.kind}'"
             )
+        stated, chosen = stepper.spec.execute_steps, self.config.control.execute_steps
+        if stated and chosen not in (0, stated):
+            self._logger.warning(f"control.execute_steps: found {chosen}, but the checkpoint states {stated}")
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)

@@ -46,18 +46,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
-    """Read a whole number of at least ``least`` from a JSON object.
-
-    ``default`` replaces a missing value or null. Raises CheckpointError if the value is not such a number.
-    """
-    value = config.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number of at least {least}")
-    return value
-
-
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor's file and its entry in the file's header."""

@@ -94,6 +94,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
         "action": list(map(str, spec.action)),
         "dimension": spec.dimension,
         "horizon": spec.horizon,
+        "execute_steps": spec.execute_steps,
         "rate_hz": spec.rate_hz,
         "noise": list(spec.noise),
         "continues_chunks": spec.continues_chunks,

@@ -17,6 +17,7 @@ from vla_ros.policies.pi.memory import plan_memory
 from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.network import build_empty
 from vla_ros.policies.pi.robots import find_robot
+from vla_ros.policies.pi.rtc import RtcSettings
 
 from .conftest import MODELS, edit_json, infer
 
@@ -232,6 +233,46 @@ def test_a_lerobot_checkpoint_is_read_without_a_robot(folders):
     checkpoint = read(folders["pi05", "lerobot"])
     assert checkpoint.processing.images == ("observation.images.image", "observation.images.image2")
     assert (checkpoint.architecture.horizon, checkpoint.flow_steps, checkpoint.trained_delay) == (10, 10, 0)
+    assert (checkpoint.execute_steps, checkpoint.rtc) == (10, RtcSettings())
+
+
+def test_the_checkpoints_rtc_config_is_read(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    values = {"enabled": True, "mode": "guided", "execution_horizon": 6, "max_guidance_weight": 3.0}
+    values |= {"prefix_attention_schedule": "EXP", "debug": True, "debug_maxlen": 100}
+    edit_json(folder / "config.json", lambda c: c.update(rtc_config=values))
+    assert read(folder).rtc == RtcSettings("guided", 6, "EXP", 3.0)
+    edit_json(folder / "config.json", lambda c: c["rtc_config"].update(enabled=False))
+    assert read(folder).rtc == RtcSettings()
+    edit_json(folder / "config.json", lambda c: c["rtc_config"].update(soft_start=2))
+    with pytest.raises(CheckpointError, match="rtc_config: found soft_start: 2"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("config.json", {"paligemma_variant": "gemma_2b_lora"}, "paligemma_variant: found 'gemma_2b_lora'"),
+        ("config.json", {"action_dim": 24}, "action_dim: found 24, expected 32"),
+        ("config.json", {"time_scale": 2.0}, "found time_scale: 2.0"),
+        ("assets/droid/norm_stats.json", {"version": 2}, "found version: 2"),
+    ],
+)
+def test_openpis_files_are_obeyed_or_refused(checkpoint, file, change, words):
+    folder = checkpoint("pi05", "openpi")
+    edit_json(folder / file, lambda c: c.update(change))
+    with pytest.raises(CheckpointError, match=words):
+        read_checkpoint(folder, find_robot("droid"))
+
+
+def test_openpi_statistics_of_other_features_are_refused(checkpoint):
+    folder = checkpoint("pi05", "openpi")
+    edit_json(
+        folder / "assets" / "droid" / "norm_stats.json",
+        lambda c: c["norm_stats"].update({"image/base_0_rgb": c["norm_stats"]["state"]}),
+    )
+    with pytest.raises(CheckpointError, match="image/base_0_rgb"):
+        read_checkpoint(folder, find_robot("droid"))
 
 
 def step(content, name):
@@ -258,7 +299,11 @@ def step(content, name):
         ),
         ("config.json", lambda c: c.update(chunk_size=0), "chunk_size is 0"),
         ("config.json", lambda c: c.update(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
-        ("config.json", lambda c: c.update(tokenizer_max_length=True), "tokenizer_max_length is True"),
+        (
+            "policy_preprocessor.json",
+            lambda c: step(c, "tokenizer_processor")["config"].update(max_length=True),
+            "max_length is True",
+        ),
         ("policy_preprocessor.json", lambda c: c.pop("steps"), "expected a list"),
         ("policy_preprocessor.json", lambda c: c["steps"].pop(3), "no step normalizer_processor"),
         (
@@ -283,8 +328,8 @@ def step(content, name):
         ),
         (
             "policy_postprocessor.json",
-            lambda c: step(c, "unnormalizer_processor")["config"]["norm_map"].update(ACTION="MIN_MAX"),
-            "ACTION is normalised by MIN_MAX",
+            lambda c: step(c, "unnormalizer_processor")["config"]["norm_map"].update(ACTION="MEDIAN"),
+            "norm_map: found {'ACTION': 'MEDIAN'}, expected one of",
         ),
     ],
 )

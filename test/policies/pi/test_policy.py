@@ -154,6 +154,36 @@ def test_an_invalid_request_does_not_affect_the_batch(policy):
             raise answer
 
 
+def test_the_checkpoint_says_how_a_chunk_continues(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    values = {
+        "enabled": True,
+        "execution_horizon": 2,
+        "prefix_attention_schedule": "ONES",
+        "max_guidance_weight": 4.0,
+    }
+    edit_json(folder / "config.json", lambda config: config.update(rtc_config=values, n_action_steps=6))
+    told = make(folder)
+    same = (
+        "policy.rtc:=guided",
+        "policy.rtc_horizon:=2",
+        "policy.rtc_schedule:=ones",
+        "policy.rtc_max_guidance:=4",
+    )
+    chunks = []
+    for policy in (told, make(folder, *same), make(folder, "policy.rtc_max_guidance:=9")):
+        policy.load()
+        case = CASES["pi05_lerobot"][0]
+        images = {key.removeprefix("observation.images."): image for key, image in case.images.items()}
+        asked = observation(
+            images=images, state={"state": case["state"].astype(float)}, previous=PreviousChunk(np.ones((5, 7)), 1)
+        )
+        chunks.append(policy.infer(policy.start_session(), asked).actions)
+    np.testing.assert_array_equal(chunks[0], chunks[1])
+    assert np.abs(chunks[0] - chunks[2]).max() > 1e-3, "the options count more than the checkpoint"
+    assert told.spec.execute_steps == 6
+
+
 def test_the_spec_has_the_names_of_openpis_server(policy, folders):
     assert make(folders["pi05", "openpi"]).describe() == policy.spec, "known without loading weights"
     assert policy.spec.image_keys == tuple(LIBERO)

@@ -121,9 +121,10 @@ def read_spec(folder: Path) -> PolicySpec:
         else:
             size, middle = int(feature["shape"][0]), _middle(folder, name)
             state.append(StateFeature(key_of(name), size=size, moments=moments, middle=middle))
-    horizon = int(config.get("n_action_steps") or config.get("chunk_size") or 1)
+    executed = int(config.get("n_action_steps") or 0)
+    horizon = executed or int(config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
-    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon)
+    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed)
 
 
 def _middle(folder: Path, feature: str) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_json, read_manifest
+from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
 from vla_ros.policies.oft.network import COMPONENTS, Layout
 from vla_ros.policies.openvla import lora
 from vla_ros.policies.openvla.architecture import Architecture
@@ -57,6 +57,10 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
     or contains anything other than tensors, or if an adapter does not fit.
     """
     manifest = read_manifest(base or folder)
+    known = (*COMPONENTS, "vision_backbone")
+    files = [one.name for one in sorted(folder.glob("*--*checkpoint*.pt"))]
+    if unknown := [name for name in files if name.partition("--")[0] not in known]:
+        raise CheckpointError(f"{folder}: found the components {unknown}, expected only {list(known)}")
     loaded: dict[str, Tensor] = {}
     predicts_noise = False
     for name in COMPONENTS:
@@ -74,7 +78,8 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
     film = component_file(folder, "vision_backbone") if towers else None
     if film is not None:
         config = folder / lora.FOLDER / "adapter_config.json"
-        merged = merged_towers(read_component(film), film, read_json(config) if config.exists() else {})
+        settings = lora.read_settings(config) if config.exists() else lora.LoraSettings()
+        merged = merged_towers(read_component(film), film, settings)
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
         manifest |= _described(merged, film)
         loaded |= merged
@@ -150,23 +155,23 @@ def read_component(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def merged_towers(tensors: Mapping[str, Tensor], file: Path, config: Mapping[str, object]) -> dict[str, Tensor]:
-    """Merge the adapters of FiLM vision towers; return the tensors by parameter name.
-
-    ``config`` is the content of ``adapter_config.json``, or empty.
-    """
-    merged = {}
+def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: lora.LoraSettings) -> dict[str, Tensor]:
+    """Merge the adapters of FiLM vision towers; return the tensors by parameter name."""
+    merged: dict[str, Tensor] = {}
+    left = {name for name in tensors if ".lora_" in name}
     for name, tensor in tensors.items():
         if ".lora_" in name:
             continue
         layer, based, leaf = name.partition(".base_layer.")
         if based and leaf == "weight":
-            try:
-                a, b = (tensors[f"{layer}.lora_{one}.default.weight"] for one in "AB")
-            except KeyError as error:
-                raise CheckpointError(f"{file}: lacks {error.args[0]}; download it again") from None
-            tensor = lora.merge(tensor, a, b, lora.adapter_scale(config, a.shape[0]))
+            names = [f"{layer}.lora_{one}.default.weight" for one in "AB"]
+            if missing := [one for one in names if one not in tensors]:
+                raise CheckpointError(f"{file}: lacks {missing[0]}; download it again")
+            a, b = (tensors[one] for one in names)
+            left -= {*names}
+            tensor = lora.merge(tensor, a, b, settings.scale(a.shape[0]))
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
+    lora.refuse_rest(file, left)
     return merged
 
 

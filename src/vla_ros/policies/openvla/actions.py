@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 from vla_ros.policies import checkpoint_files
 from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.fields import Fields
 from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,9 @@ def _parse(
 ) -> ActionStatistics:
     found, where = entry.get(group, {}) if isinstance(entry, dict) else {}, f"{path}: {group} of '{key}'"
     low, high = checkpoint_files.read_statistics(found, bounds, where)
-    mask = np.asarray(found.get("mask", [True] * low.size), dtype=np.bool_)
+    fields = Fields(found, where, "the published code does not read it, but training may have used it")
+    mask = np.asarray(fields.get("mask", [True] * low.size), dtype=np.bool_)
+    fields.finish({"statistics of the same data": "mean std min max q* num_*"})
     if mask.shape != low.shape:
         raise CheckpointError(f"{where}: mask has the shape {mask.shape}, but the bounds have {low.shape}")
     return ActionStatistics(key, low, high, mask, margin)

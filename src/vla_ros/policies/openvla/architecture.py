@@ -22,7 +22,8 @@ from typing import Any
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
-from vla_ros.policies.checkpoint_files import read_json, whole
+from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.fields import Fields, read_fields
 from vla_ros.policies.openvla.preprocessor_config import normalization
 
 LLAMA2_EMPTY_TOKEN = 29871
@@ -30,6 +31,28 @@ LLAMA2_EMPTY_TOKEN = 29871
 
 PROMPT_VERSIONS = ("v0.1", "v0.2")
 
+
+HARMLESS = {
+    "about the files and their software": "architectures auto_map dtype torch_dtype transformers_version "
+    "return_dict id2label label2id _*",
+    "sampling and limits, unused by greedy decoding of a fixed number of tokens": "do_sample temperature top_* "
+    "typical_p min_length max_length max_new_tokens num_return_sequences num_beam_groups length_penalty "
+    "diversity_penalty use_cache pad_token_id eos_token_id llm_max_length",
+    "training": "initializer_range chunk_size_feed_forward pretraining_tp",
+    "repeated in other entries": "vision_backbone_id llm_backbone_id hf_llm_id arch_specifier image_sizes "
+    "timm_model_ids output_projector_states",
+    "read with the statistics": "norm_stats",
+}
+"""Keys of ``config.json``, its ``text_config`` and ``generation_config.json`` that do not change the actions."""
+
+NEUTRAL = {
+    "num_beams": 1,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+}
+"""Settings of greedy decoding with the only supported value."""
 
 _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
 
@@ -76,20 +99,29 @@ def read_architecture(folder: Path) -> Architecture:
             "Set policy.base to the base model's folder; the adapter is then merged while the weights are loaded"
         )
     architecture = parse_architecture(read_json(path), path, folder.name)
-    images = folder / "preprocessor_config.json"
+    decoding, images = folder / "generation_config.json", folder / "preprocessor_config.json"
+    if decoding.exists():
+        _finish(read_fields(decoding), {"the prompt's first token": "bos_token_id"})
     if not images.exists():
         return architecture
     towers = architecture.towers
-    own = normalization(read_json(images), images, architecture.image_size, len(towers)) or [{}] * len(towers)
+    own = normalization(read_fields(images), architecture.image_size, len(towers)) or [{}] * len(towers)
     changed = (replace(tower, **values) for tower, values in zip(towers, own, strict=True))
     return replace(architecture, towers=tuple(changed))
 
 
-def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
+def _finish(fields: Fields, more: Mapping[str, str] | None = None) -> None:
+    for key, value in NEUTRAL.items():
+        fields.expect(key, value)
+    fields.finish({**HARMLESS, **(more or {})})
+
+
+def parse_architecture(content: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
     """Parse the content of a ``config.json``; raises the errors of :func:`read_architecture`.
 
     Messages name ``path``. The checkpoint's ``folder_name`` may contain the prompt version.
     """
+    config = Fields(content, path)
     if config.get("model_type") != "openvla":
         other = policy_of(path.parent)
         hint = "" if other == "openvla" else f"; a checkpoint of policy.name:={other}"
@@ -99,9 +131,11 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
         raise CheckpointError(f"{path}: image_resize_strategy is {strategy!r}; only 'resize-naive' is supported")
     towers = _towers(config, path)
     llm = _llm(config, path)
-    action_vocab = llm.vocab_size - whole(config, "pad_to_multiple_of", 64, path, least=0)
-    bins = whole(config, "n_action_bins", 256, path)
-    empty = whole(config, "empty_token_id", LLAMA2_EMPTY_TOKEN, path, least=0)
+    action_vocab = llm.vocab_size - config.whole("pad_to_multiple_of", 64, least=0)
+    bins = config.whole("n_action_bins", 256)
+    empty = config.whole("empty_token_id", LLAMA2_EMPTY_TOKEN, least=0)
+    version = _prompt_version(config, path, folder_name)
+    _finish(config)
     if not 2 <= bins < action_vocab:
         raise CheckpointError(f"{path}: n_action_bins is {bins}; expected 2 to {action_vocab - 1} (the vocabulary)")
     if not 0 <= empty < action_vocab:
@@ -115,11 +149,13 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
         action_vocab_size=action_vocab,
         action_bins=bins,
         empty_token=empty,
-        prompt_version=_prompt_version(config, path, folder_name),
+        prompt_version=version,
     )
 
 
-def _towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
+def _towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
+    if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
+        raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
     if "vision_towers" in config:
         towers = tuple(_own_tower(entry, path) for entry in config["vision_towers"])
     else:
@@ -140,7 +176,7 @@ def _towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
     return towers
 
 
-def _timm_towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
+def _timm_towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
     ids = config.get("timm_model_ids") or []
     unknown = [name for name in ids if name not in TIMM_TOWERS]
     if unknown or not ids:
@@ -148,8 +184,6 @@ def _timm_towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...
             f"{path}: timm_model_ids is {ids}; known towers are {list(TIMM_TOWERS)}. Other towers must be "
             "described by an entry vision_towers (see vla_ros.policies.openvla.architecture)"
         )
-    if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
-        raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
     sizes = config.get("image_sizes") or [TIMM_TOWERS[name].image_size for name in ids]
     if len(sizes) != len(ids):
         raise CheckpointError(f"{path}: image_sizes has {len(sizes)} entries for {len(ids)} towers")
@@ -177,43 +211,39 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
     return TowerShape(**values)
 
 
-def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"{path}: text_config is {text!r}, expected an object")
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    unsupported = {
-        "model_type": text.get("model_type", "llama") != "llama",
-        "hidden_act": text.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(text.get("attention_bias")),
-        "mlp_bias": bool(text.get("mlp_bias")),
-        "tie_word_embeddings": bool(text.get("tie_word_embeddings")),
-        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
-    }
-    for name, bad in unsupported.items():
-        if bad:
-            raise CheckpointError(f"{path}: text_config.{name} is {text.get(name, rope)!r}, which is not supported")
+def _llm(config: Fields, path: Path) -> LlmShape:
+    text = Fields(config.get("text_config"), f"{path}: text_config")
+    text.expect("model_type", "llama")
+    text.expect("hidden_act", "silu")
+    old, new = text.object("rope_scaling"), text.object("rope_parameters")
+    for rope in (old, new):
+        rope.expect("rope_type", "default")
+        rope.expect("type", "default")
     # Absent entries have transformers' defaults for Llama: published files store little more than the vocabulary.
-    hidden = whole(text, "hidden_size", 4096, path)
-    heads = whole(text, "num_attention_heads", 32, path)
+    hidden = text.whole("hidden_size", 4096)
+    heads = text.whole("num_attention_heads", 32)
     if hidden % heads:
         raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is not a multiple of {heads} heads")
-    return LlmShape(
-        vocab_size=whole(text, "vocab_size", 32000, path),
+    found = LlmShape(
+        vocab_size=text.whole("vocab_size", 32000),
         hidden_size=hidden,
-        intermediate_size=whole(text, "intermediate_size", 11008, path),
-        layers=whole(text, "num_hidden_layers", 32, path),
+        intermediate_size=text.whole("intermediate_size", 11008),
+        layers=text.whole("num_hidden_layers", 32),
         heads=heads,
-        kv_heads=whole(text, "num_key_value_heads", heads, path),
-        head_dim=whole(text, "head_dim", hidden // heads, path),
-        rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(text.get("rope_theta", rope.get("rope_theta", 10000.0))),
-        max_positions=whole(text, "max_position_embeddings", 2048, path),
-        bos_token=whole(text, "bos_token_id", 1, path, least=0),
+        kv_heads=text.whole("num_key_value_heads", heads),
+        head_dim=text.whole("head_dim", hidden // heads),
+        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
+        rope_theta=text.number("rope_theta", new.number("rope_theta", old.number("rope_theta", 10000.0))),
+        max_positions=text.whole("max_position_embeddings", 2048),
+        bos_token=text.whole("bos_token_id", 1, least=0),
     )
+    old.finish()
+    new.finish()
+    _finish(text, {"inference has no dropout": "attention_dropout"})
+    return found
 
 
-def _prompt_version(config: Mapping[str, Any], path: Path, folder_name: str) -> str:
+def _prompt_version(config: Fields, path: Path, folder_name: str) -> str:
     stated = config.get("prompt_version")
     if stated is not None:
         if stated not in PROMPT_VERSIONS:

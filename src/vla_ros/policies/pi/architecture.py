@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vla_ros.engine.shapes import TIMM_TOWERS, GemmaShape, TowerShape
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.fields import read_fields
 
 PI0 = "pi0"
 PI05 = "pi05"
@@ -48,6 +48,7 @@ class PiArchitecture:
     vocabulary: int = 257152  # rows of the embedding
     action_dim: int = 32  # length to which state and actions are padded (32)
     horizon: int = 50  # H, actions in one chunk
+    periods: tuple[float, float] = (0.004, 4.0)  # shortest and longest period of the flow time's embedding
 
     @property
     def has_state_token(self) -> bool:
@@ -121,9 +122,9 @@ def _vision_heads(width: int, folder: Path) -> int:
         return SO400M.heads
     for path in (place / "architecture.json" for place in (folder, *folder.resolve().parents[:2])):
         if path.exists():
-            vision = read_json(path).get("vision")
-            heads = vision.get("heads") if isinstance(vision, dict) else None
-            if not isinstance(heads, int) or heads < 1 or width % heads:
+            vision = read_fields(path).object("vision")
+            heads = vision.whole("heads", None)
+            if width % heads:
                 raise CheckpointError(f"{path}: vision.heads is {heads!r}, expected a divisor of the width {width}")
             return heads
     raise CheckpointError(

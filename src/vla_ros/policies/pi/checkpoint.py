@@ -8,19 +8,22 @@ layout has ``config.json``, two processor files and their statistics, which desc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.checkpoint_files import read_json, whole
+from vla_ros.policies.fields import Fields, read_fields
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
-from vla_ros.policies.pi.lerobot import read_processing
+from vla_ros.policies.pi.lerobot import HARMLESS, read_processing
 from vla_ros.policies.pi.loading import Manifest, read_stored
 from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.options import SCHEDULES
+from vla_ros.policies.pi.pipeline import ADVICE
 from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
 from vla_ros.policies.pi.robots import ROBOTS, Robot
+from vla_ros.policies.pi.rtc import RtcSettings
 
 OPENPI = "openpi"
 LEROBOT = "lerobot"
@@ -38,6 +41,9 @@ class PiCheckpoint:
     state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
     flow_steps: int = 10  # Euler steps in the checkpoint's configuration
     trained_delay: int = 0  # longest delay of trained real-time chunking; 0 without such training
+    tokenizer: str = ""  # the tokenizer's name in the checkpoint; empty if it states none
+    execute_steps: int = 0  # actions to execute before the next inference; 0 if no file states it
+    rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
@@ -62,31 +68,65 @@ def read_checkpoint(
     is the preset's robot. ``asset`` replaces the robot's folder below ``assets``, for a fine-tuned checkpoint whose
     statistics have another name.
     """
-    path = folder / "config.json"
-    config = read_json(path)
+    config = read_fields(folder / "config.json")
     layout = detect_layout(config, folder)
     stored = read_stored(folder)
-    horizon = whole(config, "action_horizon" if layout == OPENPI else "chunk_size", None, path)
+    horizon = config.whole("action_horizon" if layout == OPENPI else "chunk_size", None)
     architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)
     if layout == LEROBOT:
         if robot is not None or asset:
             raise ConfigError(
                 f"{folder}: LeRobot's layout states how its data was prepared; set no policy.robot or policy.asset"
             )
-        processing = read_processing(folder, config, architecture)
+        config.advice = ADVICE
+        periods = config.number("min_period", 0.004), config.number("max_period", 4.0)
+        processing, tokenizer = read_processing(folder, config, architecture)
         keys = tuple(name.removeprefix("observation.").removeprefix("images.") for name in processing.images)
-        steps = whole(config, "num_inference_steps", 10, path)
-        delay = whole(config, "rtc_training_max_delay", 0, path, least=0)
-        states = (("state", processing.state_size),)
-        return PiCheckpoint(folder, architecture, stored, processing, keys, states, steps, delay)
+        found = PiCheckpoint(
+            folder=folder,
+            architecture=replace(architecture, periods=periods),
+            stored=stored,
+            processing=processing,
+            image_keys=keys,
+            state_keys=(("state", processing.state_size),),
+            flow_steps=config.whole("num_inference_steps", 10),
+            trained_delay=config.whole("rtc_training_max_delay", 0, least=0),
+            tokenizer=tokenizer,
+            execute_steps=config.whole("n_action_steps", architecture.horizon),
+            rtc=_rtc(config.object("rtc_config")),
+        )
+        config.finish(HARMLESS)
+        if found.execute_steps > architecture.horizon:
+            raise CheckpointError(
+                f"{config.where}: n_action_steps is {found.execute_steps}, but a chunk has {architecture.horizon}"
+            )
+        return found
     robot = robot or preset
     if robot is None:
         raise ConfigError(
             f"{folder}: openpi's layout does not state the checkpoint's robot; set policy.robot to one of "
             f"{', '.join(sorted(ROBOTS))}"
         )
+    config.advice = "convert the checkpoint again with LoRA adapters merged"
+    config.expect("paligemma_variant", "gemma_2b")
+    config.expect("action_expert_variant", "gemma_300m")
+    config.expect("action_dim", architecture.action_dim)
+    config.finish({"how it runs, which policy.dtype chooses": "precision"})
     processing = _openpi(folder, architecture, robot, asset)
     return PiCheckpoint(folder, architecture, stored, processing, robot.image_keys, robot.state_keys)
+
+
+def _rtc(config: Fields) -> RtcSettings:
+    """Read LeRobot's ``rtc_config``; null and a configuration that is not enabled mean this package's defaults."""
+    found = RtcSettings(
+        str(config.expect("mode", "guided", "trained")),
+        config.whole("execution_horizon", 10),
+        str(config.expect("prefix_attention_schedule", *sorted(SCHEDULES, key="LINEAR".__ne__))),
+        config.number("max_guidance_weight", 10.0),
+    )
+    enabled = config.expect("enabled", True, False) and len(config)
+    config.finish({"recording for debugging": "debug debug_maxlen"})
+    return found if enabled else RtcSettings()
 
 
 def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str) -> Processing:
@@ -98,10 +138,13 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
             f"{path}: no such file; there are statistics for {found or 'no robot'}. Actions cannot be "
             "un-normalised without them"
         )
-    content = read_json(path).get("norm_stats")
-    if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state", "actions")):
+    file = read_fields(path, "openpi would normalise it, too")
+    content = file.object("norm_stats")
+    if not all(isinstance(content.get(key), dict) for key in ("state", "actions")):
         advice = "copy the file from the training run again"
         raise CheckpointError(f"{path}: norm_stats lacks state or actions; {advice}")
+    content.finish()
+    file.finish()
     if max(robot.state, robot.actions) > architecture.action_dim:
         raise ConfigError(
             f"{folder}: {robot.name} has {robot.state} numbers in its state and {robot.actions} in an action, but "

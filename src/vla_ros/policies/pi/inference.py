@@ -84,11 +84,12 @@ def make_engine(
     quantised. ``runner`` and ``ops`` default to those of the device.
     """
     device, size = network.device, network.architecture.vision.image_size
-    model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
+    length, tower = processing.prompt.length, make_tower_ops(device)
+    model = make_flow(network, steps, processing.summed_times, tower, quantization, keep, length)
     return FlowEngine(
         model,
         (size, size),
-        processing.prompt.length,
+        length,
         checked(make_gemma_ops(device), model) if ops is None else ops,
         torch.uint8 if processing.antialias else torch.float32,
         runner,
@@ -124,7 +125,9 @@ def load_model(
     the gradient of their error.
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
-    words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
+    words = load_tokenizer(
+        find_tokenizer(checkpoint.folder, tokenizer, checkpoint.tokenizer), architecture.vocabulary
+    )
     network = load_network(checkpoint, device, dtype, progress)
     steps = flow_steps or checkpoint.flow_steps
     engine = make_engine(network, processing, steps, quantization=quantization, keep=False, jacobian=jacobian)

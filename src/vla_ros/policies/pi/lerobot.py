@@ -4,160 +4,180 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import from_files, read_header, read_json, whole
-from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture
-from vla_ros.policies.pi.normalization import Normalization, make_normalization
+from vla_ros.policies.fields import Fields
+from vla_ros.policies.pi.architecture import PI0, PiArchitecture
+from vla_ros.policies.pi.pipeline import (
+    ABSOLUTE,
+    FILES,
+    NEW_LINE,
+    NORMALIZER,
+    RELATIVE,
+    RENAME,
+    STATE_PROMPT,
+    TOKENIZER,
+    UNNORMALIZER,
+    Pipeline,
+)
 from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
 
 STATE, ACTION = "observation.state", "action"
-NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
-PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
-FORMS = {"IDENTITY": "none", "MEAN_STD": "z_score", "QUANTILES": "quantile"}
-UNSUPPORTED = ("use_visual_memory", "use_proprioceptive_memory", "use_peft")
-STEPS = {
-    *("rename_observations_processor", "to_batch_processor", "relative_actions_processor", NORMALIZER),
-    *("pi0_new_line_processor", "pi05_prepare_state_tokenizer_processor_step", "tokenizer_processor"),
-    *("device_processor", UNNORMALIZER, "absolute_actions_processor"),
+
+HARMLESS = {
+    "training": "optimizer_* scheduler_* time_sampling_* gradient_checkpointing freeze_vision_encoder "
+    "train_expert_only",
+    "how it runs, which policy.device and policy.dtype choose": "device use_amp compile_model compile_mode",
+    "publishing": "push_to_hub repo_id private tags license pretrained_path pretrained_revision",
+    "repeated in the processor files, whose values LeRobot uses": "normalization_mapping tokenizer_max_length "
+    "relative_exclude_joints action_feature_names",
+    "empty cameras are masked": "empty_cameras",
+    "pi0 and pi0.5 take one observation": "n_obs_steps",
+    "sizes of a memory that is off": "memory_frames memory_stride memory_temporal_attention_every",
 }
+"""Keys of ``config.json`` that do not change the actions, by the reason."""
 
 
-def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
-    """Read how a LeRobot checkpoint prepares its inputs and converts its actions.
+def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) -> tuple[Processing, str]:
+    """Read how a LeRobot checkpoint prepares its inputs and converts its actions, and the name of its tokenizer.
 
     Raises CheckpointError if files or statistics are missing or contradictory, or require unsupported features.
     """
-    path = folder / "config.json"
+    path = config.where
     kind = architecture.model
     if config["type"] != kind:
         raise CheckpointError(f"{path}: type is {config['type']}, but the weights are those of {kind}")
-    wrong = [name for name in UNSUPPORTED if config.get(name)]
-    if wrong:
-        raise CheckpointError(f"{path}: {wrong} are set, but not supported")
-    resolution = list(config.get("image_resolution", ()))
-    if resolution != [architecture.vision.image_size] * 2:
+    side = architecture.vision.image_size
+    if config.get("image_resolution", [224, 224]) != [side, side]:
         raise CheckpointError(
-            f"{path}: image_resolution is {resolution}, but the vision tower takes {architecture.vision.image_size}"
+            f"{path}: image_resolution is {config['image_resolution']}, but the vision tower takes {side}"
         )
-    inputs, outputs = config["input_features"], config.get("output_features") or {}
-    state_size = _size(inputs, STATE, path, architecture.action_dim)
-    action_size = _size(outputs, ACTION, path, architecture.action_dim)
-    before, after = _steps(folder / PREPROCESSOR), _steps(folder / POSTPROCESSOR)
-    delta = _delta(config, before, after, state_size, action_size, path)
-    images = [
-        name
-        for name, feature in inputs.items()
-        if feature.get("type") == "VISUAL" and not name.startswith("observation.images.empty_camera_")
-    ]
-    if not images:
-        raise CheckpointError(f"{path}: input_features has no image; found {sorted(inputs)}")
-    keys = _camera_keys(before, images, folder / PREPROCESSOR)
-    return Processing(
+    config.expect("paligemma_variant", "gemma_2b")
+    config.expect("action_expert_variant", "gemma_300m")
+    config.expect("dtype", "float32", "bfloat16")
+    padded = config.whole("max_state_dim", architecture.action_dim)
+    for name, size in {"max_action_dim": config.get("max_action_dim"), "max_state_dim": padded}.items():
+        if size not in (None, architecture.action_dim) and (kind == PI0 or name == "max_action_dim"):
+            raise CheckpointError(f"{path}: {name} is {size!r}, but the weights take {architecture.action_dim}")
+    inputs, outputs = config.object("input_features"), config.object("output_features")
+    state_size = _size(inputs, STATE, architecture.action_dim)
+    action_size = _size(outputs, ACTION, architecture.action_dim)
+    before, after = (Pipeline(folder, name) for name in FILES)
+    images = _images(inputs)
+    keys = _camera_keys(before.options(RENAME), images, inputs)
+    for name in images:
+        if (mode := before.mode(NORMALIZER, name)) != "IDENTITY":
+            raise CheckpointError(
+                f"{before.path}: norm_map: {name} is normalised by {mode}, expected VISUAL: IDENTITY; "
+                f"{config.advice}"
+            )
+    prompt, tokenizer = _prompt(before, padded)
+    delta = _delta(config, before, after, state_size, action_size)
+    processing = Processing(
         images=keys,
         optional_images=keys,
         antialias=False,
-        prompt=PromptForm(
-            length=whole(config, "tokenizer_max_length", PROMPT_TOKENS[kind], path),
-            state="none" if kind == PI0 else "as_is",
-            clean=kind != PI0,
-            padded_state=architecture.action_dim,
-        ),
+        prompt=prompt,
         state_size=state_size,
         action_size=action_size,
-        state=_normalization(folder, before, PREPROCESSOR, NORMALIZER, STATE, "STATE"),
-        actions=_normalization(folder, after, POSTPROCESSOR, UNNORMALIZER, ACTION, "ACTION"),
+        state=before.normalization(NORMALIZER, STATE, state_size),
+        actions=after.normalization(UNNORMALIZER, ACTION, action_size),
+        previous=before.normalization(NORMALIZER, ACTION, action_size),
         delta=delta,
         raw_state=True,
         summed_times=False,
     )
+    before.finish()
+    after.finish()
+    return processing, tokenizer
 
 
-def _size(features: Mapping[str, Any], name: str, path: Path, limit: int) -> int:
-    shape = features.get(name, {}).get("shape")
+def _size(features: Fields, name: str, limit: int) -> int:
+    shape = features.object(name).get("shape")
     if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
         raise CheckpointError(
-            f"{path}: {name} has the shape {shape}, expected at most {limit} numbers; found {sorted(features)}"
+            f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers; found "
+            f"{sorted(features)}"
         )
     return int(shape[0])
 
 
-def _steps(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the steps of a processor file, by name."""
-    steps = read_json(path).get("steps")
-    if not isinstance(steps, list):
-        advice = "save the checkpoint with lerobot 0.4 or newer"
-        raise CheckpointError(f"{path}: steps is {steps!r}, expected a list; {advice}")
-    named = {step.get("registry_name", step.get("class")): step for step in steps}
-    unknown = sorted(str(name) for name in named.keys() - STEPS)
-    if unknown:
-        raise CheckpointError(f"{path}: unknown steps {unknown}; known steps are {sorted(STEPS)}")
-    return named
+def _images(features: Fields) -> list[str]:
+    """Return the names of the images. Like LeRobot, ignore inputs that are neither images nor the state."""
+    images = [
+        name
+        for name in features
+        if features.object(name).get("type") == "VISUAL" and not name.startswith("observation.images.empty_camera_")
+    ]
+    if not images:
+        raise CheckpointError(f"{features.where}: input_features has no image; found {sorted(features)}")
+    for name in images:
+        shape = features.object(name).get("shape")
+        if not isinstance(shape, list) or len(shape) != 3 or shape[0] != 3:
+            raise CheckpointError(f"{features.where}: {name} has the shape {shape}, expected [3, H, W]")
+    return images
 
 
-def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Path) -> tuple[str, ...]:
+def _camera_keys(options: Fields, names: list[str], features: Fields) -> tuple[str, ...]:
     """Return the names of the cameras before the checkpoint's processor renames them."""
-    renamed = _options(steps, "rename_observations_processor").get("rename_map") or {}
+    renamed = dict(options.object("rename_map"))
     before = {new: old for old, new in renamed.items()}
     if len(before) != len(renamed):
-        raise CheckpointError(f"{path}: rename_map {renamed} maps two observations to the same name")
+        raise CheckpointError(f"{options.where}: rename_map {renamed} maps two observations to the same name")
+    if lost := [name for name in features if name in renamed and name not in before]:
+        raise CheckpointError(f"{options.where}: rename_map {renamed} leaves no observation with the names {lost}")
     return tuple(before.get(name, name) for name in names)
 
 
-def _normalization(
-    folder: Path, steps: Mapping[str, dict[str, Any]], file: str, step_name: str, feature: str, kind: str
-) -> Normalization:
-    step = steps.get(step_name)
-    if step is None:
-        raise CheckpointError(f"{folder / file}: no step {step_name}, which defines the normalisation of {feature}")
-    mode = _options(steps, step_name).get("norm_map", {}).get(kind, "IDENTITY")
-    if mode not in FORMS:
-        raise CheckpointError(f"{folder / file}: {kind} is normalised by {mode}, expected one of {sorted(FORMS)}")
-    if mode == "IDENTITY":
-        return make_normalization("none", {}, feature, lerobot=True)
-    name = step.get("state_file")
-    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-        raise CheckpointError(
-            f"{folder / file}: the statistics are in {name!r}, which is missing; copy the file again"
-        )
-    stored = read_header(folder / name)
-    stem = f"{feature}."
-    tensors = from_files(stored)([key for key in stored if key.startswith(stem)])
-    statistics = {key.removeprefix(stem): value.numpy() for key, value in tensors}
-    return make_normalization(FORMS[mode], statistics, f"{folder / name}: {feature}", lerobot=True)
+def _prompt(before: Pipeline, padded_state: int) -> tuple[PromptForm, str]:
+    """Read the form of the prompt and the tokenizer's name from the steps that write it."""
+    if STATE_PROMPT in before and NEW_LINE in before:
+        raise CheckpointError(f"{before.path}: found both {STATE_PROMPT} and {NEW_LINE}, expected one of them")
+    state = before.options(STATE_PROMPT)
+    state.expect("include_state_in_prompt", True)
+    state.expect("task_key", "task")
+    state.get("max_state_dim")  # LeRobot pads the state no longer; before 0.5: policy.prompt_state
+    step, options = before.require(TOKENIZER, "encodes the prompt"), before.options(TOKENIZER)
+    options.expect("task_key", "task")
+    options.expect("truncation", True)
+    stated = step.object("artifacts").get("tokenizer_name") or options.get("tokenizer_name")
+    options.get("tokenizer_name")
+    form = PromptForm(
+        length=options.whole("max_length", 512),
+        state="as_is" if STATE_PROMPT in before else "none",
+        clean=False,
+        padded_state=padded_state,
+        line_break=NEW_LINE in before,
+    )
+    return form, str(stated or "")
 
 
-def _delta(
-    config: Mapping[str, Any],
-    before: Mapping[str, dict[str, Any]],
-    after: Mapping[str, dict[str, Any]],
-    state_size: int,
-    size: int,
-    path: Path,
-) -> tuple[bool, ...]:
+def _delta(config: Fields, before: Pipeline, after: Pipeline, state_size: int, size: int) -> tuple[bool, ...]:
     """Return which action dimensions are relative to the measured state; empty if none are."""
-    step = _options(before, "relative_actions_processor")
-    said = {
+    options = before.options(RELATIVE)
+    said: Mapping[str, bool] = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),
-        "relative_actions_processor": bool(step.get("enabled")),
-        "absolute_actions_processor": bool(_options(after, "absolute_actions_processor").get("enabled")),
+        RELATIVE: bool(options.get("enabled")),
+        ABSOLUTE: bool(after.options(ABSOLUTE).get("enabled")),
     }
+    excluded, names = (_names(options, key) for key in ("exclude_joints", "action_names"))
     if len(set(said.values())) > 1:
-        raise CheckpointError(f"{path}: the files disagree on whether actions are relative to the state: {said}")
-    if not step.get("enabled"):
+        raise CheckpointError(
+            f"{config.where}: the files disagree on whether actions are relative to the state: {said}"
+        )
+    if not options.get("enabled"):
         return ()
     if state_size < size:
         raise CheckpointError(
-            f"{path}: {size} action dimensions are relative, but the state has {state_size} dimensions"
+            f"{config.where}: {size} action dimensions are relative, but the state has {state_size} dimensions"
         )
-    tokens = [str(token).lower() for token in step.get("exclude_joints") or () if token]
-    names = [str(name).lower() for name in step.get("action_names") or ()][:size]
-    mask = [not any(token in name for token in tokens) for name in names]
+    mask = [not any(token in name for token in excluded if token) for name in names[:size]]
     return (*mask, *(True,) * (size - len(mask)))
 
 
-def _options(steps: Mapping[str, dict[str, Any]], name: str) -> Mapping[str, Any]:
-    options = steps.get(name, {}).get("config") or {}
-    return options if isinstance(options, dict) else {}
+def _names(options: Fields, key: str) -> list[str]:
+    names = options.get(key) or []
+    if not isinstance(names, list):
+        raise CheckpointError(f"{options.where}: {key}: found {names!r}, expected a list of names")
+    return [str(name).lower() for name in names]

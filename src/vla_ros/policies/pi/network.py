@@ -24,7 +24,6 @@ from vla_ros.engine.weights import Matrix
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.vision_tower import SiglipTower
 
-MIN_PERIOD, MAX_PERIOD = 0.004, 4.0
 CAMERAS = 8
 """Maximum number of cameras for which the rotary tables have positions."""
 
@@ -191,19 +190,22 @@ def make_flow(
     ops: TowerOps | None = None,
     quantization: str = "none",
     keep: bool = True,
+    prompt_tokens: int = 0,
 ) -> FlowModel:
     """Build the engine's model; precompute everything that depends only on the flow time.
 
     This includes time embeddings, time MLPs and all modulations. ``summed`` is as for :func:`euler_times`; without
-    ``keep``, each parameter is freed once it is quantised.
+    ``keep``, each parameter is freed once it is quantised. ``prompt_tokens`` is the longest prompt, if it is longer
+    than the published models'.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
-    positions = (
-        CAMERAS * architecture.vision.patches + PROMPT_TOKENS[architecture.model] + architecture.horizon + 64
-    )
+    prompt = max(PROMPT_TOKENS[architecture.model], prompt_tokens)
+    positions = CAMERAS * architecture.vision.patches + prompt + architecture.horizon + 64
     rotary = rotary_tables(positions, architecture.prefix.head_dim, network.projector.weight)
-    embedded = torch.stack([time_embedding(time, width) for time in (*times, 0.0)]).to(network.device)
+    embedded = torch.stack([time_embedding(time, width, architecture.periods) for time in (*times, 0.0)]).to(
+        network.device
+    )
     action_in, action_bias = network.action_in_proj.weight, network.action_in_proj.bias[None]
     mlp = state = None
     if architecture.has_state_token:
@@ -245,13 +247,13 @@ def euler_times(steps: int, summed: bool) -> list[float]:
     return [float(time) for time in times]
 
 
-def time_embedding(time: float, width: int) -> Tensor:
-    """Embed a time as float32 [width]: sines, then cosines, of ``width / 2`` periods.
+def time_embedding(time: float, width: int, limits: tuple[float, float]) -> Tensor:
+    """Embed a time as float32 [width]: sines, then cosines, of ``width / 2`` periods between ``limits``.
 
     Computed in float64, as openpi and LeRobot do on a CPU or CUDA device.
     """
     exponent = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device="cpu")
-    periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** exponent
+    periods = limits[0] * (limits[1] / limits[0]) ** exponent
     angles = 2.0 * math.pi * time / periods
     return torch.cat([angles.sin(), angles.cos()]).float()
 

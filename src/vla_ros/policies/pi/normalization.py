@@ -16,6 +16,14 @@ Array = NDArray[np.floating[Any]]
 OPENPI_EPS = 1e-6
 LEROBOT_EPS = 1e-8
 
+BOUNDS = {
+    "z_score": ("mean", "std"),
+    "quantile": ("q01", "q99"),
+    "decile": ("q10", "q90"),
+    "min_max": ("min", "max"),
+}
+"""Statistics of each form of normalisation: mean and standard deviation, or the bounds that become -1 and 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Normalization:
@@ -55,26 +63,25 @@ class Normalization:
 
 
 def make_normalization(
-    form: str, statistics: Mapping[str, Any], where: str, lerobot: bool = False
+    form: str, statistics: Mapping[str, Any], where: str, eps: float | None = None
 ) -> Normalization:
     """Make the normalisation of one feature from its statistics.
 
-    ``form`` is ``none``, ``z_score`` (needs ``mean`` and ``std``) or ``quantile`` (needs ``q01`` and ``q99``).
-    ``where`` names the file and the feature in messages. ``lerobot`` selects LeRobot's epsilons and float32 instead
-    of openpi's epsilons and float64.
+    ``form`` is ``none`` or a key of :data:`BOUNDS`, which names the statistics it needs. ``where`` names the file
+    and the feature in messages. ``eps`` selects LeRobot's formulas in float32 with this epsilon; without it,
+    openpi's in float64.
     """
-    dtype: Any = np.float32 if lerobot else np.float64
+    dtype: Any = np.float64 if eps is None else np.float32
     if form == "none":
         nothing = np.zeros(0, dtype)
         return Normalization(nothing, nothing, nothing)
-    names = ("mean", "std") if form == "z_score" else ("q01", "q99")
-    first, second = read_statistics(statistics, names, where, dtype)
+    first, second = read_statistics(statistics, BOUNDS[form], where, dtype)
     if form == "z_score":
-        forward = second + dtype(LEROBOT_EPS if lerobot else OPENPI_EPS)
-        return Normalization(first, forward, second if lerobot else forward)
+        forward = second + dtype(OPENPI_EPS if eps is None else eps)
+        return Normalization(first, forward, forward if eps is None else second)
     span = second - first
-    if lerobot:
-        span[span == 0] = LEROBOT_EPS
-    else:
+    if eps is None:
         span += OPENPI_EPS
+    else:
+        span[span == 0] = eps
     return Normalization(first, span, span, quantile=True)

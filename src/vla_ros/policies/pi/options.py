@@ -40,16 +40,19 @@ class PiOptions(NetworkOptions):
     rtc: str = option(
         "auto",
         "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
-        "trained for it), or auto: trained if the checkpoint supports it, otherwise guided",
+        "trained for it), or auto: as the checkpoint states, else trained if it supports that, otherwise guided",
         choices=("auto", *MODES),
     )
     rtc_horizon: int = option(
-        0, "Number of actions of the previous chunk that guide the new one; 0: all that are left", low=0
+        0,
+        "Number of actions of the previous chunk that guide the new one; 0: the checkpoint's, else all left",
+        low=0,
     )
     rtc_schedule: str = option(
-        "linear",
-        "How guidance falls from the first action that can still change to rtc_horizon",
-        choices=tuple(name.lower() for name in SCHEDULES),
+        "auto",
+        "How guidance falls from the first action that can still change to rtc_horizon; auto: as the checkpoint "
+        "states, else linear",
+        choices=("auto", *(name.lower() for name in SCHEDULES)),
     )
-    rtc_max_guidance: float = option(10.0, "Maximum factor of the guidance", low=0.0)
+    rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)

@@ -23,7 +23,7 @@ from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.options import PiOptions
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.robots import ROBOTS, find_robot
-from vla_ros.policies.pi.rtc import RealTimeChunk
+from vla_ros.policies.pi.rtc import RealTimeChunk, RtcSettings
 from vla_ros.types import (
     ActionChunk,
     FloatArray,
@@ -77,6 +77,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         self._options = options_of(config, PiOptions)
         super().__init__(self._options)
         self._preset = ROBOTS.get(config.preset)
+        self._stated = RtcSettings()
 
     def describe(self) -> PolicySpec:
         """Return inputs and outputs from the checkpoint's files, without its weights."""
@@ -122,7 +123,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
             options.quantization,
             options.rtc == "jacobian",
         )
-        self.spec = _spec(opened)
+        self.spec, self._stated = _spec(opened), opened.rtc
 
     def _warm_up(self, batch: int) -> bool:
         """Capture graphs for a typical and for the maximum prompt length.
@@ -176,7 +177,8 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         if not len(actions):
             return None
         delay = min(previous.delay, len(actions))
-        mode = options.rtc
+        stated = self._stated
+        mode = options.rtc if options.rtc != "auto" else stated.mode
         if mode in ("auto", "trained"):  # delays longer than in training are guided
             limit = min(model.trained_delay, model.architecture.horizon - 1)
             mode = "trained" if limit and delay <= limit else "guided"
@@ -184,9 +186,9 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
             model.processing.model_actions(actions, state),
             delay,
             mode,
-            options.rtc_horizon or len(actions),
-            options.rtc_schedule.upper(),
-            options.rtc_max_guidance,
+            options.rtc_horizon or stated.horizon or len(actions),
+            stated.schedule if options.rtc_schedule == "auto" else options.rtc_schedule.upper(),
+            options.rtc_max_guidance or stated.max_guidance,
         )
 
 
@@ -212,6 +214,7 @@ def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
         action=(),
         dimension=processing.action_size,
         horizon=architecture.horizon,
+        execute_steps=checkpoint.execute_steps,
         noise=(architecture.horizon, architecture.action_dim),
         continues_chunks=True,
     )

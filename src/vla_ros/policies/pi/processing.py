@@ -43,6 +43,8 @@ class Processing:
     # (openpi).
     raw_state: bool = False
     adapt: bool = False  # True converts ALOHA's joints and grippers
+    # Normalises the rest of a previous chunk; None if it is the inverse of ``actions``.
+    previous: Normalization | None = None
     summed_times: bool = True  # as for :func:`~vla_ros.policies.pi.network.euler_times`
 
     def prepared_images(self, images: Mapping[str, UInt8Array | RawImage], size: int) -> list[Any]:
@@ -71,13 +73,13 @@ class Processing:
         return aloha_actions(actions) if self.adapt else actions
 
     def model_actions(self, actions: Array, state: Array) -> Array:
-        """Convert the robot's actions [T, action_size] to the model's; the inverse of :meth:`robot_actions`."""
+        """Convert the robot's actions [T, action_size] to the model's, as for :meth:`robot_actions`."""
         values: Array = np.array(actions, np.float64)
         if self.adapt:
             values = aloha_targets(values)
         if self.delta:
             values = subtract_state(values, self._base(state), self.delta)
-        return self.actions.normalize(values)
+        return (self.previous or self.actions).normalize(values)
 
     def _base(self, state: Array) -> Array:
         """Return the state that relative actions are added to."""

@@ -26,6 +26,7 @@ class PromptForm:
     state: str = "none"
     clean: bool = True  # True strips the instruction and replaces underscores and line breaks with spaces
     padded_state: int = 32  # length of a padded state
+    line_break: bool = True  # True ends a prompt without state with a line break
 
 
 def state_bins(state: Array) -> IntArray:
@@ -37,12 +38,12 @@ def state_bins(state: Array) -> IntArray:
 def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str, ...]:
     """Compose the prompt from the instruction and the normalised state, as parts to tokenise separately."""
     text = instruction
-    if form.clean:
+    if form.clean or form.state != "none":
         text = instruction.strip().replace("_", " ").replace("\n", " ")
     if form.state == "none":
         if form.clean:
             return text, "\n"
-        return (text if text.endswith("\n") else f"{text}\n",)
+        return (text if text.endswith("\n") or not form.line_break else f"{text}\n",)
     if form.state == "padded":
         state = np.pad(state, (0, max(0, form.padded_state - len(state))))
     numbers = " ".join(str(number) for number in state_bins(state))

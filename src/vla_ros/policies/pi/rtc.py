@@ -19,6 +19,16 @@ from vla_ros.policies.pi.normalization import Array
 from vla_ros.types import FloatArray
 
 
+@dataclass(frozen=True)
+class RtcSettings:
+    """How a checkpoint continues chunks, where the options leave it open."""
+
+    mode: str = "auto"  # as ``policy.rtc``
+    horizon: int = 0  # as ``policy.rtc_horizon``
+    schedule: str = "LINEAR"  # how the weight falls between the delay and the horizon
+    max_guidance: float = 10.0  # maximum factor of the correction
+
+
 @dataclass(frozen=True, eq=False)
 class RealTimeChunk:
     """The rest of the previous chunk, and how the new chunk continues it."""

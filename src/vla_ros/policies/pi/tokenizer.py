@@ -12,12 +12,20 @@ SPECIAL = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
 FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
 
-def find_tokenizer(folder: Path, chosen: str = "") -> Path:
+def find_tokenizer(folder: Path, chosen: str = "", stated: str = "") -> Path:
     """Find the tokenizer's file in the folder ``chosen``, or if empty, in the checkpoint.
 
-    The subfolder ``tokenizer`` is searched, too; ``chosen`` may also be the file itself.
+    The subfolder ``tokenizer`` is searched, too; ``chosen`` may also be the file itself. ``stated`` is the name in
+    the checkpoint: a folder in the checkpoint, or PaliGemma's name on the hub.
     """
     base = Path(chosen).expanduser() if chosen else folder
+    if stated and not chosen and (folder / stated).is_dir():
+        base = folder / stated
+    elif stated and not chosen and "paligemma" not in stated.lower():
+        raise CheckpointError(
+            f"{folder}: tokenizer_name: found {stated!r}, expected a folder in the checkpoint or PaliGemma's "
+            "tokenizer; set policy.tokenizer to the folder of the one used in training"
+        )
     found = base if base.is_file() else find_file(base, FILES) or find_file(base / "tokenizer", FILES)
     if found is None:
         raise CheckpointError(

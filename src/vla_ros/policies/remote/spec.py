@@ -124,6 +124,7 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
             _parts(metadata["action"], action=True),
             _number(metadata["dimension"], 0),
             _number(metadata["horizon"], 1),
+            _number(metadata.get("execute_steps", 0), 0),
             None if rate is None else float(_number(rate, 0.001)),
             noise=tuple(_number(length, 1) for length in _few(metadata.get("noise", []))),
             continues_chunks=metadata.get("continues_chunks") is True,
