@@ -1,12 +1,16 @@
-"""Compile every kernel for sm_90a, with the sizes of OpenVLA-7B and pi0.5, and print what it needs.
+"""Compile every kernel with the sizes of OpenVLA-7B and pi0.5, and print what it needs.
 
-Run by test_kernels.py. Triton brings its own assembler, so no GPU is needed.
+    python compile_kernels.py [CAPABILITY]         90 (the default); for others, pi's kernels and attention
+
+Run by test_kernels.py. Triton brings its own assembler, so no GPU is needed. Tiles are those that the engine
+chooses for a GPU with the shared memory of that capability.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import astuple
 from itertools import takewhile
@@ -21,13 +25,23 @@ from vla_ros.engine.kernels import attention, flow, gemma, jpeg, linear, lowbit,
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import (
     ATTENTION_CONFIG,
+    BOTH_WAYS,
+    BOTH_WAYS_WGMMA,
+    FEWEST_FLOW_CONFIGS,
+    FLOW_CONFIGS,
     FP8_ROWS,
     GEMM_CANDIDATES,
     GEMM_CONFIGS,
+    MANY_ATTENTION,
     PACKED_ROWS,
     SKINNY_CONFIGS,
+    FlowConfigs,
 )
-from vla_ros.engine.triton_gemma import FEW_ROWS, FEWEST_ROWS, MANY_ATTENTION, Tiles
+
+CAPABILITY = int(sys.argv[1]) if len(sys.argv) > 1 else 90
+SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 110: 227, 120: 99}[CAPABILITY] * 1024
+"""Most bytes of shared memory per program (CUDA C++ Programming Guide, table of compute capabilities)."""
+AVAILABLE = SHARED - 4096  # as vla_ros.engine.tile_configs.shared_memory
 
 B, F, FP8 = "*bf16", "*fp32", "*fp8e4nv"
 TYPES = {
@@ -64,7 +78,7 @@ def compile_kernel(name, kernel, types, warps=4, stages=3, registers=None, fuse=
     }
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, aligned),
-        target=GPUTarget("cuda", 90, 32),
+        target=GPUTarget("cuda", CAPABILITY, 32),
         options={"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": fuse},
     )
     tools, ptx = Path(triton.__file__).parent / "backends" / "nvidia" / "bin", compiled.asm["ptx"]
@@ -72,10 +86,19 @@ def compile_kernel(name, kernel, types, warps=4, stages=3, registers=None, fuse=
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         made = source.with_suffix(".cubin")
-        assemble = [tools / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", made]
+        assemble = [
+            tools / ("ptxas" if CAPABILITY < 100 else "ptxas-blackwell"),
+            "-v",
+            f"--gpu-name=sm_{CAPABILITY}{'a' if CAPABILITY >= 90 else ''}",
+            source,
+            "-o",
+            made,
+        ]
         said = subprocess.run(assemble, capture_output=True, text=True, check=True).stderr
-        dump = [tools / "cuobjdump", "-sass", made]
-        sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+        sass = ""
+        if CAPABILITY == 90:
+            dump = [tools / "cuobjdump", "-sass", made]
+            sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     counted = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
     used, spilled = (re.search(words, said)[1] for words in (r"Used (\d+) reg", r"(\d+) bytes spill stores"))
     print(
@@ -108,7 +131,7 @@ def compile_few_rows(kind: str) -> None:
                 4096,
                 lambda one, count: one.block_k * (item * pairs * one.block_n // 2 + 2 * count),
                 rows,
-                220_000,
+                AVAILABLE,
                 16 // pairs,
             )
         compile_kernel(
@@ -155,8 +178,7 @@ def compile_between_products() -> None:
         "attend", attention.attend_kernel, CACHE, config.warps, config.stages, BLOCK_R=16, BLOCK_C=config.block_c,
         SPLITS=config.splits, PRECISION="tf32", **HEADS,
     )  # fmt: skip
-    both_ways = {"BLOCK_R": 64, "BLOCK_C": 64, "PRECISION": "tf32", **HEADS}
-    compile_kernel("attend both ways", attention.attend_both_ways_kernel, CACHE, **both_ways)
+    compile_both_ways()
     compile_kernel("choose", attention.choose_kernel, {"tokens": "*i64"}, 16, BLOCK=8192)
     rows = {"N": HIDDEN, "BLOCK": HIDDEN}
     for name, out, parts, grouped in (
@@ -176,6 +198,13 @@ def compile_between_products() -> None:
     ):
         flags = {"SCALED": scaled, "FP8": out == FP8, "GROUPED": grouped, "BLOCK": 2048}
         compile_kernel(name, pointwise.silu_multiply_kernel, {"out": out}, 8 if out == FP8 else 4, **flags)
+
+
+def compile_both_ways() -> None:
+    config = BOTH_WAYS_WGMMA if CAPABILITY == 90 else BOTH_WAYS
+    blocks = {"BLOCK_R": config.block_r, "BLOCK_C": config.block_c, "PRECISION": "tf32", **HEADS}
+    kernel = attention.attend_both_ways_kernel
+    compile_kernel("attend both ways", kernel, CACHE, config.warps, config.stages, **blocks)
 
 
 def compile_images() -> None:
@@ -203,29 +232,29 @@ def compile_gemma(name: str, kernel, warps: int, stages: int = 3, **constants) -
     compile_kernel(f"gemma_{name}", kernel, PI, warps, stages, **sizes)
 
 
-def compile_gemma_few(name: str, tiles: Tiles, rows: int) -> None:
+def compile_gemma_few(name: str, tiles: FlowConfigs, rows: int) -> None:
     for role, kernel, outputs, inputs in (
-        ("qkv", flow.qkv_kernel, (8 + 2) * 256 // 2, WIDTH),
+        ("qkv", flow.qkv_kernel, (8 + 2) * 256, WIDTH),
         ("o_proj", flow.add_kernel, WIDTH, 8 * 256),
-        ("gate_up", flow.gate_up_kernel, MLP, WIDTH),
+        ("gate_up", flow.gate_up_kernel, 2 * MLP, WIDTH),
         ("down_proj", flow.add_kernel, WIDTH, MLP),
     ):
-        tile = getattr(tiles, role).fit(outputs, inputs)
+        tile = tiles.of(role, outputs, inputs, rows, 2, AVAILABLE)
         compile_gemma(
             f"{role}_{name}", kernel, tile.warps, tile.stages, K=inputs, N=MLP if role == "gate_up" else WIDTH,
             BLOCK_M=rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
         )  # fmt: skip
-    tile = tiles.attention
-    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    tile = tiles.attention.fit(512, AVAILABLE)
+    blocks = {"BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c}
     compile_gemma(f"attend_{name}", flow.attend_chunk_kernel, tile.warps, tile.stages, **blocks)
 
 
 def compile_pi() -> None:
-    compile_gemma_few("few", FEW_ROWS, 64)
-    compile_gemma_few("fewest", FEWEST_ROWS, 16)
+    compile_gemma_few("few", FLOW_CONFIGS, 64)
+    compile_gemma_few("fewest", FEWEST_FLOW_CONFIGS, 16)
     compile_gemma("merge", flow.merge_kernel, 1, CHUNKS=14, PADDED=16)
-    tile = MANY_ATTENTION
-    blocks = {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns}
+    tile = MANY_ATTENTION.fit(512, AVAILABLE)
+    blocks = {"BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c}
     compile_gemma("attend_many", gemma.attend_kernel, tile.warps, tile.stages, **blocks)
     ends = {"A": 32, "H": 50, "BLOCK": WIDTH, "EMBED": True, "SCALED": True}
     compile_gemma("start", flow.start_kernel, 8, **ends)
@@ -236,6 +265,10 @@ def compile_pi() -> None:
 
 
 def main() -> None:
+    compile_pi()
+    if CAPABILITY != 90:
+        compile_both_ways()
+        return
     for kind in WEIGHTS:
         compile_few_rows(kind)
     for kind in BITS:
@@ -244,7 +277,6 @@ def main() -> None:
     compile_between_products()
     compile_towers()
     compile_images()
-    compile_pi()
 
 
 if __name__ == "__main__":

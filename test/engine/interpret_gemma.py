@@ -12,7 +12,8 @@ from vla_ros.engine.flow import FlowModel, prefill, sample
 from vla_ros.engine.flow_check import check_layers
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.shapes import GemmaShape, TowerShape
-from vla_ros.engine.triton_gemma import Attention, FewRows, Tiles, TritonGemmaOps
+from vla_ros.engine.tile_configs import AttentionConfig, FlowConfigs, SkinnyConfig
+from vla_ros.engine.triton_gemma import TritonGemmaOps
 from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 
@@ -24,13 +25,14 @@ SIZES = {
     "vocabulary": 50,
     "horizon": HORIZON,
 }
-SMALL = Tiles(
-    FewRows(8, 32), FewRows(16, 16, splits=2), FewRows(16, 32), FewRows(32, 32, splits=4), Attention(16, 16)
-)
+SMALL = FlowConfigs(
+    SkinnyConfig(8, 32), SkinnyConfig(16, 16, splits=2), SkinnyConfig(16, 32), SkinnyConfig(32, 32, splits=4),
+    AttentionConfig(16),
+)  # fmt: skip
 OPS = {
     "few rows": TritonGemmaOps(),
     "small tiles": TritonGemmaOps(SMALL, SMALL),
-    "many rows": TritonGemmaOps(many_attention=Attention(32, 32), skinny=0),
+    "many rows": TritonGemmaOps(skinny=0),
 }
 
 

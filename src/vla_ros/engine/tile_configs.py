@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
 
 from vla_ros.engine.lowbit import ALIGN_K
 
@@ -24,6 +27,7 @@ class SkinnyConfig:
     block_k: int = 256
     warps: int = 4  # warps per program
     stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
+    splits: int = 1  # programs that share the inputs of one tile; the last to finish adds their sums
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration whose tile divides a weight [n, k] and fits into shared memory.
@@ -31,7 +35,9 @@ class SkinnyConfig:
         The number of stages is reduced first, then ``block_k``. ``n`` counts pairs for ``qkv`` and ``gate_up``;
         ``stage_bytes`` returns the bytes that an iteration loads; a program may use ``shared`` bytes.
         """
-        fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
+        splits = divisor(k // divisor(k, 16), self.splits)
+        block_k = divisor(k // splits, self.block_k)
+        fitting = replace(self, block_n=divisor(n, self.block_n), block_k=block_k, splits=splits)
         fitting = fitting._shallower(stage_bytes, shared)
         while stage_bytes(fitting) > shared and fitting.block_k > 32:
             fitting = replace(fitting, block_k=fitting.block_k // 2)
@@ -85,18 +91,75 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Tile and pipeline of few-row attention."""
+    """Tile and pipeline of attention."""
 
-    block_c: int = 64  # cache positions per iteration
+    block_c: int = 64  # cache positions per iteration, or per program if programs split the positions
     warps: int = 4  # warps per program
     stages: int = 1  # pipeline stages
     # Programs that share a head; program s processes blocks s, s + splits, ... This determines the order of
     # summation, so it must not depend on the number of rows.
     splits: int = 5
+    block_r: int = 16  # (row, head) pairs per program
+
+    def fit(self, pair_bytes: int, shared: int) -> AttentionConfig:
+        """Return the nearest configuration that fits into ``shared`` bytes.
+
+        ``pair_bytes`` is the size of one head's query, key or value. Queries, the weights of one block and the keys
+        and values of all stages but one lie in shared memory. Stages are reduced first, then positions, then pairs.
+        """
+        fitting = self
+
+        def needed() -> int:
+            keys = 2 * max(1, fitting.stages - 1) * fitting.block_c * pair_bytes
+            return keys + fitting.block_r * (pair_bytes + 2 * fitting.block_c)
+
+        while needed() > shared and fitting.stages > 2:
+            fitting = replace(fitting, stages=fitting.stages - 1)
+        while needed() > shared and fitting.block_c > 16:
+            fitting = replace(fitting, block_c=fitting.block_c // 2)
+        while needed() > shared and fitting.block_r > 16:
+            fitting = replace(fitting, block_r=fitting.block_r // 2)
+        return fitting
 
 
 ATTENTION_CONFIG = AttentionConfig()
 """Tuned on an H200."""
+
+BOTH_WAYS_WGMMA = AttentionConfig(64, stages=3, block_r=64)
+"""Attention of a bidirectional prompt, tuned on an H200."""
+BOTH_WAYS = AttentionConfig(64, warps=8, stages=2, block_r=64)
+"""The same without ``wgmma``, where four warps would spill registers."""
+
+
+@dataclass(frozen=True)
+class FlowConfigs:
+    """Configurations of one pass of Gemma over few rows."""
+
+    qkv: SkinnyConfig
+    o_proj: SkinnyConfig
+    gate_up: SkinnyConfig
+    down_proj: SkinnyConfig
+    attention: AttentionConfig
+
+    def of(self, role: str, n: int, k: int, rows: int, item: int, shared: int) -> SkinnyConfig:
+        """Return the configuration for a weight [n, k] of ``item`` bytes a number, and ``rows`` padded rows."""
+        pairs = 2 if role in ("qkv", "gate_up") else 1
+        config: SkinnyConfig = getattr(self, role)
+        return config.fit(n // pairs, k, lambda one: item * one.block_k * (pairs * one.block_n + rows), shared)
+
+
+FLOW_CONFIGS = FlowConfigs(
+    SkinnyConfig(16, 128, stages=6), SkinnyConfig(32, 128, splits=4), SkinnyConfig(32, 64, stages=6),
+    SkinnyConfig(32, 128, splits=4), AttentionConfig(64, stages=3, block_r=64),
+)  # fmt: skip
+"""Tuned within ten flow steps of pi0.5 on an H200, with a horizon of 50."""
+FEWEST_FLOW_CONFIGS = FlowConfigs(
+    SkinnyConfig(16, 256, stages=3), SkinnyConfig(64, 128, stages=3, splits=8), SkinnyConfig(16, 128),
+    SkinnyConfig(64, 128, splits=8), AttentionConfig(64, stages=3),
+)  # fmt: skip
+"""The same for up to 16 rows, tuned with a horizon of 10."""
+MANY_ATTENTION = AttentionConfig(32, stages=3, block_r=64)
+"""Attention of Gemma's prefix."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +234,13 @@ def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> G
 def divisor(number: int, most: int) -> int:
     """Return the largest power of two that divides ``number`` and is at most ``most``."""
     return min(most, number & -number)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Return a program's shared memory in bytes, less 4 KiB for reductions: 227 KiB on Hopper, 99 KiB on Ada."""
+    if device.type != "cuda":
+        return 200 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    available: int = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
+    return available - 4096

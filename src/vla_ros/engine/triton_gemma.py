@@ -22,65 +22,16 @@ from vla_ros.engine.gemma import (
 from vla_ros.engine.kernels import flow, pointwise
 from vla_ros.engine.kernels import gemma as kernels
 from vla_ros.engine.ops import KVCache, QuantizedRows
-from vla_ros.engine.tile_configs import SKINNY, divisor
+from vla_ros.engine.tile_configs import (
+    FEWEST_FLOW_CONFIGS,
+    FLOW_CONFIGS,
+    MANY_ATTENTION,
+    SKINNY,
+    FlowConfigs,
+    SkinnyConfig,
+    shared_memory,
+)
 from vla_ros.engine.weights import Matrix
-
-
-@dataclass(frozen=True)
-class FewRows:
-    """Tile and pipeline of a few-row product."""
-
-    block_n: int  # outputs per program (pairs for ``qkv`` and ``gate_up``)
-    block_k: int  # inputs per iteration
-    warps: int = 4  # warps per program
-    stages: int = 4  # pipeline stages
-    splits: int = 1  # programs that split the inputs
-
-    def fit(self, n: int, k: int) -> FewRows:
-        """Return the nearest tile that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
-        splits = divisor(k // divisor(k, 16), self.splits) if k % 16 == 0 else 1
-        return replace(
-            self, block_n=divisor(n, self.block_n), block_k=divisor(k // splits, self.block_k), splits=splits
-        )
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Tile and pipeline of an attention kernel."""
-
-    rows: int  # rows per program; each row is one head of one token
-    columns: int  # cache positions per iteration; with few rows, per program
-    warps: int = 4  # warps per program
-    stages: int = 3  # pipeline stages
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Tiles of the few-row kernels."""
-
-    qkv: FewRows
-    o_proj: FewRows
-    gate_up: FewRows
-    down_proj: FewRows
-    attention: Attention
-
-    def of(self, matrix: Matrix) -> FewRows:
-        """Return the tile for a product with ``matrix``."""
-        tile: FewRows = getattr(self, matrix.role)
-        return tile.fit(matrix.outputs // (2 if matrix.role in ("qkv", "gate_up") else 1), matrix.inputs)
-
-
-FEW_ROWS = Tiles(
-    FewRows(16, 128, stages=6), FewRows(32, 128, splits=4), FewRows(32, 64, stages=6), FewRows(32, 128, splits=4),
-    Attention(64, 64),
-)  # fmt: skip
-"""Tuned within ten flow steps of pi0.5 on an H200, with a horizon of 50."""
-FEWEST_ROWS = Tiles(
-    FewRows(16, 256, stages=3), FewRows(64, 128, stages=3, splits=8), FewRows(16, 128), FewRows(64, 128, splits=8),
-    Attention(16, 64),
-)  # fmt: skip
-"""The same for up to 16 rows, tuned with a horizon of 10."""
-MANY_ATTENTION = Attention(64, 32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +51,11 @@ class TritonGemmaOps(GemmaOps):
 
     def __init__(
         self,
-        few_rows: Tiles = FEW_ROWS,
-        fewest_rows: Tiles = FEWEST_ROWS,
-        many_attention: Attention = MANY_ATTENTION,
+        few_rows: FlowConfigs = FLOW_CONFIGS,
+        fewest_rows: FlowConfigs = FEWEST_FLOW_CONFIGS,
         skinny: int = SKINNY,
     ) -> None:
-        self.few_rows, self.fewest_rows, self.many_attention = few_rows, fewest_rows, many_attention
+        self.few_rows, self.fewest_rows = few_rows, fewest_rows
         self.skinny = skinny
 
     def start(self, gemma: Gemma, rows: Rows, hidden: Tensor) -> Stream:
@@ -131,7 +81,7 @@ class TritonGemmaOps(GemmaOps):
         query = gemma.cosine.new_empty(batch, count, heads, shape.head_dim)
         sizes = {"HEADS": heads, "KV_HEADS": shape.kv_heads, "HEAD": shape.head_dim}
         if isinstance(stream, ScaledStream):
-            tile = self._tiles(rows).of(matrix)
+            tile = self._tile(matrix, rows)
             flow.qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
                 *_scaled(gemma, rows, stream, matrix, gemma.layers[index].qkv_shift), rows.at, gemma.cosine,
                 gemma.sine, query, keys, values, batch * count, count, keys.shape[2], matrix.inputs,
@@ -149,18 +99,20 @@ class TritonGemmaOps(GemmaOps):
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         keys, values = cache.keys[index], cache.values[index]
         batch, count, heads, head = query.shape
-        few, many = count * batch <= self.skinny, self.many_attention
+        few = count * batch <= self.skinny
         out, scale = query.new_empty(batch, count, heads * head), head**-0.5 * 1.4426950408889634
         sizes = {"HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD": head, "PRECISION": _precision(query)}
-        tile = self._tiles(rows).attention if few else many
-        blocks = triton.cdiv(count * heads // keys.shape[1], tile.rows)
-        sizes |= {"BLOCK_R": tile.rows, "BLOCK_C": tile.columns, "num_warps": tile.warps, "num_stages": tile.stages}
+        tuned = self._tiles(rows).attention if few else MANY_ATTENTION
+        tile = tuned.fit(head * query.element_size(), shared_memory(query.device))
+        blocks = triton.cdiv(count * heads // keys.shape[1], tile.block_r)
+        sizes |= {"BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c}
+        sizes |= {"num_warps": tile.warps, "num_stages": tile.stages}
         if not few:
             kernels.attend_kernel[(blocks, batch * keys.shape[1])](
                 query, keys, values, rows.end, out, count, keys.shape[2], scale, **sizes
             )
             return out
-        chunks, pairs = triton.cdiv(keys.shape[2], tile.columns), batch * count * heads
+        chunks, pairs = triton.cdiv(keys.shape[2], tile.block_c), batch * count * heads
         sums = query.new_empty(2, chunks, pairs, dtype=torch.float32)
         parts = query.new_empty(chunks, pairs, head)
         flow.attend_chunk_kernel[(blocks, chunks, batch * keys.shape[1])](
@@ -178,7 +130,7 @@ class TritonGemmaOps(GemmaOps):
         (batch, count), down = rows.at.shape, gemma.layers[index].down
         out = gemma.cosine.new_empty(batch, count, width)
         if isinstance(stream, ScaledStream):
-            tile = self._tiles(rows).of(matrix)
+            tile = self._tile(matrix, rows)
             flow.gate_up_kernel[(width // tile.block_n,)](
                 *_scaled(gemma, rows, stream, matrix, gemma.layers[index].gate_up_shift), out, batch * count,
                 matrix.inputs, N=width, TILES=len(stream.squares), **_constants(gemma, matrix, tile, rows),
@@ -205,7 +157,7 @@ class TritonGemmaOps(GemmaOps):
         if not isinstance(stream, ScaledStream):
             return self._add_norm(gemma, rows, stream.hidden, multiply(inputs, matrix), norm)
         assert isinstance(inputs, Tensor)
-        tile, count = self._tiles(rows).of(matrix), rows.at.numel()
+        tile, count = self._tile(matrix, rows), rows.at.numel()
         partial = inputs.new_empty(tile.splits * count * matrix.outputs, dtype=torch.float32)
         flow.add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
             inputs, matrix.data, stream.hidden, *_at_times(gemma, rows, gemma.norms[:, norm]), stream.normed,
@@ -246,8 +198,8 @@ class TritonGemmaOps(GemmaOps):
         width, layer = gemma.shape.width, gemma.layers[0]
         assert layer.o is not None
         assert layer.down is not None
-        tiles, (actions, weight, bias) = self._tiles(rows), (gemma.norms,) * 3 if embed is None else embed
-        count = triton.next_power_of_2(width // min(tiles.of(one).block_n for one in (layer.o, layer.down)))
+        actions, weight, bias = (gemma.norms,) * 3 if embed is None else embed
+        count = triton.next_power_of_2(width // min(self._tile(one, rows).block_n for one in (layer.o, layer.down)))
         hidden, scaled = gemma.cosine.new_empty(2, *rows.at.shape, width)
         squares, spare = gemma.norms.new_empty(2, count, _padded(rows))
         counters = rows.at.new_empty(count)
@@ -275,8 +227,12 @@ class TritonGemmaOps(GemmaOps):
         whole = all(size % 16 == 0 for size in (shape.width, shape.mlp_width, shape.head_dim))
         return whole and rows.at.numel() <= self.skinny
 
-    def _tiles(self, rows: Rows) -> Tiles:
+    def _tiles(self, rows: Rows) -> FlowConfigs:
         return self.fewest_rows if rows.at.numel() <= 16 else self.few_rows
+
+    def _tile(self, matrix: Matrix, rows: Rows) -> SkinnyConfig:
+        item, shared = matrix.data.element_size(), shared_memory(matrix.data.device)
+        return self._tiles(rows).of(matrix.role, matrix.outputs, matrix.inputs, _padded(rows), item, shared)
 
 
 def _scaled(
@@ -297,7 +253,7 @@ def _padded(rows: Rows) -> int:
     return max(16, int(triton.next_power_of_2(rows.at.numel())))
 
 
-def _constants(gemma: Gemma, matrix: Matrix, tile: FewRows, rows: Rows) -> dict[str, object]:
+def _constants(gemma: Gemma, matrix: Matrix, tile: SkinnyConfig, rows: Rows) -> dict[str, object]:
     return {
         "K": matrix.inputs,
         "ADAPTIVE": gemma.adaptive,

@@ -27,6 +27,7 @@ from vla_ros.engine.tile_configs import (
     SkinnyConfig,
     choose_gemm,
     divisor,
+    shared_memory,
 )
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
@@ -132,11 +133,13 @@ class TritonOps(Ops):
     def _attend_both_ways(self, query: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> Tensor:
         batch, rows, heads, head = query.shape
         out = query.new_empty(batch, rows, heads * head)
-        block_r, block_c, warps, stages = (16, 16, 4, 1) if query.dtype == torch.float32 else (64, 64, 4, 3)
-        attention.attend_both_ways_kernel[(triton.cdiv(rows, block_r), batch * heads)](
+        config = tile_configs.BOTH_WAYS_WGMMA if _has_wgmma(query.device) else tile_configs.BOTH_WAYS
+        if query.dtype == torch.float32:
+            config = AttentionConfig(16)
+        attention.attend_both_ways_kernel[(triton.cdiv(rows, config.block_r), batch * heads)](
             query.contiguous(), keys, values, length, out, rows, keys.shape[2], head**-0.5, HEADS=heads,
-            KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=block_r, BLOCK_C=block_c, PRECISION=_precision(query),
-            num_warps=warps, num_stages=stages,
+            KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=config.block_r, BLOCK_C=config.block_c,
+            PRECISION=_precision(query), num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         return out
 
@@ -211,7 +214,7 @@ class TritonOps(Ops):
     def _config(self, matrix: Matrix, rows: Tensor, pairs: int) -> SkinnyConfig:
         """Return the configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 if outputs come in pairs."""
         item = matrix.nbytes / (matrix.outputs * matrix.inputs)
-        block_m, shared = _block_m(matrix, rows), _shared_memory(rows.device)
+        block_m, shared = _block_m(matrix, rows), shared_memory(rows.device)
 
         def stage_bytes(config: SkinnyConfig, count: int = block_m) -> int:
             return int(config.block_k * (pairs * config.block_n * item + count * rows.element_size()))
@@ -351,16 +354,6 @@ def _has_wgmma(device: torch.device) -> bool:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Return a program's shared memory in bytes, less 4 KiB for reductions: 227 KiB on Hopper, 99 KiB on Ada."""
-    if device.type != "cuda":
-        return 200 * 1024
-    properties = torch.cuda.get_device_properties(device)
-    available: int = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
-    return available - 4096
 
 
 def _constants(matrix: Matrix, config: SkinnyConfig, rows: Tensor) -> dict[str, object]:
