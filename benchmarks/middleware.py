@@ -32,7 +32,7 @@ import numpy as np
 
 from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.distributions import sourced_distribution
+from vla_ros.middleware.distributions import DEFAULT_RMW, sourced_distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select, write
 from vla_ros.vision.messages import CdrBytes
@@ -249,7 +249,7 @@ def _run(arguments: argparse.Namespace, name: str, frames: Frames, raw: bool) ->
         receiver.wait(20)  # before the daemon: RouDi wants its clients to leave first
         return {
             "profile": name,
-            "rmw": environment.get("RMW_IMPLEMENTATION", profile.distribution.default_rmw),
+            "rmw": environment.get("RMW_IMPLEMENTATION", DEFAULT_RMW),
             "subscription": "raw" if raw else "message",
             "sent": json.loads(sender.stdout.splitlines()[-1])["sent"],
             "received": len(answer["latency_ms"]),

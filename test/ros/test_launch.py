@@ -137,6 +137,21 @@ def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -
     assert "/nowhere/model" in launch.output
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("chekpoint:=demo", "chekpoint:= is no argument of policy.launch.py; did you mean 'checkpoint'?"),
+        ("python:=/nowhere/bin/python", "/nowhere/bin/python: found no such program"),
+    ],
+)
+def test_a_wrong_argument_ends_the_launch(program: Callable[..., Any], argument: str, said: str) -> None:
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", argument)
+    assert launch.process.wait(40) != 0
+    assert said in launch.output
+    assert "Traceback" not in launch.output
+    assert "process started" not in launch.output
+
+
 @pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
 def test_the_launch_reports_an_active_middleware(
     program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +215,14 @@ def test_the_replay_launch_file_records_the_live_actions_and_reports(
         assert 20 <= actions.message_count <= 41, launch.output
     assert (output / "report.html").exists(), launch.output
     assert "disarmed -> " not in launch.output, "a replay never arms"
+
+
+def test_a_replay_whose_recorder_dies_ends(program: Callable[..., Any], recorded_bag: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("policy:=hold", WORDS, QUICK, f"bag:={recorded_bag}", f"output:={tmp_path / 'file' / 'replayed'}")
+    launch = program("ros2", "launch", "vla_ros", "replay.launch.py", *words)
+    assert launch.process.wait(60) == 1, launch.output
+    assert "the recorder (ros2 bag record) ended too early" in launch.output
 
 
 @pytest.mark.slow

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from unittest import mock
+
 import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from launch import LaunchContext
 from vla_ros.errors import ConfigError
-from vla_ros.launching.arguments import POLICY, configuration, node_name
+from vla_ros.launching.arguments import POLICY, configuration, declare, node_name
 
 pytestmark = pytest.mark.ros
 
@@ -54,6 +57,34 @@ def test_an_instruction_is_passed_unchanged(text):
 def test_every_quantization_can_be_launched(quantization):
     assert configuration(context(quantization=quantization)).policy.quantization == quantization
     assert not next(argument for argument in POLICY if argument.name == "quantization").choices
+
+
+def started(file: str, command: list[str], *arguments: str) -> None:
+    """Run what the launch file declares, as `ros2 launch` does with these words."""
+    made = LaunchContext(argv=arguments)
+    made.extend_locals({"current_launch_file_path": file})
+    with mock.patch.object(sys, "argv", ["ros2", "launch", *command, *arguments]):
+        declare(POLICY)[0].visit(made)
+
+
+def test_a_misspelt_argument_is_refused_with_the_nearest(tmp_path):
+    file = tmp_path / "policy.launch.py"
+    file.touch()
+    for command in (["vla_ros", "policy.launch.py"], [str(file)]):
+        started(str(file), command, "checkpoint:=demo", "launch-prefix:=gdb")
+        with pytest.raises(RuntimeError, match=r"chekpoint:= is no argument of .*; did you mean 'checkpoint'"):
+            started(str(file), command, "chekpoint:=demo")
+    started(str(file), ["mine", "policy.launch.py"], "chekpoint:=demo")  # another file includes ours
+    started(str(file), ["mine", "all.launch.py"], "chekpoint:=demo")
+
+
+@pytest.mark.parametrize(("name", "known"), [("python", "/nowhere/bin/python"), ("VIRTUAL_ENV", "/nowhere")])
+def test_an_interpreter_that_does_not_exist_is_refused(name, known):
+    from vla_ros.launching.node import interpreter
+
+    made = context(python=known) if name == "python" else context()
+    with pytest.raises(RuntimeError, match=r"/nowhere.*found no such program"):
+        interpreter(made, {name: known})
 
 
 def test_a_missing_namespace_is_an_error_with_advice(fleet):

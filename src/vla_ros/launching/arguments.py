@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from launch.actions import DeclareLaunchArgument
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
 
-from launch import LaunchContext
+from launch import Action, LaunchContext
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
 from vla_ros.config.sections import SCHEDULES
+from vla_ros.errors import did_you_mean
 from vla_ros.middleware.selection import NAMES
 
-NODE_NAME = "vla_policy"
+NODE_NAME, PACKAGE = "vla_policy", "vla_ros"
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,46 @@ POLICY = (
 )
 
 
-def declare(*groups: Sequence[Argument], **defaults: str) -> list[DeclareLaunchArgument]:
-    """Return launch actions that declare the arguments; ``defaults`` replaces some of their defaults."""
+_OF_LAUNCH = ("launch-prefix", "launch-prefix-filter", "emulate_tty")
+"""Arguments that `ros2 launch` itself reads."""
+
+
+def declare(*groups: Sequence[Argument], **defaults: str) -> list[Action]:
+    """Return launch actions that declare the arguments; ``defaults`` replaces some of their defaults.
+
+    An argument of the command line that the file does not have ends the launch.
+    """
+    known = [argument.name for group in groups for argument in group]
     return [
-        DeclareLaunchArgument(
-            argument.name,
-            default_value=defaults.get(argument.name, argument.default),
-            description=argument.description,
-            choices=list(argument.choices) or None,
-        )
-        for group in groups
-        for argument in group
+        OpaqueFunction(function=_refuse_unknown, args=[known]),
+        *(_declare(argument, defaults) for group in groups for argument in group),
     ]
+
+
+def _refuse_unknown(context: LaunchContext, known: Sequence[str], command: Sequence[str] = ()) -> None:
+    """Raise RuntimeError for unknown arguments, unless the file is included by another one, which has its own."""
+    file = Path(context.get_locals_as_dict().get("current_launch_file_path", ""))
+    pairs = pairwise(command or sys.argv)
+    started = any(
+        Path(word).name == file.name and (before == PACKAGE or _same(word, file)) for before, word in pairs
+    )
+    given = dict.fromkeys(text.partition(":=")[0] for text in context.argv if started)
+    if unknown := [name for name in given if name not in (*known, *_OF_LAUNCH)]:
+        told = "; ".join(f"{name}:= is no argument of {file.name}{did_you_mean(name, known)}" for name in unknown)
+        raise RuntimeError(f"{told}; `ros2 launch {PACKAGE} {file.name} --show-args` lists all")
+
+
+def _same(path: str, file: Path) -> bool:
+    return Path(path).exists() and file.exists() and file.samefile(path)
+
+
+def _declare(argument: Argument, defaults: Mapping[str, str]) -> DeclareLaunchArgument:
+    return DeclareLaunchArgument(
+        argument.name,
+        default_value=defaults.get(argument.name, argument.default),
+        description=argument.description,
+        choices=list(argument.choices) or None,
+    )
 
 
 def value(context: LaunchContext, name: str) -> str:

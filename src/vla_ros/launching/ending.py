@@ -73,8 +73,8 @@ def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
 def _interrupt(action: ExecuteLocal) -> int | None:
     """Send SIGINT if the process still runs; return its id, or None."""
     details = action.process_details
-    if details is None or action.return_code is not None:
-        return None
+    if details is None or "pid" not in details or action.return_code is not None:
+        return None  # it did not start, or has ended
     with contextlib.suppress(ProcessLookupError):
         os.kill(details["pid"], signal.SIGINT)
     return int(details["pid"])

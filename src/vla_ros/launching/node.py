@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,21 @@ def policy_node(
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command that runs this package's scripts; empty for the interpreter in their first line."""
+    """Return the command that runs this package's scripts; empty for the interpreter in their first line.
+
+    Raises RuntimeError if there is no such program.
+    """
     variables = os.environ if environment is None else environment
     chosen = value(context, "python")
     if not chosen and variables.get("VIRTUAL_ENV"):
         chosen = str(Path(variables["VIRTUAL_ENV"]) / "bin/python")
-    return [str(Path(chosen).expanduser())] if chosen else []
+    command = str(Path(chosen).expanduser())
+    if chosen and shutil.which(command) is None:
+        named = "python:" if value(context, "python") else "VIRTUAL_ENV"
+        raise RuntimeError(
+            f"{named}={chosen}: found no such program, expected an interpreter such as ~/venv/bin/python"
+        )
+    return [command] if chosen else []
 
 
 def policy(context: LaunchContext) -> list[Any]:

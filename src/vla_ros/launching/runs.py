@@ -84,10 +84,19 @@ def replay(context: LaunchContext) -> list[Action]:
     rates = ("--clock", "100", "--delay", "3", "--rate", value(context, "rate"))
     play = _bag("play", str(bag), *rates, "--topics", *_inputs(config, name), output="screen")
     report = _vla_ros(context, "replay", str(bag), *_report_arguments(context, output), name="report")
+    complete = False  # the whole bag was played
+
+    def on_recorded(event: Any, recorded: LaunchContext) -> None:
+        if not complete and not recorded.is_shutdown:
+            raise RuntimeError(f"the recorder (ros2 bag record) ended too early, with status {event.returncode}")
 
     def on_played(event: Any, played: LaunchContext) -> list[Action]:
+        nonlocal complete
         if played.is_shutdown:
             return []
+        if event.returncode:
+            raise RuntimeError(f"the player (ros2 bag play) ended with status {event.returncode}")
+        complete = True
         said = LogInfo(msg=f"finished; the live actions are in {output / 'actions'}")
         end = EmitEvent(event=SignalProcess(signal_number=signal.SIGINT, process_matcher=matches_action(record)))
         return [said, end, report]
@@ -96,6 +105,7 @@ def replay(context: LaunchContext) -> list[Action]:
         *middleware(context, Frames.of(config)),
         _when_logged(node, READY, record),
         _when_logged(record, RECORDING, play),
+        RegisterEventHandler(OnProcessExit(target_action=record, on_exit=on_recorded)),
         RegisterEventHandler(OnProcessExit(target_action=play, on_exit=on_played)),
         RegisterEventHandler(OnProcessExit(target_action=report, on_exit=shut_down_with("the report"))),
         node,
