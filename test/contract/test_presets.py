@@ -63,6 +63,8 @@ IMAGES = {"libero": 2, "bridge": 1, "droid": 2, "aloha": 3, "so101": 2, "gr00t_d
 
 def options(preset: str, robot: Any, **more: Any) -> Config:
     own = robot(JOINTS[preset]) if preset in JOINTS else DEMO | (DROID if preset == "droid" else {})
+    if preset == "aloha":
+        own["gripper.measured_by"] = ""  # this robot has one finger joint
     return build({"preset": preset, **own, "policy.name": "hold", "policy.instruction": "go", **more})
 
 

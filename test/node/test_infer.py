@@ -23,7 +23,8 @@ from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, Observation
-from vla_ros.vision.messages import encode_image
+from vla_ros.vision.decode import decode_compressed
+from vla_ros.vision.messages import encode_compressed, encode_image
 
 ASK = ["infer", "--config", "demo", "--instruction", "pick up the red cube"]
 
@@ -34,6 +35,20 @@ def photo(tmp_path: Path) -> Path:
     path = tmp_path / "photo=1.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 160, 3), dtype=np.uint8)).save(path)
     return path
+
+
+def test_a_photo_is_turned_by_its_exif_data_as_in_the_node(tmp_path: Path, capsys: Any) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (120, 160, 3), dtype=np.uint8)
+    tags = Image.Exif()
+    tags[0x0112] = 6  # a quarter turn
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=tags)
+    message = encode_compressed((tmp_path / "photo.jpg").read_bytes(), 1, "camera")
+    Image.fromarray(decode_compressed(message).image).save(tmp_path / "node.png")
+    digests = []
+    for name in ("photo.jpg", "node.png"):
+        assert main([*ASK, "--image", str(tmp_path / name), "--json", "-"]) == 0
+        digests.append(json.loads(capsys.readouterr().out)["images"]["image"])
+    assert digests[0] == digests[1]
 
 
 def test_infer_returns_the_same_action_as_the_node(photo: Path, tmp_path: Path, capsys: Any) -> None:

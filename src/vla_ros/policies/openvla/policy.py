@@ -34,9 +34,11 @@ from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
 from vla_ros.types import ActionChunk, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
-from vla_ros.vision.processors import ResizeNaive
+from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
 logger = logging.getLogger(__name__)
+
+_CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, OpenVLAOptions)
         super().__init__(config, self._options)
-        self._camera = config.camera
+        self._camera, self._preset = config.camera, config.preset
         self._image_key = config.camera.keys[0]
         self.spec = PolicySpec((ImageFeature(self._image_key),), action=self._action(PolicySpec.dimension, ""))
 
@@ -105,7 +107,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         model, dimension = self._loaded.model, self._loaded.statistics.dimension
         size = (model.architecture.image_size, model.architecture.image_size)
         self.spec = PolicySpec(
-            (ImageFeature(self._image_key, ResizeNaive(size)),),
+            (ImageFeature(self._image_key, self._resize(size, self._loaded.statistics.key)),),
             action=self._action(dimension, ""),
             dimension=dimension,
         )
@@ -117,6 +119,21 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         elif self._options.compile:
             seconds = reference.compile_towers(model, two_images(*size)[0])
             logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)
+
+    def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
+        """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.
+
+        On LIBERO and Bridge, images pass through JPEG and Lanczos-3; LIBERO's fine-tuned checkpoints also take a
+        crop. Elsewhere, the published processor resizes.
+        """
+        robot = next(
+            (robot for name in (dataset, self._preset) for robot in _CROPS if name.startswith(robot)), None
+        )
+        if robot is None:
+            return ResizeNaive(size)
+        area = _CROPS[robot]
+        logger.info("images: JPEG, Lanczos-3, %.3g of the area, as in OpenVLA's evaluation on %s", area, robot)
+        return LiberoResize(size, area)
 
     def _make_engine(self, loaded: Loaded, weights: DecoderWeights | None) -> Engine | None:
         """Return an engine that passed its tests, or None if ``auto`` falls back.
