@@ -65,11 +65,15 @@ def test_a_refusal_of_one_arm_refuses_all_and_names_it(broken: Any, reason: Reas
     assert refused.value.reason is reason
     alone = robot(control={"arms_hold_alone": True})
     alone.command(np.where(np.arange(len(numbers)) < 7, 0.0, action()), both(state()), STAMP, DT)
+    alone.executed()
     first, second = alone.command(numbers, joints, STAMP, DT)
     assert (first.hold, second.hold) == (False, True)
     assert second.refused is not None
     assert second.refused.reason is reason
     np.testing.assert_array_equal(second.positions[:7], state().positions[:7])
+    alone.executed()
+    (again,) = alone.command(numbers, joints, STAMP, DT)
+    assert again.arm == "arm_0", "the other one holds already"
     with pytest.raises(Refused):
         alone.command(numbers, {}, STAMP, DT)
 

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vla_ros.control.reasons import Level, Reason
 from vla_ros.control.safety import Event, Safety, State
-from vla_ros.control.watchdog import WATCHED
 
 HOLDS = [reason for reason in Reason if reason.level is Level.HOLD]
 STOPS = [reason for reason in Reason if reason.level is Level.STOP]
@@ -69,11 +68,11 @@ def test_a_reason_of_another_level_does_not_stop(reason: Reason) -> None:
 def test_follow_clears_only_holds_of_the_watchdog() -> None:
     safety = armed()
     safety.hold(Reason.NO_INSTRUCTION)
-    safety.follow({Reason.CAMERA_STALE: "a", Reason.JOINT_STATE_STALE: "b"}, WATCHED)
+    safety.follow({Reason.CAMERA_STALE: "a", Reason.JOINT_STATE_STALE: "b"})
     assert set(safety.status.holds) == {Reason.NO_INSTRUCTION, Reason.CAMERA_STALE, Reason.JOINT_STATE_STALE}
-    safety.follow({Reason.CAMERA_STALE: "c"}, WATCHED)
+    safety.follow({Reason.CAMERA_STALE: "c"})
     assert safety.status.holds == {Reason.NO_INSTRUCTION: "", Reason.CAMERA_STALE: "c"}
-    safety.follow({}, WATCHED)
+    safety.follow({})
     assert set(safety.status.holds) == {Reason.NO_INSTRUCTION}
 
 
@@ -81,7 +80,7 @@ def test_a_commander_whose_name_is_known_later_is_reported_again() -> None:
     safety, events = armed(), []
     safety.listen(lambda event: events.append((event.kind, event.detail)))
     for detail in ("an unknown node", "an unknown node", "/leftover", "/leftover"):
-        safety.follow({Reason.COMMAND_CONTESTED: detail}, WATCHED)
+        safety.follow({Reason.COMMAND_CONTESTED: detail})
     assert events == [("stop", "an unknown node"), ("block", "/leftover")]
     assert (safety.status.stopped_by, safety.status.detail) == (Reason.COMMAND_CONTESTED, "/leftover")
     assert safety.counters == {"command_contested": 1}
@@ -90,14 +89,14 @@ def test_a_commander_whose_name_is_known_later_is_reported_again() -> None:
 def test_an_active_reason_to_stop_stops_once_and_prevents_arming() -> None:
     safety = Safety()
     lost = {Reason.HEARTBEAT_LOST: "none for 2 s"}
-    safety.follow(lost, WATCHED)
+    safety.follow(lost)
     assert safety.state is State.DISARMED
     assert not safety.arm()
     assert "heartbeat_lost (none for 2 s)" in safety.explain()
-    safety.follow({}, WATCHED)
+    safety.follow({})
     assert safety.arm()
     for _ in range(5):
-        safety.follow(lost, WATCHED)
+        safety.follow(lost)
     assert safety.status.stopped_by is Reason.HEARTBEAT_LOST
     assert safety.counters == {"heartbeat_lost": 1}
     safety.reset()
@@ -206,7 +205,8 @@ class Machine(RuleBasedStateMachine):
         self.safety = Safety()
         self.armed = False
         self.stopped: Reason | None = None
-        self.holds: set[Reason] = set()
+        self.held: set[Reason] = set()  # by hold()
+        self.found: set[Reason] = set()  # by follow()
         self.blocked: set[Reason] = set()
         self.armings = 0
         self.before = (False, 0)  # whether it might move, and interruptions
@@ -226,12 +226,17 @@ class Machine(RuleBasedStateMachine):
     @rule(reason=st.sampled_from(HOLDS))
     def hold(self, reason: Reason) -> None:
         self.safety.hold(reason)
-        self.holds.add(reason)
+        self.held.add(reason)
+
+    @rule(reason=st.sampled_from(HOLDS))
+    def report(self, reason: Reason) -> None:
+        self.safety.report(reason)
+        self.found.add(reason)
 
     @rule(reason=st.sampled_from(HOLDS))
     def clear(self, reason: Reason) -> None:
         self.safety.clear(reason)
-        self.holds.discard(reason)
+        self.held.discard(reason)
 
     @rule(reason=st.sampled_from(STOPS))
     def stop(self, reason: Reason) -> None:
@@ -239,14 +244,17 @@ class Machine(RuleBasedStateMachine):
         self.stopped = self.stopped or reason
         self.armed = False
 
-    @rule(active=st.sets(st.sampled_from(sorted(WATCHED, key=str)), max_size=4))
+    @rule(active=st.sets(st.sampled_from([*HOLDS, *STOPS]), max_size=4))
     def follow(self, active: set[Reason]) -> None:
-        self.safety.follow(dict.fromkeys(sorted(active, key=str), ""), WATCHED)
-        self.holds = {reason for reason in self.holds if reason not in WATCHED or reason in active}
-        self.holds |= {reason for reason in active if reason.level is Level.HOLD}
+        self.safety.follow(dict.fromkeys(sorted(active, key=str), ""))
+        self.found = {reason for reason in active if reason.level is Level.HOLD}
         self.blocked = {reason for reason in active if reason.level is Level.STOP}
         if self.armed and self.blocked:
             self.stopped, self.armed = min(self.blocked, key=str), False
+
+    @property
+    def holds(self) -> set[Reason]:
+        return self.held | self.found
 
     @rule()
     def reset(self) -> None:

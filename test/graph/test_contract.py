@@ -63,8 +63,9 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
     node = graph.create_node("listener")
     kept, seen = [], []
 
-    def keep(cdr, publisher):
-        assert publisher
+    def keep(cdr, origin):
+        assert origin.publisher
+        assert 0 <= time.time_ns() - origin.published < 10e9
         seen.append(bytes(cdr[4:8]))
         if len(kept) < 8:
             kept.append(cdr)
@@ -316,7 +317,7 @@ def test_publishers_of_one_topic_are_distinguished_by_their_messages(graph, peer
     heard = []
     wiring = Wiring(graph, node)
     wiring.subscribe_from(
-        JOINTS, "/joint_states", lambda message, publisher: heard.append((message, publisher)), "state"
+        JOINTS, "/joint_states", lambda message, origin: heard.append((message, origin.publisher)), "state"
     )
     peer.ask("publisher", topic="/joint_states", type_name=JOINTS, qos="state_publisher")
     peer.ask("stream", topic="/joint_states", cdr=encoded(golden[JOINTS]["cdr"]), period=0.05)

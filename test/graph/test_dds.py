@@ -118,7 +118,7 @@ def test_a_message_is_received_after_its_publisher_has_left(dds):
     publisher.publish(text(data="last words"))
     sender.destroy_publisher(publisher)
     subscription.poll()
-    assert [(message.data, len(gid)) for message, gid in heard] == [("last words", 8)]
+    assert [(message.data, len(origin.publisher)) for message, origin in heard] == [("last words", 8)]
     wiring.close()
 
 

@@ -161,21 +161,24 @@ def test_a_command_on_a_frame_that_became_too_old_is_not_sent() -> None:
     assert Reason.FRAME_OLD in live.state[1]
 
 
-def test_the_watchdog_is_asked_again_after_a_suspension_before_sending() -> None:
+@pytest.mark.parametrize(("delay", "result"), [(0.1, "command"), (0.3, "shown")])
+def test_the_watchdog_is_asked_again_if_the_thread_is_late_and_old_commands_are_not_sent(
+    delay: float, result: str
+) -> None:
     live = LiveLoop()
     asked: list[float] = []
     live.supervised = lambda: asked.append(live.clock.steady())
     motion = live.context.safety.motion
 
     def late() -> Any:
-        live.clock.sleep(0.3 if len(asked) == 1 else 0.0)
+        live.clock.sleep(delay if len(asked) == 1 else 0.0)
         return motion()
 
     live.context.safety.motion = late  # type: ignore[method-assign]
     live.camera()
     live.loop.run_once()
-    assert asked == [0.0, pytest.approx(0.3)]
-    assert live.results == ["command"]
+    assert asked == [0.0, pytest.approx(delay)]
+    assert live.results == [result]
 
 
 def test_options_that_change_during_an_inference_apply_to_its_command() -> None:
@@ -365,9 +368,10 @@ def test_an_arm_may_hold_alone_where_the_options_say_so() -> None:
         live.camera()
         live.loop.run_once()
     assert live.state == ("armed", set())
-    left, right = (command for _, command in live.sent[-2:])
-    assert (left.arm, left.hold, right.arm, right.hold) == ("left", False, "right", True)
-    np.testing.assert_array_equal(right.positions, POSITIONS)
+    assert [(command.arm, command.hold) for _, command in live.sent[-2:]] == [("left", False), ("left", False)]
+    (held,) = [command for _, command in live.sent if command.hold]
+    assert held.arm == "right"
+    np.testing.assert_array_equal(held.positions, POSITIONS)
     assert live.context.safety.counters["joint_state_stale"] >= 1
     live.silent = {"left", "right"}
     for _ in range(6):
@@ -375,6 +379,22 @@ def test_an_arm_may_hold_alone_where_the_options_say_so() -> None:
         live.camera()
         live.loop.run_once()
     assert Reason.JOINT_STATE_STALE in live.state[1]
+
+
+def test_an_arm_holds_alone_with_commands_between_steps_as_well() -> None:
+    """A stale joint state between two steps used to hold all arms."""
+    live = two_arms(control__arms_hold_alone=True, control__command_rate_hz=50.0)
+    for number in range(1, 13):
+        if number == 3:
+            live.silent = {"right"}
+        live.camera()
+        live.run(0.1)
+    assert live.state == ("armed", set())
+    after = [(command.arm, command.hold) for at, command in live.sent if at > 0.8]
+    assert {arm for arm, _ in after} == {"left"}
+    assert len(after) > 15, "commands between steps go on"
+    assert sum(command.hold for _, command in live.sent) == 1
+    assert live.context.safety.counters["joint_state_stale"] == 1
 
 
 def test_each_arm_has_its_own_command_topic_and_its_velocity_expires() -> None:

@@ -102,6 +102,18 @@ def test_a_publisher_without_a_node_counts_from_the_second_look_and_for_arming_a
     assert another.found == {Reason.COMMAND_CONTESTED: expected}
 
 
+def test_a_commander_whose_node_leaves_before_its_publisher_counts_without_a_gap(graphs: tuple[Any, Any]) -> None:
+    node = graphs[0].create_node("vla_policy")
+    other = SimpleNamespace(node_name="teleop", node_namespace="/", endpoint_gid=[7] * 16, topic_type=JOINTS)
+    node.get_publishers_info_by_topic = lambda topic: [other]
+    watch = GraphWatch(node, {"/command": b"1" * 16}, ())
+    for name in ("teleop", "", ""):
+        other.node_name = name
+        watch.look()
+        assert Reason.COMMAND_CONTESTED in watch.found
+    watch.close()
+
+
 class Graph:
     """What a node is told by discovery, one answer after the other."""
 
@@ -247,10 +259,11 @@ def test_a_source_without_a_name_is_reported_at_the_second_look(graphs: tuple[An
     contest = Contest("/image", Source(b"1" * 16), Source(b"2" * 16))
     watch = GraphWatch(node, {}, (), lambda: [(Reason.CAMERA_CONTESTED, "/image", contest)])
     both = [SimpleNamespace(node_name=name, node_namespace="/", endpoint_gid=gid * 16) for name, gid in CAMERAS]
-    known = [both[:1], both[:1], both]
+    known = [both[:1], both[:1], both, both[:1], both[:1]]  # the second one comes, and leaves
     node.get_publishers_info_by_topic = lambda topic: known.pop(0)
     said = []
-    for _ in range(3):
+    for _ in range(5):
         watch.look()
         said.append(watch.found.get(Reason.CAMERA_CONTESTED))
-    assert said == [None, "/a publish on /image in turn", "/a and /b publish on /image in turn"]
+    named = "/a and /b publish on /image in turn"
+    assert said == [None, "/a publish on /image in turn", named, named, named]

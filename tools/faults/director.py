@@ -24,6 +24,7 @@ from vla_ros.errors import VlaRosError
 _GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
 _ENDED = 5.0  # s; the node must end within this time after its launcher
+_HELD = 0.5  # s; a node that was suspended must send a hold within this time after it resumes
 
 
 @dataclass
@@ -139,6 +140,8 @@ class Director:
         if row.begin:
             rig.wait(lambda: rig.marks == marks + len(row.begin), "injection")
             injection.begin = next(r.time for r in reversed(rig.records) if r.kind == "mark")
+        if row.successor:
+            rig.start_successor()
         if row.reaction is not Reaction.GOES_ON:
             grace = row.within + row.lag + GRACE
             self._permissions.append(Permission(injection.begin, False, grace, row.name))
@@ -186,6 +189,7 @@ class Director:
             rig.robot.close()
             rig.start_robot()
         self._signal(1)
+        time.sleep(row.wakes)
         for order in row.end:
             rig.order(**order)
         if row.reaction is Reaction.ENDS:
@@ -196,6 +200,7 @@ class Director:
         if row.reaction is Reaction.STOPS:
             rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
             self._linger(0.05, 0.2)
+            rig.end_successor()
             rig.node.signal("SIGUSR1")  # arming without a reset is refused
             self._linger(0.1, 0.2)
             rig.reset()
@@ -229,6 +234,7 @@ class Director:
             steps=row.horizon,
             simulated=row.simulated,
             pieces=row.pieces,
+            suspended=row.suspended,
         )
         self._outcome.motions = len(rig.motions)
         for arm in ("", *row.arms[1:]):
@@ -243,21 +249,21 @@ class Director:
                     f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} was reported"
                 )
             if row.launched and injection.end:
-                held = self._holds(injection)
+                held = self._holds(injection.begin, injection.end)
                 if held != 1:
                     self._complain(
                         f"hold: at {injection.begin - self._began:.3f} s, {held} holds were sent, expected one"
                     )
+            if row.suspended and injection.end and not self._holds(injection.end, injection.end + _HELD):
+                self._complain(f"hold: at {injection.end - self._began:.3f} s, none within {_HELD:g} s")
         if row.simulated:
             self._nothing_from_before_a_jump()
 
-    def _holds(self, injection: Injection) -> int:
-        """Return the number of hold commands during the fault."""
+    def _holds(self, begin: float, end: float) -> int:
+        """Return the number of hold commands between two times."""
         moved = {record.stamp for record in self._rig.motions}
         return sum(
-            record.kind == "command"
-            and injection.begin <= record.time <= injection.end
-            and record.stamp not in moved
+            record.kind == "command" and begin <= record.time <= end and record.stamp not in moved
             for record in self._rig.records
         )
 

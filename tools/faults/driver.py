@@ -34,6 +34,7 @@ from tools.faults.records import Kind, Record
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
+from vla_ros.graph.origin import Origin
 from vla_ros.vision.messages import encode_image, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
@@ -45,6 +46,7 @@ JOINT_RATE = 50.0  # Hz
 _CLOCK_RATE = 100.0
 _HEARTBEAT_RATE = 20.0
 _INTRUDER_RATE = 15.0
+_PUSH_SPEED = 1.6  # rad/s
 _ELSEWHERE = 0.13  # rad
 _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
@@ -102,6 +104,7 @@ class Robot:
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
+        self._push = 0.0  # rad by which somebody still turns the first joint
         self._offset = 0  # ns by which the ROS clock is ahead of the system clock
         self._slow, self._deaf, self._delay = 0.0, False, 0.0
         self._beating = True
@@ -185,6 +188,8 @@ class Robot:
                 self._ends["hand"].answer = answer
             case {"do": "goal", "prompt": prompt}:
                 self._ends["tree"].run(prompt)
+            case {"do": "push", "by": by}:  # towards the middle of the joint's range
+                self._push = -by if self._positions[0] > 0 else by
             case {"do": "deaf", "on": on}:
                 self._deaf = on
             case {"do": "heartbeat", "on": on}:
@@ -240,8 +245,7 @@ class Robot:
             made: Any = self._graph.subscribe_raw(
                 self._node, make(kind), topic, partial(self._on_raw, kind, take), qos("command")
             )
-            made.subscription._publisher = lambda item: int(item.sample_info.source_timestamp).to_bytes(8, "little")
-            self._ends[what] = made.subscription
+            self._ends[what] = made
         elif what == "hand":
             self._ends[what] = Hand(self._graph)
         elif what == "tree":
@@ -260,8 +264,13 @@ class Robot:
             )
 
     def _leave(self, what: str) -> None:
-        heard = dict.fromkeys(("command", "gripper"), self._node.destroy_subscription)
-        (heard | {"hand": Hand.close}).get(what, self._node.destroy_publisher)(self._ends.pop(what))
+        left = self._ends.pop(what)
+        if what in ("command", "gripper"):
+            left.destroy()
+        elif what == "hand":
+            left.close()
+        else:
+            self._node.destroy_publisher(left)
 
     # Out
 
@@ -280,6 +289,11 @@ class Robot:
             moves = time.monotonic() < self._moves_until
             self._wanted = self._positions + moves * self._velocity / JOINT_RATE
         self._positions = self._positions + np.clip(self._wanted - self._positions, -speed, speed)
+        if self._push:
+            turned = float(np.clip(self._push, -_PUSH_SPEED / JOINT_RATE, _PUSH_SPEED / JOINT_RATE))
+            self._push -= turned
+            self._positions[0] += turned
+            self._wanted = self._positions.copy()  # the driver gives way
         names, positions = [*ARM, *FINGERS], self._positions.tolist()
         if self._content:
             names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
@@ -323,9 +337,9 @@ class Robot:
 
     # In
 
-    def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, sent: bytes) -> None:
+    def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, origin: Origin) -> None:
         """Forward a command, and store how long ago the node sent it."""
-        self._delay = max(0.0, (time.time_ns() - int.from_bytes(sent, "little")) / SECOND)
+        self._delay = max(0.0, (time.time_ns() - origin.published) / SECOND)
         take(self._graph.deserialize(cdr, self._graph.message(kind)))
 
     def _on_command(self, message: Any) -> None:

@@ -22,6 +22,7 @@ from vla_ros.types import FloatArray
 GRACE = 0.15
 """Seconds that a message may take between processes on a busy machine."""
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
+_NEWEST = GRACE + 0.1  # s; age of the newest joint state that a node on a busy machine knows
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
 
@@ -60,6 +61,8 @@ class Judge:
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
+        suspended: The fault suspends the node. Every command must be based on a joint state that the robot sent
+            just before the command arrived, and its age is that on arrival.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Judge:
         steps: int = 1,
         simulated: bool = False,
         pieces: bool = False,
+        suspended: bool = False,
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -83,10 +87,13 @@ class Judge:
         self._steps = steps
         self._simulated = simulated
         self._pieces = pieces
+        self._suspended = suspended
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
         self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
+        if suspended:
+            self._window = _NEWEST
 
     def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
         """Return all violations of a run.
@@ -140,7 +147,9 @@ class Judge:
             yield Violation("finite", command.time, f"positions {positions}")
         elif command.stamp in frames:
             sent = frames[command.stamp]
-            age = (command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9) - command.delay
+            age = (command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9) - self._delay(
+                command
+            )
             yield from self._fingers(command)
             if command.names != FINGERS:
                 yield from self._motion(command, known, age)
@@ -150,6 +159,10 @@ class Judge:
         else:
             yield from self._hold(command, known)
             yield from _armed_once(command, permissions)
+
+    def _delay(self, command: Record) -> float:
+        """Return the seconds from sending to receiving a command, for which the node is not to blame."""
+        return 0.0 if self._suspended else command.delay
 
     def _usable(self, record: Record) -> bool:
         """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
@@ -174,7 +187,7 @@ class Judge:
     ) -> Iterator[Violation]:
         """Check that velocities are permitted, within limits, based on a frame, and end in time."""
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
-        stands = (self._config.timeouts.twist or 2 * self._period) + self._slack
+        stands = (self._config.timeouts.twist or 2 * self._period) + self._slack + self._memory
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
         for command, following in zip_longest(commands, commands[1:]):
             velocity = np.array(command.positions or ())
@@ -297,7 +310,7 @@ class Judge:
         off = float(np.abs(held - there).max())
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the position measured at its stamp")
-        told = command.time - command.delay
+        told = command.time - self._delay(command)
         since = told - self._window - self._memory
         elsewhere = [
             record

@@ -22,6 +22,8 @@ from vla_ros.graph.launcher import wait_for_end
 
 DOMAINS = range(150, 201)
 _CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
+_CGROUP = Path("/sys/fs/cgroup/freezer")
+_FREEZER = {"FREEZE": "FROZEN", "THAW": "THAWED"}
 _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
 
@@ -38,6 +40,22 @@ def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
     return kept
 
 
+def freezer() -> Path | None:
+    """Return the folder of the cgroup freezer (version 1) if this user may use it."""
+    return _CGROUP if os.access(_CGROUP, os.W_OK) else None
+
+
+def freeze(process: int, state: str) -> None:
+    """Freeze a process with the cgroup freezer, or thaw it: unlike SIGSTOP, it cannot notice this."""
+    group = _CGROUP / f"vla_ros_faults_{process}"
+    group.mkdir(exist_ok=True)
+    (group / "cgroup.procs").write_text(str(process))
+    (group / "freezer.state").write_text(state)
+    if state == "THAWED":
+        (_CGROUP / "cgroup.procs").write_text(str(process))
+        group.rmdir()
+
+
 class Process:
     """A Python module that runs as a separate process."""
 
@@ -51,8 +69,10 @@ class Process:
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Send a signal, or prevent the process's files from growing (``DISK_FULL``)."""
-        if name == "DISK_FULL" and self.alive:
+        """Send a signal; ``DISK_FULL``: prevent its files from growing; ``FREEZE``, ``THAW``: :func:`freeze`."""
+        if name in _FREEZER:
+            freeze(self.process.pid, _FREEZER[name])
+        elif name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
             self.process.send_signal(getattr(signal, name))
@@ -78,6 +98,7 @@ class NodeProcess(Process):
     def __init__(
         self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
     ) -> None:
+        self.log = log
         self._file = log.with_name("pid")  # written by the launcher
         self._file.unlink(missing_ok=True)
         first = [str(self._file)] if self.module != NodeProcess.module else []

@@ -65,6 +65,7 @@ class Rig(AbstractContextManager["Rig"]):
         self._node_words, self._robot_words = node_words, robot_words
         self._arms, self._served = arms, served
         self._others: dict[str, RobotProcess] = {}
+        self._successor: NodeProcess | None = None
         self._lock = threading.Lock()
         self._frames: set[int] = set()
         self.records: list[Record] = []
@@ -93,6 +94,7 @@ class Rig(AbstractContextManager["Rig"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end_successor()
         self.node.end()
         if self._served:
             self.server.end("SIGKILL")
@@ -116,6 +118,20 @@ class Rig(AbstractContextManager["Rig"]):
         self.node: NodeProcess = self._node_class(
             self._domain, self.log, self._options, self._node_words, self._lease
         )
+
+    def start_successor(self) -> None:
+        """Start another node for the same arm, and wait until it has claimed the command topic."""
+        log = self.log.with_name("successor")
+        words = ("-p", "control.armed:=true", "--ros-args", "-r", "__node:=successor")
+        self._successor = NodeProcess(self._domain, log, self._options, (*self._node_words, *words), self._lease)
+        self.wait(lambda: "not armed: " in log.read_text(encoding="utf-8"), "answer of the successor")
+
+    def end_successor(self) -> None:
+        """End the other node, if there is one."""
+        if self._successor is not None:
+            self._successor.end()
+            self._successor.log.unlink()
+            self._successor = None
 
     def ready(self) -> None:
         """Wait until the node is disarmed and has all its inputs."""

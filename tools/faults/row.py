@@ -48,6 +48,9 @@ class Row:
     horizon: int = 1  # steps per chunk of the policy
     seconds: float = 0.0  # duration of each inference
     simulated: bool = False  # use simulated time
+    suspended: bool = False  # ``node`` suspends the node: no command may be based on what it knew before
+    wakes: float = 0.0  # seconds between the signal that ends the fault and the orders that end it
+    successor: bool = False  # during the fault, start another node for the same arm
     lag: float = 0.0  # seconds by which the fault delays the robot's process
     memory: float = 0.0  # seconds during which the fault keeps the node from measuring
     pieces: bool = False  # the fault damages single joints of joint states

@@ -10,6 +10,8 @@ from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LONG, SERVO, S
 _SUPERVISION = 0.1  # s; allowance for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
 _EASED = 0.3 + _SUPERVISION  # s; allowance for a pending inference and the deceleration
+_ASLEEP = (0.3, 5.0)  # s
+_PUSHED = 0.4  # rad
 _NOTICED = 0.35  # s; with the grace of every row, half a second
 _FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}
@@ -151,6 +153,27 @@ def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
         within=_NOTICED,
         lasts=(0.8, 1.2),
         **more,
+    )
+
+
+def _suspended(
+    name: str,
+    reaction: Reaction = Reaction.HOLDS,
+    reason: str = "suspended",
+    begin: tuple[Order, ...] = (),
+    signals: tuple[str, str] = ("SIGSTOP", "SIGCONT"),
+    **more: Any,
+) -> Row:
+    """Return a row in which somebody pushes the arm while the node is suspended."""
+    return Row(
+        f"node suspended{name}",
+        reaction,
+        (reason,),
+        ({"do": "push", "by": _PUSHED}, *begin),
+        node=signals,
+        within=_SUPERVISION,
+        suspended=True,
+        **{"lasts": _ASLEEP, **more},
     )
 
 
@@ -370,7 +393,15 @@ ROWS: tuple[Row, ...] = (
         lasts=(1.0, 1.2),
         lag=0.5,
     ),
-    Row("node suspended", _HOLDS, node=("SIGSTOP", "SIGCONT"), within=_SUPERVISION, lasts=(0.5, 1.2), memory=1.4),
+    _suspended(""),
+    _suspended(", operator stops", _STOPS, "operator_stop", _STOP),
+    _suspended(
+        ", camera dead", _HOLDS, "camera_stale", _faulty("frames", "drop"), end=({"do": "frames"},), wakes=0.8
+    ),
+    _suspended(", successor starts", _STOPS, "command_contested", successor=True, lasts=(0.1, 0.3)),
+    _suspended(", ahead at 250 Hz", **FINE),
+    _suspended(", twist", lasts=(0.35, 1.2), memory=1.4, **SERVO),
+    _suspended(" by cgroup", signals=("FREEZE", "THAW")),
     _contested("command", _STOPS, "command_contested"),
     _contested("claim", _STOPS, "command_contested"),
     _contested("gripper", _STOPS, "command_contested", **APART),

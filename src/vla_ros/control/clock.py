@@ -44,6 +44,10 @@ class Clock:
         """Return the ROS clock's time in nanoseconds."""
         return self._ros_ns()
 
+    def awake(self) -> float:
+        """Return the seconds of a steady clock that also advances while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until ``ready()`` is True; return False after the timeout.
 
@@ -91,6 +95,10 @@ class SimulatedClock(Clock):
     def steady(self) -> float:
         """Return the simulated seconds since the start."""
         return (self._now - self._begin) / 1e9
+
+    def awake(self) -> float:
+        """Return 0: what waits for this clock is never suspended."""
+        return 0.0
 
     @property
     def exhausted(self) -> bool:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from vla_ros.control.reasons import Reason
 from vla_ros.control.sources import Contest
-
-CONTESTS = frozenset(
-    {
-        Reason.MIDDLEWARE_GONE,
-        Reason.COMMAND_CONTESTED,
-        Reason.NAME_CONTESTED,
-        Reason.JOINT_STATE_CONTESTED,
-        Reason.CAMERA_CONTESTED,
-    }
-)
-"""Every reason that :mod:`vla_ros.node.graph_watch` may report."""
 
 ANY = "*"
 """Entry of ``topics.command_shared_with`` that allows every node."""

@@ -5,6 +5,7 @@ Receiving threads write; the working thread reads a consistent snapshot. Nothing
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -38,9 +39,10 @@ class Inputs:
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        # By arm: joint states, and when the newest one arrived.
+        # By arm: joint states, and when the newest one arrived (steady clock) and was published (Suspension).
         self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._joints_seen: dict[str, float] = {}
+        self._published: dict[str, float] = {}
         self._snapshot = Snapshot(instruction=instruction.strip())
 
     @property
@@ -48,23 +50,28 @@ class Inputs:
         """The newest inputs; never waits."""
         return self._snapshot
 
-    def set_joints(self, joints: JointState, arm: str = "arm") -> None:
-        """Store a measured joint state of one arm."""
+    def set_joints(self, joints: JointState, arm: str = "arm", published: float = math.inf) -> None:
+        """Store a measured joint state of one arm; for ``published`` see :meth:`Suspension.published`."""
         with self._changed:
             arms = MappingProxyType({**self._snapshot.arms, arm: joints})
             self._snapshot = replace(self._snapshot, joints=together(arms.values()), arms=arms)
-            self._joints_seen[arm] = self._clock.steady()
+            self._joints_seen[arm], self._published[arm] = self._clock.steady(), published
             self._history[arm].append(joints)
             self._changed.notify_all()
 
-    def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
+    def fresh_joints(self, timeout: float, resumed: float = -math.inf) -> Mapping[str, JointState]:
         """Return each arm's newest joint state if it arrived within ``timeout`` seconds.
 
-        No command may be based on an older joint state, even if a fresh one arrives before the command is sent.
+        Joint states published before ``resumed`` (:attr:`Suspension.resumed`) are left out. No command may be based
+        on an older joint state, even if a fresh one arrives before the command is sent.
         """
         with self._changed:
             since = self._clock.steady() - timeout
-            return {arm: joints for arm, joints in self._snapshot.arms.items() if self._joints_seen[arm] >= since}
+            return {
+                arm: joints
+                for arm, joints in self._snapshot.arms.items()
+                if self._joints_seen[arm] >= since and self._published[arm] >= resumed
+            }
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
         """Return each arm's joint state nearest to ``stamp``, if within ``tolerance`` seconds."""

@@ -32,6 +32,7 @@ class _Joint:
     stamp: int  # nanoseconds of the ROS clock; the time of arrival if the message has no stamp
     stamped: bool
     seen: int  # nanoseconds of the steady clock
+    published: float  # Suspension.published
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ class Whole:
     # empty if no joint has one.
     joints: JointState
     stamp: int  # the same stamp, or 0 if a needed joint has no stamp, so that its age is unknown
+    published: float  # when the oldest needed joint was published (Suspension.published)
 
 
 class JointStates:
@@ -76,7 +78,13 @@ class JointStates:
         return self._sources.contest(steady)
 
     def add(
-        self, message: JointState, stamp: int, steady: int, timeout: float, publisher: bytes = b""
+        self,
+        message: JointState,
+        stamp: int,
+        steady: int,
+        timeout: float,
+        publisher: bytes = b"",
+        published: float = math.inf,
     ) -> Whole | None:
         """Add a message and return the merged joint state.
 
@@ -89,6 +97,7 @@ class JointStates:
             steady: Time of arrival, nanoseconds of a steady clock.
             timeout: Seconds for which a joint's measurement is valid.
             publisher: Id of the publisher; b"" if unknown.
+            published: When the message was published (:meth:`Suspension.published`).
 
         Returns:
             None if all needed joints are known and the message measures none of them. A message that names a needed
@@ -98,7 +107,7 @@ class JointStates:
         concerns = self._needed.intersection(named)
         contradictory = len(named) > len(concerns) or len(message.names) != len(message.positions)
         if not self._needed or (concerns and contradictory):
-            return Whole(message, stamp)
+            return Whole(message, stamp, published)
         with self._lock:
             self._known = {
                 name: joint for name, joint in self._known.items() if steady - joint.seen <= timeout * _SECOND
@@ -118,7 +127,10 @@ class JointStates:
                         continue
                 before = self._known.get(name)
                 if before is None or message.stamp >= before.stamp:
-                    self._known[name] = _Joint(position, velocity, effort, message.stamp, bool(stamp), steady)
+                    stamped = bool(stamp)
+                    self._known[name] = _Joint(
+                        position, velocity, effort, message.stamp, stamped, steady, published
+                    )
             known_needed = [self._known[name] for name in self._needed if name in self._known]
             if not concerns and len(known_needed) == len(self._needed):
                 return None
@@ -128,7 +140,8 @@ class JointStates:
             velocities = _unless_empty([joint.velocity for joint in known])
             efforts = _unless_empty([joint.effort for joint in known])
             joints = JointState(tuple(self._known), positions, oldest, velocities, efforts)
-            return Whole(joints, oldest if all(joint.stamped for joint in known_needed) else 0)
+            stamp = oldest if all(joint.stamped for joint in known_needed) else 0
+            return Whole(joints, stamp, min((joint.published for joint in known_needed), default=published))
 
 
 def together(states: Iterable[JointState]) -> JointState | None:

@@ -69,6 +69,7 @@ class Reason(str, Enum):
     SERVER_LOST = "server_lost", Level.HOLD, "the policy's server cannot be reached or does not answer"
     ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's actions have a wrong shape or are not numbers"
     CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
+    SUSPENDED = "suspended", Level.HOLD, "the process did not run, and there is no joint state from after that"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "the command topic has no subscriber yet"
     NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and serves ~/enable as well"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"

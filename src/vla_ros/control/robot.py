@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -59,7 +59,9 @@ class RobotController:
             ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
             for name in names
         )
-        self._known: dict[str, JointState | None] = {}  # joint state used for the last command, by arm
+        # Joint state by arm: of the last command that was sent, and of those made since then.
+        self._known: dict[str, JointState | None] = {}
+        self._used: dict[str, JointState | None] = {}
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -123,19 +125,27 @@ class RobotController:
             self._try(arm, arm.command, action, of_arm(joints, arm.name), stamp, dt, of_arm(reference, arm.name))
             for arm in self.arms
         ]
+        self._used = {}
+        return self._together(tried, joints)
+
+    def _together(self, tried: Sequence[Command | Refused | None], joints: ArmJoints) -> tuple[Command, ...]:
+        """Return what can be sent together; raise a refusal that concerns all arms."""
         refused = [each for each in tried if isinstance(each, Refused)]
         stops = [each for each in refused if each.reason.level is Level.STOP]
-        if stops or len(refused) == len(tried) or (refused and not self._hold_alone):
+        alone = self._hold_alone and any(isinstance(each, Command) for each in tried)
+        if stops or (refused and not alone):
             raise (stops or refused)[0]
-        if self._hold_alone:
-            tried = [self._beside(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
-        return tuple(each for each in tried if isinstance(each, Command))
+        made = [self._beside(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
+        return tuple(each for each in made if isinstance(each, Command))
 
-    def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
-        """Return the arm's command, or a hold at its last good joint state."""
-        if isinstance(made, Command):
-            self._known[arm.name] = of_arm(joints, arm.name)
+    def _beside(
+        self, arm: ArmController, made: Command | Refused | None, joints: ArmJoints
+    ) -> Command | Refused | None:
+        """Return the arm's command, or a hold at the joint state of its last command, once."""
+        self._used[arm.name] = of_arm(joints, arm.name)
+        if not isinstance(made, Refused):
             return made
+        self._used[arm.name] = None
         held = self._try(arm, arm.hold, self._known.get(arm.name))
         return replace(held, refused=made) if isinstance(held, Command) else held
 
@@ -147,19 +157,22 @@ class RobotController:
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
         """Return the commands of :meth:`ArmController.onward` for all arms that have one."""
         tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
-        for each in tried:
-            if isinstance(each, Refused):
-                raise each
-        return tuple(each for each in tried if isinstance(each, Command))
+        return self._together(tried, joints)
 
     def executed(self) -> None:
         """Record that the last commands were sent; later commands start from them."""
+        self._known |= self._used
         for arm in self.arms:
             arm.executed()
 
-    def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Return the hold command of every arm that can hold, and the refusals of the others."""
-        tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in self.arms]
+    def hold(
+        self, joints: ArmJoints, arms: Collection[str] | None = None
+    ) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
+        """Return the hold command of each of ``arms`` (None: all) that can hold, and the refusals of the others."""
+        chosen = [arm for arm in self.arms if arms is None or arm.name in arms]
+        for arm in chosen:
+            self._known[arm.name] = self._used[arm.name] = None
+        tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 

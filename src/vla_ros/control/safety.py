@@ -65,7 +65,11 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
+    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent.
+
+    ``gate`` may be assigned: it returns why nothing may move after the process was suspended, or "". It is asked
+    before and after everything that is sent, within the lock.
+    """
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
@@ -75,13 +79,15 @@ class Safety:
         self._interruptions = 0
         self._stop: Reason | None = None
         self._stop_detail = ""
-        self._holds: dict[Reason, str] = {}
+        self._held: dict[Reason, str] = {}  # by callers of hold(), until clear()
+        self._found: dict[Reason, str] = {}  # by the watchdog, until follow()
         self._blocked: dict[Reason, str] = {}
         self._counters: Counter[str] = Counter()
         self._state = State.DISARMED
         self._listeners: tuple[Listener, ...] = ()
         self._events: deque[Event] = deque()
         self._delivering = threading.Lock()
+        self.gate: Callable[[], str] = str
 
     @property
     def state(self) -> State:
@@ -107,7 +113,7 @@ class Safety:
     def status(self) -> Status:
         """The state and its reasons, consistent with each other."""
         with self._lock:
-            holds, blocks = MappingProxyType(dict(self._holds)), MappingProxyType(dict(self._blocked))
+            holds, blocks = MappingProxyType(self._holds), MappingProxyType(dict(self._blocked))
             return Status(self._state, self._stop, self._stop_detail, holds, blocks)
 
     @property
@@ -132,8 +138,15 @@ class Safety:
                 if allowed:
                     publisher.publish(message)
         """
-        with self._lock:
-            yield self.may_move
+        try:
+            with self._lock:
+                self._ask_gate()
+                try:
+                    yield self.may_move
+                finally:  # the process may have been suspended while it sent
+                    self._ask_gate()
+        finally:
+            self._deliver()
 
     def arm(self) -> bool:
         """Allow motion; return False if the arm is stopped or a reason to stop is active (:meth:`explain`)."""
@@ -159,12 +172,17 @@ class Safety:
         Raises ValueError if the reason's level is not hold.
         """
         _expect(reason, Level.HOLD)
-        self.report(reason, detail)
+        with self._lock:
+            self._hold(self._held, reason, detail)
+        self._deliver()
 
     def clear(self, reason: Reason) -> None:
-        """Clear a hold reason. Clearing the last one lets an armed arm move again."""
+        """Clear a reason of :meth:`hold`, unless the watchdog has found it as well.
+
+        Clearing the last one lets an armed arm move again.
+        """
         with self._lock:
-            self._clear(reason)
+            self._clear(self._held, reason)
         self._deliver()
 
     def stop(self, reason: Reason, detail: str = "") -> bool:
@@ -181,11 +199,12 @@ class Safety:
     def report(self, reason: Reason, detail: str = "") -> None:
         """React according to the reason's level: count it (drop), hold or stop.
 
-        While the arm is disarmed, violated limits are only counted, so that a dry run continues.
+        A hold lasts until :meth:`follow`: call :meth:`hold` for one that the watchdog does not know. While the arm
+        is disarmed, violated limits are only counted, so that a dry run continues.
         """
         with self._lock:
             if reason.level is Level.HOLD:
-                self._hold(reason, detail)
+                self._hold(self._found, reason, detail)
             elif reason.level is Level.STOP and (self._armed or reason not in LIMITS):
                 self._halt(reason, detail)
             else:
@@ -197,19 +216,20 @@ class Safety:
         with self._lock:
             self._counters[reason.value] += 1
 
-    def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
+    def follow(self, active: Mapping[Reason, str]) -> None:
         """Hold or stop for a watchdog's ``active`` reasons, and clear its holds that have ended.
 
-        While disarmed, a reason to stop only prevents arming. ``watched`` are all reasons that the watchdog may
-        report; other holds remain.
+        While disarmed, a reason to stop only prevents arming. Reasons of :meth:`hold` remain until :meth:`clear`.
         """
         with self._lock:
-            for reason in [held for held in self._holds if held in watched and held not in active]:
-                self._clear(reason)
+            if not self._ask_gate():
+                self._clear(self._held, Reason.SUSPENDED)
+            for reason in [found for found in self._found if found not in active]:
+                self._clear(self._found, reason)
             before, self._blocked = self._blocked, {}
             for reason, detail in active.items():
                 if reason.level is Level.HOLD:
-                    self._hold(reason, detail)
+                    self._hold(self._found, reason, detail)
                     continue
                 self._blocked[reason] = detail
                 if self._armed:
@@ -246,16 +266,27 @@ class Safety:
         self._deliver()
         return True
 
-    def _hold(self, reason: Reason, detail: str) -> None:
-        began = reason not in self._holds
-        self._holds[reason] = detail
+    @property
+    def _holds(self) -> dict[Reason, str]:
+        return {**self._found, **self._held}
+
+    def _hold(self, holds: dict[Reason, str], reason: Reason, detail: str) -> None:
+        began = reason not in self._held and reason not in self._found
+        holds[reason] = detail
         if began:
             self._counters[reason.value] += 1
             self._changed("hold", reason, detail)
 
-    def _clear(self, reason: Reason) -> None:
-        if self._holds.pop(reason, None) is not None:
+    def _clear(self, holds: dict[Reason, str], reason: Reason) -> None:
+        if holds.pop(reason, None) is not None and reason not in self._holds:
             self._changed("clear", reason)
+
+    def _ask_gate(self) -> str:
+        """Hold (``suspended``) while nothing may move after a suspension; return why."""
+        why = self.gate()
+        if why:
+            self._hold(self._held, Reason.SUSPENDED, why)
+        return why
 
     def _halt(self, reason: Reason, detail: str) -> bool:
         self._counters[reason.value] += 1

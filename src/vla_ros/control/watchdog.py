@@ -18,24 +18,6 @@ from vla_ros.control.clock import Now
 from vla_ros.control.reasons import Reason
 from vla_ros.types import UInt8Array
 
-WATCHED = frozenset(
-    {
-        Reason.CAMERA_STALE,
-        Reason.CAMERA_FROZEN,
-        Reason.FRAME_OLD,
-        Reason.FRAME_FROM_FUTURE,
-        Reason.JOINT_STATE_STALE,
-        Reason.JOINT_STATE_INVALID,
-        Reason.INFERENCE_LATE,
-        Reason.CLOCK_JUMP,
-        Reason.DRIVER_MISSING,
-        Reason.DRIVER_GONE,
-        Reason.HEARTBEAT_MISSING,
-        Reason.HEARTBEAT_LOST,
-    }
-)
-"""Every reason that a :class:`Watchdog` may report."""
-
 _SECOND = 1_000_000_000
 _OTHER_CLOCK = 3600.0  # s; an older frame was stamped with another clock
 _FASTEST_SIMULATION = 50  # times real time; a simulated clock that runs faster has jumped

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.interrupts import Interrupts
+from vla_ros.graph.origin import Origin
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -106,12 +107,10 @@ class Vocabulary:
     message, ``start`` receives the accepted :class:`ServedGoal`, ``cancel`` a goal that a client wants to cancel.
     """
 
-    subscribe_raw: Callable[[Any, Any, str, Callable[[Any, bytes], None], Any], RawSubscription]
-    """``(node, msg_type, topic, callback, qos_profile)``: passes each message's CDR bytes and its publisher's id.
+    subscribe_raw: Callable[[Any, Any, str, Callable[[Any, Origin], None], Any], RawSubscription]
+    """``(node, msg_type, topic, callback, qos_profile)``: passes each message's CDR bytes and its origin.
 
-    Like ``create_subscription(raw=True)``, with fewer copies; the callback may get a read-only ``memoryview``. The
-    id is the publisher's ``endpoint_gid`` if the middleware provides it, else another number that differs between
-    publishers (Cyclone DDS under rclpy), or b"" if it provides neither.
+    Like ``create_subscription(raw=True)``, with fewer copies; the callback may get a read-only ``memoryview``.
     """
 
 

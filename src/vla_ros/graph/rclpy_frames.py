@@ -17,6 +17,7 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.waitable import NumberOfEntities, Waitable
 
 from vla_ros.graph.node import RawSubscription
+from vla_ros.graph.origin import Origin
 
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
@@ -44,7 +45,12 @@ class _Bytes(ctypes.Structure):
 class _Info(ctypes.Structure):
     """``rmw_message_info_t``: two times, two counts, the publisher's id (24 bytes before Iron), a flag."""
 
-    _fields_ = (("numbers", ctypes.c_uint64 * 4), ("implementation", ctypes.c_void_p), ("gid", ctypes.c_uint8 * 48))
+    _fields_ = (
+        ("published", ctypes.c_int64),  # source_timestamp
+        ("numbers", ctypes.c_uint64 * 3),
+        ("implementation", ctypes.c_void_p),
+        ("gid", ctypes.c_uint8 * 48),
+    )
 
 
 class _Rcl:
@@ -74,8 +80,8 @@ class _Buffers:
         self._spare: list[_Bytes] = []
         self._closed = False
 
-    def take(self, subscription: int) -> tuple[memoryview, bytes] | None:
-        """Take a message from the ``rcl_subscription_t`` at this address; return it and its publisher's id."""
+    def take(self, subscription: int) -> tuple[memoryview, Origin] | None:
+        """Take a message from the ``rcl_subscription_t`` at this address; return it and its origin."""
         try:
             buffer = self._spare.pop()
         except IndexError:
@@ -91,7 +97,8 @@ class _Buffers:
         taken = (ctypes.c_uint8 * buffer.length).from_address(buffer.buffer)
         weakref.finalize(taken, self._release, buffer).atexit = False
         gid = bytes(info.gid)[:_GID_BYTES]
-        return memoryview(taken).cast("B").toreadonly(), gid if any(gid) else b""
+        origin = Origin(gid if any(gid) else b"", max(0, int(info.published)))
+        return memoryview(taken).cast("B").toreadonly(), origin
 
     def close(self) -> None:
         """Free the buffers without views; the others are freed with their last view."""
@@ -123,7 +130,7 @@ class _Frames(Waitable):  # type: ignore[misc]
     """Waits for a subscription's messages and takes them; a :class:`vla_ros.graph.node.RawSubscription`."""
 
     def __init__(
-        self, node: Any, subscription: Any, callback: Callable[[memoryview, bytes], None], buffers: _Buffers
+        self, node: Any, subscription: Any, callback: Callable[[memoryview, Origin], None], buffers: _Buffers
     ) -> None:
         super().__init__(node.default_callback_group)
         self._node, self._subscription = node, subscription
@@ -146,11 +153,11 @@ class _Frames(Waitable):  # type: ignore[misc]
     def is_ready(self, wait_set: Any) -> bool:
         return self._index is not None and bool(wait_set.is_ready("subscription", self._index))
 
-    def take_data(self) -> tuple[memoryview, bytes] | None:
+    def take_data(self) -> tuple[memoryview, Origin] | None:
         with self._subscription.handle:
             return self._buffers.take(self._subscription.handle.pointer)
 
-    async def execute(self, taken_data: tuple[memoryview, bytes] | None) -> None:
+    async def execute(self, taken_data: tuple[memoryview, Origin] | None) -> None:
         if taken_data is not None:
             self._callback(*taken_data)
 
@@ -165,12 +172,11 @@ class _Frames(Waitable):  # type: ignore[misc]
 
 
 def subscribe_raw(
-    node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
+    node: Any, msg_type: Any, topic: str, callback: Callable[[Any, Origin], None], qos_profile: Any
 ) -> RawSubscription:
-    """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
+    """Call ``callback`` with a read-only view of each message's CDR bytes and its origin.
 
-    The callback may keep the view. The id is a gid if the rmw provides it; Cyclone DDS provides another number,
-    different for each publisher.
+    The callback may keep the view.
     """
     buffers = _Buffers(_Rcl())
     subscription = node.create_subscription(

@@ -9,6 +9,7 @@ from typing import Any
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, RawSubscription, Vocabulary
+from vla_ros.graph.origin import Origin
 
 _DISCOVERED = 2.0  # s; usually immediate
 
@@ -54,22 +55,22 @@ class Wiring:
         self.undo(partial(self.node.destroy_subscription, subscription))
 
     def subscribe_raw(
-        self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str
+        self, type_name: str, topic: str, callback: Callable[[Any, Origin], None], qos: str
     ) -> RawSubscription:
-        """Call ``callback`` with each message's CDR bytes and its publisher's id."""
+        """Call ``callback`` with each message's CDR bytes and its origin."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
         made = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
         self.undo(made.destroy)
         return made
 
     def subscribe_from(
-        self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str
+        self, type_name: str, topic: str, callback: Callable[[Any, Origin], None], qos: str
     ) -> RawSubscription:
-        """Call ``callback`` with each message and its publisher's id."""
+        """Call ``callback`` with each message and its origin."""
         cls = self.graph.message(type_name)
 
-        def on_cdr(cdr: Any, publisher: bytes) -> None:
-            callback(self.graph.deserialize(cdr, cls), publisher)
+        def on_cdr(cdr: Any, origin: Origin) -> None:
+            callback(self.graph.deserialize(cdr, cls), origin)
 
         return self.subscribe_raw(type_name, topic, on_cdr, qos)
 

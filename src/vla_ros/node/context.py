@@ -11,6 +11,7 @@ from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import Safety
+from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.graph.node import Severity, say
 from vla_ros.telemetry.stats import Stats
@@ -55,6 +56,7 @@ class Context:
     clock: Clock
     inputs: Inputs  # newest joint state, feeds and instruction
     safety: Safety
+    suspension: Suspension
     watchdog: Watchdog  # which inputs are stale, frozen, late or invalid
     stats: Stats
     sink: Sink  # publishes or records steps and outcomes

@@ -352,11 +352,7 @@ class ControlLoop:
             self._refuse(refused, frame)
             return False
         now, stats = self._clock.now(), self._context.stats
-        if sent:
-            for alone in filter(None, [command.refused for command in step.commands]):
-                self._safety.count(alone.reason)
-                self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
-        else:
+        if not sent:
             self._stepper.schedule.reset()  # a hold may end before the next iteration
             self._rest()
         if frame is None:
@@ -390,10 +386,11 @@ class ControlLoop:
     def _refuse(self, refused: Refused, frame: Frame | None) -> None:
         """Hold, stop or count according to the reason's level; a hold ends with the next good step."""
         reason, detail = refused.reason, refused.detail
-        if frame is None:
-            self._safety.report(reason, detail)
-        else:
-            self._frames.refuse(frame, reason, detail)
         if reason.level is Level.HOLD:
             self._held.add(reason)
+            self._safety.hold(reason, detail)
+        elif frame is None:
+            self._safety.report(reason, detail)
+        if frame is not None:
+            self._frames.refuse(frame, reason, detail)
         self._context.throttled.log(reason.value, f"{reason.value}: {detail}")

@@ -39,7 +39,7 @@ class GraphWatch:
         self._own = {topic: gid_of(gid) for topic, gid in commands.items()}
         self._claims = {topic: Claim(f"command {topic}", node.get_fully_qualified_name()) for topic in commands}
         self._allowed = frozenset(allowed)
-        self._unnamed: set[Hashable] = set()
+        self._rivals: set[Hashable] = set()  # publishers, processes and contests of this check, and the one before
         self._before: set[Hashable] = set()
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
@@ -52,9 +52,9 @@ class GraphWatch:
         """Check the graph and store the problems in :attr:`found`.
 
         A publisher whose node's name is not discovered yet counts from the second check, so that the reason can
-        name it; with ``at_once`` it counts immediately.
+        name it; with ``at_once`` it counts immediately. One that leaves, and so loses its name, counts as before.
         """
-        self._before, self._unnamed = self._unnamed, set()
+        self._before, self._rivals = self._rivals, set()
         found = self._commanders(at_once)
         gone = self._middleware()
         if gone:
@@ -64,7 +64,10 @@ class GraphWatch:
         for reason, topic, contest in self._contests():
             publishers = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
             text, is_named = rivals(contest, topic, publishers)
-            if is_named or self._again(reason) or at_once:
+            again = self._again((reason, topic))
+            if not is_named and again and reason in self.found:
+                found[reason] = self.found[reason]
+            elif is_named or again or at_once:
                 found[reason] = text
         self.found = MappingProxyType(found)
 
@@ -86,10 +89,10 @@ class GraphWatch:
         except Exception:  # rclpy's NodeNameNonExistentError: the node has left
             return False
 
-    def _again(self, unnamed: Hashable) -> bool:
-        """Return True if this publisher or process had no name at the previous check either."""
-        self._unnamed.add(unnamed)
-        return unnamed in self._before
+    def _again(self, rival: Hashable) -> bool:
+        """Return True if this publisher, process or contest was there at the previous check, too."""
+        self._rivals.add(rival)
+        return rival in self._before
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
         """Return the other nodes that claim a command topic or publish on it."""
@@ -103,8 +106,8 @@ class GraphWatch:
             rival = [each for each in rival if each.name not in self._allowed]
             known = {each.name for each in rival} | ({""} if rival else set())  # unnamed: a rival's publisher
             found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
+            found = {gid: node for gid, node in found.items() if self._again(gid) or node or at_once}
             found = {gid: node for gid, node in found.items() if node not in known}
-            found = {gid: node for gid, node in found.items() if node or self._again(gid) or at_once}
             if rival or found:
                 said.append(f"{named(found, map(str, rival))} publishes on {topic}, too")
         return {Reason.COMMAND_CONTESTED: "; ".join(said)} if said else {}

@@ -13,14 +13,14 @@ from typing import Any
 from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.feeds import message_type
 from vla_ros.control.clock import Clock
-from vla_ros.control.contest import CONTESTS
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import BEFORE_ARMING
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.sources import Contest
-from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.control.suspension import Suspension
+from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
@@ -29,6 +29,7 @@ from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
+from vla_ros.node.holder import Holder
 from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -61,6 +62,7 @@ class PolicyNode:
         self.inputs = Inputs(self._clock, config.policy.instruction)
         self._logger = node.get_logger()
         self._stepper: Stepper | None = None
+        self._holder: Holder | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._wiring = Wiring(graph, node)
@@ -127,6 +129,8 @@ class PolicyNode:
         Returns False if an inference did not end in time; it is abandoned, and its command is not sent.
         """
         self.safety.disarm()
+        if self._holder is not None:
+            self._holder.finish(self.config.timeouts.joint_state)
         loop, self._loop = self._loop, None
         ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
         if not ended:
@@ -137,7 +141,8 @@ class PolicyNode:
         """Destroy the endpoints and free the policy. Safe to call in any state."""
         self.deactivate()
         self._throttled.flush()
-        self._telemetry = None
+        self._telemetry = self._holder = None
+        self.safety.gate = str
         self._wiring.close()
         stepper, self._stepper = self._stepper, None
         if stepper is not None:
@@ -161,7 +166,7 @@ class PolicyNode:
             return False, "the control thread has ended with an error (see the log): start the node again"
         for waiting in filter(None, [mailbox.take() for mailbox in self._mailboxes]):
             self._context.report(waiting.outcome(BEFORE_ARMING))
-        self._watch.look(at_once=True)
+        self._look(at_once=True)
         self._supervise()  # missing inputs hold from the start
         if not self.safety.arm():
             return False, self.safety.explain()
@@ -172,6 +177,8 @@ class PolicyNode:
         self.inputs.new_epoch()
         if self._stepper is not None:
             self._stepper.forget_commands()
+        if self._holder is not None:
+            self._holder.forget()
         if self.safety.reset():
             return True, "no longer stopped; disarmed: call ~/enable to move"
         return True, "the node was not stopped; the plan is discarded"
@@ -243,6 +250,7 @@ class PolicyNode:
             self._clock,
             self.inputs,
             self.safety,
+            Suspension(self._clock),
             self._watchdog,
             self.stats,
             self._telemetry,
@@ -261,12 +269,19 @@ class PolicyNode:
             middleware,
         )
         wiring.undo(self._watch.close)
-        self._joint_inputs = [
+        inputs = [
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
             for topic in states.topics
         ]
+
+        def poll() -> None:
+            for each in inputs:
+                each.poll()
+
+        self._holder = Holder(self._context, stepper, self._outputs.prepare, poll)
+        self.safety.gate = self._holder.gate
         for feed in config.robot.feeds:
-            wiring.subscribe(message_type(feed.type), feed.topic, partial(states.feed, feed.key), "state")
+            wiring.subscribe_from(message_type(feed.type), feed.topic, partial(states.feed, feed.key), "state")
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
@@ -279,7 +294,7 @@ class PolicyNode:
             RunPolicy(self._context, wiring, self.instruct, lambda: stepper.schedule.remaining)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
         wiring.timer(1.0, self._throttled.flush)
-        wiring.timer(graph_watch.PERIOD, self._watch.look)
+        wiring.timer(graph_watch.PERIOD, self._look)
 
     # Inputs
 
@@ -327,7 +342,8 @@ class PolicyNode:
     def _on_event(self, event: Event) -> None:
         """Send a hold when motion ends, and log each change of state."""
         if event.before is State.ARMED and event.after is not State.ARMED:
-            self._hold()
+            assert self._holder is not None
+            self._holder.look()
         if event.after is not event.before:
             why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
             text = f"{event.before.value} -> {event.after.value}{why}"
@@ -339,29 +355,22 @@ class PolicyNode:
         if self._telemetry is not None:
             self._telemetry.changed()
 
-    def _hold(self) -> None:
-        """Send a hold at the newest joint states, including messages that a busy graph thread has not read yet."""
-        if self._stepper is None:
-            return
-        try:
-            for each in self._joint_inputs:
-                each.poll()
-        except Exception as error:  # hold at the last known position
-            self._throttled.log("hold", f"joint states could not be read: {type(error).__name__}: {error}")
-        commands, refusals = self._stepper.hold(self.inputs.snapshot.arms)
-        for refused in refusals:
-            self._logger.error(f"no hold could be sent: {refused.detail}")
-        send = self._outputs.prepare(commands)
-        with self.safety.motion() as allowed:
-            if not allowed:  # otherwise the reason has cleared, and motion may already have been sent
-                send()
+    def _look(self, *, at_once: bool = False) -> None:
+        """Look for other commanders."""
+        assert self._holder is not None
+        began = self._clock.awake()
+        self._watch.look(at_once=at_once)
+        self._holder.looked = began
 
     def _supervise(self) -> None:
-        """Apply the watchdog's findings and end expired twists, fifty times a second and before each command."""
+        """Apply the watchdog's findings, hold and end expired twists, 50 times a second and before each command."""
+        assert self._holder is not None
         now = self._clock.now()
         topic, subscribers = self._outputs.subscribers
         self._watchdog.driver(subscribers, now, topic)
-        self.safety.follow({**self._watch.found, **self._watchdog.active(now)}, WATCHED | CONTESTS)
+        self._holder.look()
+        self.safety.follow({**self._watch.found, **self._watchdog.active(now)})
+        self._holder.look()  # another thread may be busy with the event
         self._outputs.expire()
 
     def _summary(self) -> str:

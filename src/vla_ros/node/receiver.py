@@ -23,11 +23,14 @@ from vla_ros.control.robot import RobotController
 from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
+from vla_ros.graph.origin import Origin
 from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context
 from vla_ros.node.observer import Observer
 from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
+
+_UNKNOWN = Origin()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +64,21 @@ class FrameReceiver:
         self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
 
-    def receive(self, index: int, data: CdrBytes, publisher: bytes = b"") -> None:
-        """Receive a message of camera ``index`` as CDR bytes; ``publisher`` is its publisher's id."""
+    def receive(self, index: int, data: CdrBytes, origin: Origin = _UNKNOWN) -> None:
+        """Receive a message of camera ``index`` as CDR bytes."""
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()
         try:
-            stamp, followed = image_stamp(data), self.sources.follows(topic, data, publisher, now)
+            stamp, followed = image_stamp(data), self.sources.follows(topic, data, origin.publisher, now)
         except ImageError as error:
             self._drop(Frame(b"", 0, topic, now), Reason.IMAGE_INVALID, f"{topic}: {error}")
             return
         if not followed:
             context.report(Frame(b"", stamp, topic, now).outcome(Reason.CAMERA_CONTESTED.value))
+            return
+        if context.suspension.published(*origin) < context.suspension.resumed:
+            context.report(Frame(b"", stamp, topic, now).outcome(Reason.SUSPENDED.value))
             return
         if not stamp and not config.control.lockstep:
             stamp, data = now.ros, with_stamp(data, now.ros)
@@ -136,28 +142,29 @@ class StateReceiver:
             for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
                 yield topic, contest
 
-    def joints(self, topic: str, message: Any, publisher: bytes = b"") -> None:
-        """Receive a ``sensor_msgs/JointState`` on ``topic``; ``publisher`` is its publisher's id."""
-        now = self._context.clock.now()
+    def joints(self, topic: str, message: Any, origin: Origin = _UNKNOWN) -> None:
+        """Receive a ``sensor_msgs/JointState`` on ``topic``."""
+        now, published = self._context.clock.now(), self._context.suspension.published(*origin)
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
         for arm in self.topics[topic]:
-            whole = self._joint_states[arm].add(joints, stamp, now.steady, timeout, publisher)
+            whole = self._joint_states[arm].add(joints, stamp, now.steady, timeout, origin.publisher, published)
             if whole is not None:
-                self.accept(whole.joints, whole.stamp, arm)
+                self.accept(whole.joints, whole.stamp, arm, whole.published)
 
-    def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
+    def accept(self, joints: JointState, stamp: int, arm: str = "arm", published: float = math.inf) -> None:
         """Store a complete joint state as the arm's newest if the watchdog accepts it and its ``stamp``."""
         wrong = self._wrong(joints, self._arms[arm])
         if wrong:
             named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong
             self._context.throttled.log(f"joint states {arm}", f"{Reason.JOINT_STATE_INVALID.value}: {named}")
         if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong, arm):
-            self._context.inputs.set_joints(joints, arm)
+            self._context.inputs.set_joints(joints, arm, published)
 
-    def feed(self, key: str, message: Any) -> None:
+    def feed(self, key: str, message: Any, origin: Origin = _UNKNOWN) -> None:
         """Receive a message of the feed ``key`` (``robot.state_topics``)."""
-        self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
+        if self._context.suspension.published(*origin) >= self._context.suspension.resumed:
+            self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
 
     def forget(self) -> None:
         """Discard all measurements, because the clock jumped and stamps may repeat."""

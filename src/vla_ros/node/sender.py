@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.suspension import LONGEST
 from vla_ros.node.between import Between
 from vla_ros.node.context import Context
 from vla_ros.node.stepper import Stepper
@@ -38,6 +40,7 @@ class Sender:
         self._prepare, self._supervise = prepare, supervise
         self._limiter, self._between = limiter, between
         self._interruptions = 0  # count at the last check of the plan
+        self._joints_read, self._resumed = 0.0, -math.inf  # when fresh_joints() was called; Suspension.resumed then
         self.task = (-1, -1)
         self.ended = False
 
@@ -84,7 +87,7 @@ class Sender:
             onward = self._stepper.onward(self.fresh_joints(), self._between.interval, dt, 0.0)
             commands = onward + tuple(command for command in commands if command.hold)
         began = self._clock.steady()
-        if not self._send(commands, self._stepper.executed):
+        if not self._send(commands, self._stepper.executed, step):
             return False
         self._context.stats.record({"publish": 1e3 * (self._clock.steady() - began)})
         return True
@@ -102,20 +105,22 @@ class Sender:
             self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         if late and not self._stepper.is_moving:
             return False
-        self.check(step, late)
         return self._send(
-            self._stepper.onward(self.fresh_joints(), dt, left, passed), self._stepper.sent, to_rest=late > 0
+            self._stepper.onward(self.fresh_joints(), dt, left, passed), self._stepper.sent, step, late
         )
 
     def fresh_joints(self) -> Mapping[str, JointState]:
-        """Return the newest joint state of each arm; stale ones are left out."""
-        return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state)
+        """Return each arm's newest joint state, unless it is stale or from before a suspension."""
+        self._joints_read, self._resumed = self._clock.steady(), self._context.suspension.resumed
+        return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state, self._resumed)
 
-    def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
+    def _send(self, commands: Sequence[Command], done: Callable[[], None], step: StepResult, late: int = 0) -> bool:
         """Send the commands if that is allowed, and call ``done``; return True if they were sent.
 
-        If the process was suspended after the watchdog's check, the check is repeated. Once the loop has
-        ``ended``, nothing is sent, because another loop may own the arm. Deceleration needs no valid task.
+        If this thread was delayed after the watchdog's check, the check is repeated; commands that were made long
+        before, or before the process was suspended, are not sent. Once the loop has ``ended``, nothing is sent,
+        because another loop may own the arm. Deceleration (``late``) needs no valid task. Raises Refused as
+        :meth:`check` does.
         """
         send = self._prepare(commands)
         while not self.ended:
@@ -125,11 +130,17 @@ class Sender:
                 if self._clock.steady() - looked > _SUPERVISION_VALID:
                     continue
                 interrupted = self._safety.interruptions != self._interruptions
-                void = interrupted or (not to_rest and self.is_void(self.task))
-                allowed = may_move and not void and not self.ended
+                void = interrupted or (not late and self.is_void(self.task))
+                old = self._clock.steady() - self._joints_read > LONGEST
+                old = old or self._context.suspension.resumed != self._resumed
+                allowed = may_move and not void and not old and not self.ended
                 if allowed:
+                    self.check(step, late)
                     send()
                     done()
                     self._context.stats.commanded()
+                    for alone in filter(None, [command.refused for command in commands]):
+                        self._safety.count(alone.reason)
+                        self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
                 return allowed
         return False

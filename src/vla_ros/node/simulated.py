@@ -11,7 +11,8 @@ from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety
-from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.control.suspension import Suspension
+from vla_ros.control.watchdog import Watchdog
 from vla_ros.node.context import Context, Sink, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -42,9 +43,9 @@ class SimulatedNode:
         self.arms = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
         checked = LiveConfig(watched) if watched else self.options
         watchdog = Watchdog(checked, config.camera.topics, self.arms)
-        logger = ThrottledLogger(_LOG)
+        logger, suspension = ThrottledLogger(_LOG), Suspension(clock)
         self.context = context = Context(
-            self.options, clock, self.inputs, self.safety, watchdog, self.stats, sink, logger, _LOG
+            self.options, clock, self.inputs, self.safety, suspension, watchdog, self.stats, sink, logger, _LOG
         )
         self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, stepper.observer)
@@ -55,4 +56,4 @@ class SimulatedNode:
         """Apply the watchdog's findings."""
         now = self.clock.now()
         self.context.watchdog.driver(1, now)
-        self.safety.follow(self.context.watchdog.active(now), WATCHED)
+        self.safety.follow(self.context.watchdog.active(now))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,10 +120,12 @@ class Stepper:
         with self._lock:
             self.controller.reset()
 
-    def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
+    def hold(
+        self, joints: ArmJoints, arms: Collection[str] | None = None
+    ) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
         """Return hold commands and refusals (:meth:`RobotController.hold`). Any thread may call it."""
         with self._lock:
-            return self.controller.hold(joints)
+            return self.controller.hold(joints, arms)
 
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
         """Infer on one set of frames (:meth:`Observer.observe`) and put the chunk into the schedule.

@@ -15,6 +15,7 @@ from cyclonedds.sub import DataReader
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
 from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.qos import QoSProfile
 
 
@@ -80,17 +81,17 @@ class Inbox(ABC):
         self._entities: tuple[Entity, ...] = (self._condition, reader)
         participant.waitset.attach(self._condition)
 
-    def take(self) -> list[tuple[bytes, bytes]]:
-        """Take up to ``depth`` waiting samples, oldest first; return the CDR and publisher gid of each."""
+    def take(self) -> list[tuple[bytes, Origin]]:
+        """Take up to ``depth`` waiting samples, oldest first; return the CDR and origin of each."""
         with self._lock:
             if self._reader is None:
                 return []
             taken = self._reader.take(N=self._depth, condition=self._condition)
             # Samples without data report publishers that left.
-            return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
+            return [(item.cdr, self._origin(item)) for item in taken if item.sample_info.valid_data]
 
     @abstractmethod
-    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+    def dispatch(self, sample: tuple[bytes, Origin]) -> None:
         """Pass one sample to the callback."""
 
     def destroy(self) -> None:
@@ -102,9 +103,9 @@ class Inbox(ABC):
                 for entity in self._entities:
                     delete(entity)
 
-    def _publisher(self, item: Any) -> bytes:
-        """Return the gid of a sample's publisher, or b"" if it is not needed. Call with the lock held."""
-        return b""
+    def _origin(self, item: Any) -> Origin:
+        """Return a sample's origin, empty if it is not needed. Call with the lock held."""
+        return Origin()
 
 
 class DdsSubscription(Inbox):
@@ -125,26 +126,28 @@ class DdsSubscription(Inbox):
         self.msg_type = msg_type
         self.callback = callback
         self.raw = raw
-        self.tells_publisher = False  # the callback takes the publisher's gid as well
+        self.tells_origin = False  # the callback takes the message's origin as well
         self._publishers: dict[int, bytes] = {}
         reader = participant.reader(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
         super().__init__(participant, reader, topic, profile.depth)
 
-    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+    def dispatch(self, sample: tuple[bytes, Origin]) -> None:
         """Pass one sample to the callback."""
-        cdr, publisher = sample
+        cdr, origin = sample
         message = cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type)
-        self.callback(*((message, publisher) if self.tells_publisher else (message,)))
+        self.callback(*((message, origin) if self.tells_origin else (message,)))
 
-    def _publisher(self, item: Any) -> bytes:
-        """Return the gid of a sample's publisher, or its handle if it has already left. Call with the lock held."""
+    def _origin(self, item: Any) -> Origin:
+        """Return a sample's origin, with the publisher's handle if it has already left. Call with the lock held."""
+        if not self.tells_origin:
+            return Origin()
         handle = int(item.sample_info.publication_handle)
-        if self.tells_publisher and handle not in self._publishers:
+        if handle not in self._publishers:
             assert self._reader is not None
             endpoint = self._reader.get_matched_publication_data(handle)
             known = endpoint.key.bytes if endpoint else handle.to_bytes(8, "little")
             self._publishers[handle] = known
-        return self._publishers.get(handle, b"")
+        return Origin(self._publishers[handle], max(0, int(item.sample_info.source_timestamp)))
 
 
 class DdsTimer:

@@ -43,7 +43,7 @@ def _subscribe_raw(
     node: DdsNode, msg_type: Any, topic: str, callback: Callable[..., Any], qos_profile: Any
 ) -> DdsRawSubscription:
     made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
-    made.tells_publisher = True
+    made.tells_origin = True
     return DdsRawSubscription(node, made)
 
 

@@ -21,6 +21,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.endpoints import Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.wire import REPLY_PREFIX, REQUEST_PREFIX
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.qos import PROFILES
 
 _CDR_HEADER = 4
@@ -84,7 +85,7 @@ class DdsService(_End):
         self._held: list[tuple[bytes, Any]] = []  # headers and responses that wait for discovery
         super().__init__(participant, srv_type, name, "service")
 
-    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+    def dispatch(self, sample: tuple[bytes, Origin]) -> None:
         """Answer one request."""
         header, request = self._read(sample[0], self.srv_type.Request)
         answer = self.callback(request, self.srv_type.Response())
@@ -157,7 +158,7 @@ class DdsClient(_End):
         self._write(_HEADER.pack(self._own, number), request)
         return future
 
-    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+    def dispatch(self, sample: tuple[bytes, Origin]) -> None:
         """Handle a response; responses to other clients arrive on the same topic and are ignored."""
         header, response = self._read(sample[0], self.srv_type.Response)
         client, number = _HEADER.unpack(header)

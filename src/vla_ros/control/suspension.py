@@ -1,0 +1,78 @@
+"""Notices that the process was suspended, and tells which messages were published before it resumed.
+
+A suspended process (SIGSTOP, a cgroup freezer, a paused container, a machine that sleeps or starves it) continues
+as if nothing had happened: with commands computed before, and with messages that waited in sockets meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+
+from vla_ros.control.clock import Clock
+
+LONGEST = 0.25
+"""Seconds without a call of :meth:`Suspension.notice` that count as a suspension; the node calls it at 50 Hz."""
+
+_SETTLED = 1.0  # s; a message without a stamp was published at most this long before it arrives
+_COUNTED = 100  # messages; the shortest delay is that of the last one or two hundred
+_PUBLISHERS = 256  # remembered; all are forgotten beyond that
+
+
+@dataclass
+class _Delay:
+    """Shortest time from a publisher's stamp, on its clock, to the arrival, on ours: transport and clock offset."""
+
+    shortest: float
+    before: float = math.inf  # of the previous messages
+    count: int = 0
+
+
+class Suspension:
+    """Notices suspensions of this process. Thread-safe. All times are seconds of :meth:`Clock.awake`.
+
+    Attributes:
+        resumed: When the process last resumed, as noticed; -infinity if it was never suspended.
+        lasted: Seconds for which it was suspended then.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last = math.inf
+        self._delays: dict[bytes, _Delay] = {}
+        self.resumed, self.lasted = -math.inf, 0.0
+
+    def notice(self) -> None:
+        """Record that the process runs. Call it at least every 0.1 s, and before everything that is sent."""
+        with self._lock:
+            now = self._clock.awake()
+            last, self._last = self._last, now
+            if now - last > LONGEST:
+                self.lasted, self.resumed = now - last, now
+
+    def published(self, publisher: bytes, stamp: int) -> float:
+        """Return when a message that arrives now was published, at the earliest.
+
+        The publisher's clock may differ from ours: its stamp and the shortest delay of its messages tell the time.
+        Until a publisher is known, its clock counts as ours.
+
+        Args:
+            publisher: The publisher's id.
+            stamp: Nanoseconds of the publisher's system clock; 0 if the middleware does not provide it.
+        """
+        now = self._clock.awake()
+        if not stamp:
+            return now - _SETTLED
+        seconds = stamp / 1e9
+        with self._lock:
+            if publisher not in self._delays and len(self._delays) >= _PUBLISHERS:
+                self._delays.clear()
+            known = self._delays.setdefault(publisher, _Delay(now - time.time()))
+            known.shortest, known.count = min(known.shortest, now - seconds), known.count + 1
+            shortest = min(known.shortest, known.before)
+            if known.count == _COUNTED:
+                known.shortest, known.before, known.count = math.inf, known.shortest, 0
+        return seconds + shortest
