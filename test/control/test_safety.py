@@ -116,6 +116,39 @@ def test_explain_names_the_state_its_reasons_and_the_next_step() -> None:
     assert safety.explain() == "stopped by operator_stop (button); fix the cause, reset, then arm"
 
 
+def test_a_suspension_is_noticed_by_the_first_motion_after_it_and_by_one_during_which_it_began() -> None:
+    safety, slept = armed(), [""]
+    safety.gate = lambda: slept[0]
+    with safety.motion() as allowed:
+        assert allowed
+        slept[0] = "2.5 s"
+    assert safety.state is State.HOLDING, "what was sent is corrected"
+    slept[0] = ""
+    with safety.motion() as allowed:
+        assert not allowed, "only follow() ends it"
+    safety.follow({})
+    assert safety.state is State.ARMED
+    slept[0] = "2.5 s"
+    with safety.motion() as allowed:
+        assert not allowed
+    safety.follow({})
+    assert safety.status.holds == {Reason.SUSPENDED: "2.5 s"}
+    assert safety.counters == {"suspended": 2}
+
+
+def test_a_reason_lasts_until_its_owner_clears_it() -> None:
+    safety = armed()
+    safety.hold(Reason.FRAME_OLD, "when its motion was due")
+    safety.follow({})
+    assert safety.state is State.HOLDING, "the watchdog did not find it"
+    safety.follow({Reason.FRAME_OLD: "on arrival"})
+    safety.clear(Reason.FRAME_OLD)
+    assert safety.state is State.HOLDING, "the watchdog still finds it"
+    safety.follow({})
+    assert safety.state is State.ARMED
+    assert safety.counters == {"frame_old": 1}
+
+
 def test_listeners_get_every_event_in_order_and_may_call_back() -> None:
     ticks = itertools.count(10)
     safety = Safety(clock=lambda: next(ticks))

@@ -81,6 +81,7 @@ class Safety:
         self._stop_detail = ""
         self._held: dict[Reason, str] = {}  # by callers of hold(), until clear()
         self._found: dict[Reason, str] = {}  # by the watchdog, until follow()
+        self._gated: dict[Reason, str] = {}  # by the gate, until follow()
         self._blocked: dict[Reason, str] = {}
         self._counters: Counter[str] = Counter()
         self._state = State.DISARMED
@@ -223,7 +224,7 @@ class Safety:
         """
         with self._lock:
             if not self._ask_gate():
-                self._clear(self._held, Reason.SUSPENDED)
+                self._clear(self._gated, Reason.SUSPENDED)
             for reason in [found for found in self._found if found not in active]:
                 self._clear(self._found, reason)
             before, self._blocked = self._blocked, {}
@@ -268,10 +269,10 @@ class Safety:
 
     @property
     def _holds(self) -> dict[Reason, str]:
-        return {**self._found, **self._held}
+        return {**self._found, **self._held, **self._gated}
 
     def _hold(self, holds: dict[Reason, str], reason: Reason, detail: str) -> None:
-        began = reason not in self._held and reason not in self._found
+        began = reason not in self._holds
         holds[reason] = detail
         if began:
             self._counters[reason.value] += 1
@@ -285,7 +286,7 @@ class Safety:
         """Hold (``suspended``) while nothing may move after a suspension; return why."""
         why = self.gate()
         if why:
-            self._hold(self._held, Reason.SUSPENDED, why)
+            self._hold(self._gated, Reason.SUSPENDED, why)
         return why
 
     def _halt(self, reason: Reason, detail: str) -> bool:
