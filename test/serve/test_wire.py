@@ -86,7 +86,7 @@ def test_jpegs_are_decoded() -> None:
         ({"observation/state": [1, float("nan")]}, "not finite"),
         ({"observation/state": [1, 2, 3]}, r"expected \[2\]"),
         ({"observation/state": "12"}, "expected numbers"),
-        ({"prompt": None}, "the prompt is NoneType"),
+        ({"prompt": None}, r"no instruction: found \['observation/image', .*expected 'prompt'"),
         ({"prompt": "  "}, "the prompt is the text"),
         ({"prompt": 5}, "the prompt is int"),
         ({"prompt": "x" * 501}, "501 characters, allowed 500"),
@@ -95,9 +95,16 @@ def test_jpegs_are_decoded() -> None:
 )
 def test_a_wrong_request_is_refused(changed: dict[str, Any], reason: str) -> None:
     message = {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
-    message |= {"prompt": None} if changed == {"prompt": None} else {}
     with pytest.raises(WireError, match=reason):
         read(message)
+
+
+def test_a_policy_without_instructions_needs_none() -> None:
+    known = Vocabulary(PolicySpec((), (StateFeature("state", size=2),), instructed=False))
+    assert read({"state": [1, 2]}, known).instruction == ""
+    assert read({"state": [1, 2], "prompt": "go"}, known).instruction == "go"
+    with pytest.raises(WireError, match="the prompt is int"):
+        read({"state": [1, 2], "prompt": 5}, known)
 
 
 def test_images_of_several_moments_and_optional_ones() -> None:

@@ -174,7 +174,7 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
 
 
 def _size(image: ImageFeature) -> str:
-    size = image.processor.size if image.processor else image.size
+    size = image.processor.size if image.processor else image.size or image.takes
     return f"{size[1]}x{size[0]}" if size else "any"
 
 

@@ -100,6 +100,9 @@ Moments = Mapping[str, tuple[Moment, ...]]
 def _with_image(image: ImageFeature, said: ImageFeature | None, moments: Moments) -> ImageFeature:
     if said is not None:
         size = image.size if image.processor or image.size else said.size
+        if size and image.takes and size != image.takes:
+            found, taken = (f"{width}x{height}" for height, width in (size, image.takes))
+            raise ConfigError(f"features.images: found {found} for '{image.key}', the policy takes {taken}")
         image = replace(image, camera=said.camera or image.camera, size=size)
     return replace(image, moments=_when(image.key, image.moments, moments))
 

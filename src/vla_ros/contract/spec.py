@@ -33,6 +33,7 @@ class ImageFeature:
     required: bool = True  # False if the policy masks a missing image
     camera: str = ""  # a name of ``camera.keys``; "" if the camera has the name of the image
     size: tuple[int, int] | None = None  # (height, width) for a policy without an image processor
+    takes: tuple[int, int] | None = None  # (height, width) of the only size that the policy accepts
 
     @property
     def source(self) -> str:
@@ -69,6 +70,7 @@ class PolicySpec:
     open: bool = False  # True if the policy takes all state vectors of ``features.state`` in addition to ``state``
     noise: tuple[int, ...] = ()  # shape of the noise that the policy starts from; empty if it does not sample
     continues_chunks: bool = False  # True if the policy takes ``Observation.previous`` (real-time chunking)
+    instructed: bool = True  # False if the policy ignores the instruction
 
     @property
     def image_keys(self) -> tuple[str, ...]:

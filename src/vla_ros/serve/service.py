@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -112,6 +112,8 @@ class Service:
         try:
             spec = complete(self.worker.policy.spec, self._config)
             self._check_aliases(spec)
+            if not self.worker.policy.spec.images:  # those of the options: a policy of states alone needs none
+                spec = replace(spec, images=tuple(replace(image, required=False) for image in spec.images))
         except VlaRosError:
             self.worker.stop()
             raise

@@ -65,7 +65,9 @@ class Request:
 
 def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
     """Return the server's metadata, which describe the policy's features."""
-    processors = spec.processors
+
+    def size(image: ImageFeature) -> tuple[int, int] | None:
+        return image.processor.size if image.processor else image.takes
 
     def moments(feature: ImageFeature | StateFeature) -> list[list[float]]:
         return [[moment.steps, moment.seconds] for moment in feature.moments]
@@ -76,7 +78,8 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
         "policy": name,
         "images": {
             image.key: {
-                "size": list(processors[image.key].size) if image.key in processors else None,
+                "size": size(image),
+                "resized": image.processor is not None,
                 "moments": moments(image),
                 "required": image.required,
             }
@@ -98,6 +101,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
         "rate_hz": spec.rate_hz,
         "noise": list(spec.noise),
         "continues_chunks": spec.continues_chunks,
+        "instructed": spec.instructed,
         "accepts": ["jpeg", "deadline", "number"],
     }
 
@@ -125,7 +129,7 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
     return Request(
         images={key: image for key, image in images if image is not None},
         state={feature.key: _state(flat, feature, known) for feature in known.spec.state},
-        instruction=_instruction(message, known.max_instruction_length),
+        instruction=_instruction(message, known),
         begins=extension.get("begins") is True,
         seconds=_seconds(extension.get("deadline_ms")),
         number=number if type(number) is int else None,
@@ -264,8 +268,14 @@ def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
     return PreviousChunk(actions, delay)
 
 
-def _instruction(message: Mapping[str, Any], longest: int) -> str:
-    value = next((message[key] for key in _PROMPTS if key in message), None)
+def _instruction(message: Mapping[str, Any], known: Vocabulary) -> str:
+    longest, value = known.max_instruction_length, next((message[key] for key in _PROMPTS if key in message), None)
+    if value is None and not known.spec.instructed:
+        return ""
+    if value is None:
+        raise WireError(
+            f"no instruction: found {list(message)[:20]}, expected 'prompt' with the instruction as text"
+        )
     if not isinstance(value, str) or not value.strip():
         raise WireError(f"the prompt is {described(value)}, expected the instruction as text")
     if len(value) > longest:

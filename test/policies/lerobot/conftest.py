@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-FRONT, STATE = "observation.images.front", "observation.state"
+FRONT, STATE, ENVIRONMENT = "observation.images.front", "observation.state", "observation.environment_state"
 SIZE = (64, 96)
 JOINTS = 7
 _WORDS = ("lift", "the", "cube", "Task", "State", "Action", ":", ",", ";", ".")
@@ -153,7 +153,7 @@ def statistics() -> dict[str, dict[str, Any]]:
     numbers |= {"q01": middle - 1.5, "q99": middle + 1.5}
     colour = {"mean": 0.4, "std": 0.3, "min": 0.0, "max": 1.0}
     image = {name: torch.full((3, 1, 1), value) for name, value in colour.items()}
-    return {STATE: numbers, "action": numbers, FRONT: image}
+    return {STATE: numbers, ENVIRONMENT: numbers, "action": numbers, FRONT: image}
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +169,21 @@ def folder(
     request: pytest.FixtureRequest, words: Path, small_gemma: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A checkpoint in a folder with the name of its family."""
+    return write(request.param, words, tmp_path_factory.mktemp("lerobot") / request.param)
+
+
+def write(kind: str, words: Path, where: Path, image: bool = True) -> Path:
+    """Write a checkpoint; without an image it takes the state of the environment."""
     import torch
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
     from transformers import PreTrainedTokenizerFast
 
-    kind = request.param
     torch.manual_seed(0)
     inputs = {
-        FRONT: PolicyFeature(FeatureType.VISUAL, (3, *SIZE)),
+        FRONT if image else ENVIRONMENT: (
+            PolicyFeature(FeatureType.VISUAL, (3, *SIZE)) if image else PolicyFeature(FeatureType.ENV, (JOINTS,))
+        ),
         STATE: PolicyFeature(FeatureType.STATE, (JOINTS,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (JOINTS,))}
@@ -189,7 +195,6 @@ def folder(
     with patch("lerobot.processor.tokenizer_processor.AutoTokenizer") as hub:  # pi's code names one on the hub
         hub.from_pretrained = lambda *_, **__: PreTrainedTokenizerFast.from_pretrained(words)
         before, after = make_pre_post_processors(config, dataset_stats=statistics())
-    where = tmp_path_factory.mktemp("lerobot") / kind
     for written in (policy, before, after):
         written.save_pretrained(where)
     return where

@@ -20,15 +20,20 @@ from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.processor import NormalizerProcessorStep, TransitionKey, create_transition
+from websockets.sync.client import connect
 
 from test.serve.serving import served
 from vla_ros.config import Config, load
+from vla_ros.contract.features import complete
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Policy, create
 from vla_ros.policies.lerobot import make
 from vla_ros.policies.lerobot.options import LeRobotOptions
 from vla_ros.policies.lerobot.policy import LeRobotPolicy
+from vla_ros.policies.remote.messages import pack, unpack
 from vla_ros.types import Observation, PreviousChunk
+
+from .conftest import write
 
 FRONT, STATE = "observation.images.front", "observation.state"
 HUB = "google/paligemma-3b-pt-224"
@@ -202,6 +207,42 @@ def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tm
     for file in folder.glob("*.safetensors"):
         (changed / file.name).symlink_to(file)
     assert loaded(changed, tokenizer=str(words)).spec.dimension == 7
+
+
+@pytest.mark.parametrize("kind", ["act", "diffusion"])
+def test_a_checkpoint_without_images_is_served(kind: str, words: Path, tmp_path: Path) -> None:
+    policy = loaded(write(kind, words, tmp_path / kind, image=False))
+    past = (2, 7) if kind == "diffusion" else (7,)
+    message = {"state": np.zeros(past), "environment_state": np.ones(past)}  # and no prompt
+    with served(policy) as (_, port), connect(f"ws://127.0.0.1:{port}", proxy=None) as client:
+        metadata = unpack(client.recv())
+        client.send(pack(message))
+        answer = client.recv(60.0)
+        assert isinstance(answer, bytes), answer
+        assert unpack(answer)["actions"].shape == (policy.spec.horizon, 7)
+    assert not metadata["instructed"]
+    assert not any(image["required"] for image in metadata["images"].values())
+
+
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
+def test_the_size_of_images_is_known_before_the_first_request(policy: LeRobotPolicy) -> None:
+    with served(policy) as (_, port):
+        options = ["policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}"]
+        with closing(create(load((), options))) as client:
+            client.load()
+            assert client.spec.images[0].takes == (64, 96)
+            wrong = load((), [*options, 'features.images:=["front = front [64x48]"]'])
+            with pytest.raises(ConfigError, match="found 64x48 for 'front', the policy takes 96x64"):
+                complete(client.spec, wrong)
+
+
+@pytest.mark.parametrize("folder", ["smolvla"], indirect=True)
+def test_a_request_without_an_instruction_is_refused_where_one_is_needed(policy: LeRobotPolicy) -> None:
+    image = np.zeros((64, 96, 3), np.uint8)
+    with served(policy) as (_, port), connect(f"ws://127.0.0.1:{port}", proxy=None) as client:
+        client.recv()
+        client.send(pack({"front": image, "state": np.zeros(7)}))
+        assert "no instruction: found ['front', 'state'], expected 'prompt'" in str(client.recv(60.0))
 
 
 @pytest.mark.parametrize("folder", ["act", "diffusion"], indirect=True)

@@ -20,6 +20,7 @@ from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
 from vla_ros.types import PreviousChunk
 
+_WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
 _BACKBONE = "vlm_model_name"  # SmolVLA reads the configuration and processor of its backbone, but not the weights
@@ -116,15 +117,16 @@ def read_spec(folder: Path) -> PolicySpec:
     images, state = [], []
     for name, feature in config["input_features"].items():
         if is_image(name):
-            image_shape(name, feature["shape"])
-            images.append(ImageFeature(key_of(name), moments=moments))
+            height, width, _ = image_shape(name, feature["shape"])
+            images.append(ImageFeature(key_of(name), moments=moments, takes=(height, width)))
         else:
             size, middle = int(feature["shape"][0]), _middle(folder, name)
             state.append(StateFeature(key_of(name), size=size, moments=moments, middle=middle))
     executed = int(config.get("n_action_steps") or 0)
     horizon = executed or int(config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
-    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed)
+    instructed = config["type"] not in _WITHOUT_INSTRUCTION
+    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed, instructed=instructed)
 
 
 def _middle(folder: Path, feature: str) -> tuple[float, ...]:
@@ -157,14 +159,14 @@ def key_of(name: str) -> str:
     return name.removeprefix("observation.images.").removeprefix("observation.")
 
 
-def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
     """Convert the shape [3, H, W] of an image in ``config.json`` to [H, W, 3].
 
     Raises CheckpointError if ``shape`` is anything else.
     """
     if len(shape) != 3 or shape[0] != 3:
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
-    return (*shape[1:], 3)
+    return shape[1], shape[2], 3
 
 
 def _config(folder: Path) -> dict[str, Any]:

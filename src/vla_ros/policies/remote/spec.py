@@ -108,7 +108,12 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
             raise ValueError("found no images")
         return PolicySpec(
             tuple(
-                ImageFeature(str(key), moments=_moments(image), required=image.get("required") is not False)
+                ImageFeature(
+                    str(key),
+                    moments=_moments(image),
+                    required=image.get("required") is not False,
+                    takes=_size(image["size"]) if image.get("resized") is False else None,
+                )
                 for key, image in _few(metadata["images"]).items()
             ),
             tuple(
@@ -128,6 +133,7 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
             None if rate is None else float(_number(rate, 0.001)),
             noise=tuple(_number(length, 1) for length in _few(metadata.get("noise", []))),
             continues_chunks=metadata.get("continues_chunks") is True,
+            instructed=metadata.get("instructed") is not False,
         )
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         text = f"{type(error).__name__}: {str(error)[:200]}"
@@ -141,6 +147,13 @@ def _few(entries: Any) -> Any:
     if len(entries) > _MOST:
         raise ValueError(f"found {len(entries)} entries, expected up to {_MOST}")
     return entries
+
+
+def _size(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    height, width = (_number(side, 1) for side in size)
+    return height, width
 
 
 def _moments(feature: Mapping[str, Any]) -> tuple[Moment, ...]:
