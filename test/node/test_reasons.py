@@ -281,3 +281,28 @@ def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot:
 def test_a_test_that_does_not_cause_its_reason_fails(robot: Any, inside: Inside) -> None:
     inside()
     robot.until(lambda: robot.commands, robot.send_frame)
+
+
+@pytest.mark.parametrize("number", [1e30, 2.0**62])
+@pytest.mark.causes("action_invalid")
+def test_an_absurd_action_is_dropped_and_not_clamped(robot: Any, inside: Any, number: float) -> None:
+    class Damaged(Policy):
+        spec = PolicySpec((ImageFeature("image"),))
+        absurd = False
+
+        def infer(self, session: Session, observation: Observation) -> ActionChunk:
+            step = number if self.absurd else 0.005
+            return ActionChunk(np.array([[step, 0, 0, 0, 0, 0, 1.0]]), observation.stamp)
+
+    policy = Damaged()
+    inside(policy=policy)
+    robot.until(lambda: len(robot.commands) > 3, robot.send_frame)
+    policy.absurd = True
+    robot.until(lambda: "action_invalid" in robot.status.get("holds", {}), robot.send_frame)
+    held = len(robot.commands)
+    count = "dropped/action_invalid"
+    robot.until(lambda: int(robot.diagnostics.get("camera", {}).get(count, 0)) > 5, robot.send_frame)
+    assert np.allclose(robot.command_positions(), robot.positions, atol=1e-9)
+    assert len(robot.commands) <= held + 1
+    policy.absurd = False
+    robot.until(lambda: len(robot.commands) > held + 3, robot.send_frame)

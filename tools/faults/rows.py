@@ -217,6 +217,7 @@ ROWS: tuple[Row, ...] = (
     _policy("raises", "raise", "inference_error"),
     _policy("answers NaN", "nan", "action_invalid"),
     _policy("answers infinity", "infinite", "action_invalid"),
+    _policy("answers 1e30", "absurd", "action_invalid"),
     _policy("answers 5 numbers", "shape", "action_invalid"),
     _policy("answers nothing", "empty", "action_invalid"),
     _server("killed", "SIGKILL", "start"),

@@ -16,6 +16,7 @@ OPTIONS: Mapping[str, str] = {
     "camera.width": "64",
     "camera.height": "48",
     "control.rate_hz": "0.0",
+    "control.max_overshoot": "100000000.0",  # so that steps a million times too long reach the limits
     "limits.max_translation_step": "0.03",
     "limits.max_rotation_step": "0.15",
     "limits.max_joint_step": "0.15",

@@ -162,6 +162,14 @@ class ControlConfig:
         live=True,
     )
     output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
+    max_overshoot: float = option(
+        10.0,
+        "A chunk is invalid if a number is this many times further from the middle than the range of the robot, or "
+        "of the checkpoint's statistics, allows; 0: any finite number",
+        low=0,
+        high=1e9,
+        live=True,
+    )
     execute_steps: int = option(
         0,
         "Steps of a chunk to execute before the next inference; 0: as many as the checkpoint states, else all",

@@ -67,7 +67,11 @@ class Reason(str, Enum):
     INFERENCE_LATE = "inference_late", Level.HOLD, "an inference takes longer than timeouts.inference"
     INFERENCE_ERROR = "inference_error", Level.HOLD, "the policy failed on a frame"
     SERVER_LOST = "server_lost", Level.HOLD, "the policy's server cannot be reached or does not answer"
-    ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's actions have a wrong shape or are not numbers"
+    ACTION_INVALID = (
+        "action_invalid",
+        Level.HOLD,
+        "the policy's actions have a wrong shape, are not numbers or absurd",
+    )
     CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
     SUSPENDED = "suspended", Level.HOLD, "the process did not run, and there is no joint state from after that"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "the command topic has no subscriber yet"

@@ -15,6 +15,7 @@ from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
+from vla_ros.control.plausibility import Plausibility
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
@@ -52,8 +53,8 @@ class RobotController:
             arm.name: len(kinematics[arm.name].joint_names if arm.name in kinematics else arm.robot.joint_names)
             for arm in config.arms
         }
-        self._spec = spec
-        columns = spec.columns(counts)
+        self._spec, self._kinematics = spec, kinematics
+        columns = self._columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
         self.arms = tuple(
             ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
@@ -67,6 +68,7 @@ class RobotController:
     def configure(self, config: Config) -> None:
         """Apply changed options; raises ConfigError if a joint has no range left."""
         self._hold_alone = config.control.arms_hold_alone
+        self._plausible = Plausibility(config, self._columns, self._kinematics, config.control.max_overshoot)
         for arm in self.arms:
             arm.configure(config)
 
@@ -91,7 +93,7 @@ class RobotController:
             arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
-        """Raise Refused (``action_invalid``) if a chunk has a wrong shape, NaN or infinity."""
+        """Raise Refused (``action_invalid``) if a chunk has a wrong shape, NaN, infinity or absurd numbers."""
         shape, spec = chunk.actions.shape, self._spec
         if len(shape) != 2 or shape[1] != spec.dimension or not 1 <= shape[0] <= spec.horizon:
             raise Refused(
@@ -101,6 +103,8 @@ class RobotController:
         if not np.isfinite(chunk.actions).all():
             step, number = np.argwhere(~np.isfinite(chunk.actions))[0]
             raise Refused(Reason.ACTION_INVALID, f"number {number} of step {step} is {chunk.actions[step, number]}")
+        if absurd := self._plausible.absurd(chunk):
+            raise Refused(Reason.ACTION_INVALID, absurd)
 
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
