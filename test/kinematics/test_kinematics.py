@@ -277,3 +277,19 @@ def test_several_ends_need_a_tip_frame(tmp_path: Path, planar_urdf: Path) -> Non
     with pytest.raises(ConfigError, match=r"robot.tip_frame.*\['camera', 'tcp'\]"):
         Kinematics.from_urdf(str(path))
     assert Kinematics.from_urdf(str(path), tip_frame="tcp").tip_frame == "tcp"
+
+
+def test_a_joint_may_have_the_name_of_a_link(tmp_path: Path) -> None:
+    def joint(name: str, kind: str, parent: str, child: str) -> str:
+        limit = '<limit lower="-1" upper="1" velocity="1" effort="1"/>' if kind == "revolute" else ""
+        ends = f'<parent link="{parent}"/><child link="{child}"/>'
+        return f'<link name="{child}"/><joint name="{name}" type="{kind}">{ends}<axis xyz="0 0 1"/>{limit}</joint>'
+
+    path = tmp_path / "arm.urdf"
+    arm = '<link name="a"/>' + joint("j", "revolute", "a", "b") + joint("hand", "fixed", "b", "hand")
+    path.write_text(f'<robot name="r">{arm}</robot>')
+    assert Kinematics.from_urdf(str(path), (), "a", "hand").joint_names == ("j",)
+    arm += joint("grip", "fixed", "hand", "site") + joint("k", "revolute", "hand", "c")
+    path.write_text(f'<robot name="r">{arm}</robot>')
+    with pytest.raises(ConfigError, match="may not have the same name"):
+        Kinematics.from_urdf(str(path), ("j",), "a", "site")

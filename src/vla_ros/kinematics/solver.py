@@ -251,4 +251,12 @@ def _model(description: description_of.Description, joint_names: tuple[str, ...]
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"robot.urdf: Pinocchio cannot read {description.path} ({error})") from None
     others = [index for index, name in enumerate(model.names) if index > 0 and name not in joint_names]
-    return pinocchio.buildReducedModel(model, others, pinocchio.neutral(model))
+    if not others:
+        return model
+    try:
+        return pinocchio.buildReducedModel(model, others, pinocchio.neutral(model))
+    except ValueError as error:
+        raise ConfigError(
+            f"robot.urdf: Pinocchio cannot lock joints of {description.path} ({error}); a fixed joint and a link "
+            "may not have the same name"
+        ) from None
