@@ -18,20 +18,23 @@ import pytest
 
 pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remote')")
 
+from test.policies.remote.golden import one
+from test.policies.remote.links import GOOD, websocket
 from vla_ros.config import Config, load
 from vla_ros.contract.features import complete
-from vla_ros.contract.spec import PolicySpec
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.reasons import Level, Reason, reason_of
 from vla_ros.errors import ConfigError, ServerLostError
 from vla_ros.policies.base import create
-from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.options import API_KEY
 from vla_ros.policies.remote.policy import RemotePolicy
 from vla_ros.policies.remote.spec import check, from_metadata
 from vla_ros.serve.cli import tls
 from vla_ros.serve.service import Service
 from vla_ros.serve.wire import metadata
-from vla_ros.types import Observation, PreviousChunk
+from vla_ros.types import ImageProcessor, Observation, PreviousChunk
+from vla_ros.vision.processors import LiberoResize, ResizeNaive, ResizeWithPad
 
 from .serving import PATIENCE, until
 
@@ -278,3 +281,47 @@ def test_the_order_of_named_actions_is_logged_once(caplog: pytest.LogCaptureFixt
     assert [record.message for record in caplog.records] == [
         "actions are taken in the server's order, arm [5], gripper [1]; policy.action_keys changes it"
     ]
+
+
+@pytest.mark.parametrize("processor", [ResizeWithPad((48, 64)), ResizeNaive((48, 64))])
+def test_images_are_resized_on_the_robot_without_a_difference(processor: ImageProcessor) -> None:
+    spec = PolicySpec((ImageFeature("image", processor),))
+    assert from_metadata(metadata("p", spec)).images == (ImageFeature("image", processor),)
+    for height, width in ((720, 1280), (33, 90), (48, 64), (10, 7)):
+        image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+        sent = processor(image)
+        np.testing.assert_array_equal(processor(sent), sent)
+
+
+@pytest.mark.parametrize("processor", [ResizeNaive((48, 64), 0.9), LiberoResize((48, 64)), None])
+def test_other_processors_need_the_whole_image(processor: ImageProcessor | None) -> None:
+    spec = PolicySpec((ImageFeature("image", processor),))
+    assert from_metadata(metadata("p", spec)).images[0].processor is None
+
+
+@pytest.mark.parametrize(("family", "scenario"), [("roboarena", "default_config"), ("sglang", "openpi_policy")])
+def test_images_get_the_size_that_another_server_states(family: str, scenario: str, remote: Any) -> None:
+    requests = []
+
+    def answers(connection: Any) -> None:
+        for data in connection:
+            requests.append(data)
+            connection.send("reset successful" if b"reset" in data else GOOD)
+
+    keys = {
+        "roboarena": ["observation/wrist_image_left", "observation/exterior_image_0_left"],
+        "sglang": ["images.base_0_rgb", "images.left_wrist_0_rgb", "images.right_wrist_0_rgb"],
+    }[family]
+    image = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), np.uint8)
+    with websocket(answers, greeting=one(family, scenario, 2).payload) as port:
+        names = f"[{', '.join(f'c{number}' for number in range(len(keys)))}]"
+        pairs = ", ".join(f'"{key} = c{number}"' for number, key in enumerate(keys))
+        options = [f"camera.keys:={names}", f"features.images:=[{pairs}]", f"camera.topics:={names}"]
+        client = remote(config(port, *options, "features.action:=['arm.joint_position', 'arm.gripper']"))
+        session = client.start_session()
+        client.infer(session, Observation(dict.fromkeys(keys, image), "go", 1))
+        session.close()
+    sent = unpack(requests[-1])
+    found = sent["images"]["base_0_rgb"] if family == "sglang" else sent["observation/wrist_image_left"]
+    np.testing.assert_array_equal(found, ResizeWithPad((224, 224))(image))
+    assert len(requests[-1]) < 500_000

@@ -21,6 +21,7 @@ from vla_ros.policies.remote.messages import WireError, described, finite, pack,
 from vla_ros.types import ActionChunk, FloatArray, Observation, PreviousChunk, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
+from vla_ros.vision.processors import client_pipeline
 
 MAX_SIDE = 4096  # pixels
 _JPEG = b"\xff\xd8"
@@ -80,6 +81,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
             image.key: {
                 "size": size(image),
                 "resized": image.processor is not None,
+                "pipeline": client_pipeline(image.processor),
                 "moments": moments(image),
                 "required": image.required,
             }

@@ -177,6 +177,14 @@ PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
 """Value of ``camera.pipeline`` to image processor."""
 
 
+def client_pipeline(processor: ImageProcessor | None) -> str | None:
+    """Return the ``camera.pipeline`` that a client may apply in advance: a second pass changes nothing."""
+    if getattr(processor, "crop_area", 1.0) != 1.0:
+        return None
+    fit = (name for name, kind in PROCESSORS.items() if type(processor) is kind and kind is not LiberoResize)
+    return next(fit, None)
+
+
 def require_image(image: UInt8Array) -> None:
     """Raise unless ``image`` is uint8 [height, width, 3] with pixels."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:

@@ -26,6 +26,7 @@ from vla_ros.policies.remote.messages import WireError, finite
 from vla_ros.policies.remote.options import API_KEY, RemoteOptions, read_key
 from vla_ros.policies.remote.transport import Target
 from vla_ros.types import ActionChunk, FloatArray, Observation
+from vla_ros.vision.resize_with_pad import resize_with_pad
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +148,14 @@ class RemotePolicy(Policy):
         elif found != known:
             changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
-        self.spec = found
+        self.spec, self._image_size = found, spec.image_size(peer.metadata)
 
     def _image(self, image: Any, own: bool) -> Any:
+        """Return an image as the server takes it: resized with padding, as openpi's clients do, or as JPEG."""
+        size = self._image_size
+        if size and image.shape[-3:-1] != size:
+            images = image.reshape(-1, *image.shape[-3:])
+            return np.stack([resize_with_pad(each, size) for each in images]).reshape(*image.shape[:-3], *size, 3)
         quality = self._options.jpeg_quality
         if not quality or not own or image.ndim != 3:
             return image

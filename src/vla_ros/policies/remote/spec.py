@@ -11,6 +11,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import OWN, Metadata
 from vla_ros.policies.remote.messages import WireError
 from vla_ros.policies.remote.openpi import ROBOARENA_KEYS
+from vla_ros.types import ImageProcessor
+from vla_ros.vision.processors import PROCESSORS
 
 _SPACES = {
     "joint_position": "joint_position",
@@ -110,6 +112,7 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
             tuple(
                 ImageFeature(
                     str(key),
+                    _processor(image),
                     moments=_moments(image),
                     required=image.get("required") is not False,
                     takes=_size(image["size"]) if image.get("resized") is False else None,
@@ -147,6 +150,25 @@ def _few(entries: Any) -> Any:
     if len(entries) > _MOST:
         raise ValueError(f"found {len(entries)} entries, expected up to {_MOST}")
     return entries
+
+
+def image_size(metadata: Metadata) -> tuple[int, int] | None:
+    """Return the images' size (height, width) that the metadata of RoboArena or SGLang state, or None.
+
+    Raises WireError if it is no size.
+    """
+    section = metadata.get("input")
+    stated = section.get("image_size") if isinstance(section, Mapping) else metadata.get("image_resolution")
+    try:
+        return _size(stated)
+    except (TypeError, ValueError):
+        raise WireError(f"the server takes images of the size {str(stated)[:80]}, expected [H, W]") from None
+
+
+def _processor(image: Mapping[str, Any]) -> ImageProcessor | None:
+    """Return the processor that the server lets its clients apply, so that they send small images."""
+    kind, size = PROCESSORS.get(str(image.get("pipeline"))), _size(image.get("size"))
+    return kind(size) if kind and size else None
 
 
 def _size(size: Any) -> tuple[int, int] | None:
