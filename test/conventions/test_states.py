@@ -17,6 +17,7 @@ from vla_ros.contract.features import complete
 from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.contract.state import Measured, StateReader, bind_state
+from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.policies.pi.robots import aloha_state
 from vla_ros.types import JointState
@@ -250,3 +251,42 @@ def test_so101(form: str, tmp_path: Path) -> None:
         joints = (counts - middle) * 2 * np.pi / 4095
         ours = reader.read(Measured(JointState((*names, "jaw"), joints, 1)), 1, 0.0)
         np.testing.assert_allclose(ours, state, atol=1e-9)
+
+
+def test_a_gauge_is_received_and_must_be_valid() -> None:
+    _, config = aloha()
+    assert [arm.measured_fingers for arm in config.arms] == [("gripper", "left_finger")] * 2
+    for wrong in ("left_finger", "left_finger = 0..0", "= 0..1"):
+        with pytest.raises(ConfigError, match=r"gripper.measured_by: found .*expected JOINT = CLOSED..OPEN"):
+            build({"robot.gripper_joint_names": ["finger"], "gripper.measured_by": wrong})
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("arm.tip_rotation[rotation_vector near 1 2]", "near 2 numbers, expected 3"),
+        ("arm.tip_rotation[rot6d near 1 0 0 0 1 0]", "is unique"),
+        ("arm.tip_rotation[rot6d wrapped]", "is unique"),
+        ("arm.joint_position[rad wrapped]", "is no rotation"),
+        ("arm.joint_position[rad clipped]", "only a range"),
+        ("arm.fingers[m, -x]", r"expected one of m, m, -m"),
+        ("arm.tip_rotation[rotation_vector close 1 2 3]", "expected one of rotation_vector"),
+    ],
+)
+def test_what_a_form_cannot_be_is_refused(part: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_parts(part)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "arm.tip_rotation[rotation_vector near 3.141592653589793 0 -0.5]",
+        "arm.tip_rotation[euler_xyz wrapped]",
+        "arm.joint_position[-100..100 clipped]",
+        "arm.fingers[m, -m]",
+    ],
+)
+def test_a_part_is_read_back_from_its_text(part: str) -> None:
+    assert [str(one) for one in parse_parts(part)] == [part]
+    assert parse_parts(str(parse_parts(part)[0])) == parse_parts(part)
