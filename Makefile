@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench faults soak fuzz clean
+.PHONY: help demo test lint types unit bench faults soak fuzz docs-check clean
 
 help:
 	@echo "make demo    a simulated arm, driven over DDS by a policy; report in $(REPORT)"
@@ -18,6 +18,7 @@ help:
 	@echo "make faults  inject every fault fifty times into the real node and print the table"
 	@echo "make soak    run the node for MINUTES=60 and watch memory, threads, descriptors, latency"
 	@echo "make fuzz    170,000 damaged messages, images, bags, requests and answers"
+	@echo "make docs-check  run the commands of README.md and docs/ that need no robot"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(BIN)/python:
@@ -74,6 +75,9 @@ soak: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	$(BIN)/python fuzz/run.py $(ARGS)
+
+docs-check: $(VENV)/.test
+	$(BIN)/python -m tools.docs_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist install log reports src/*.egg-info
