@@ -223,8 +223,9 @@ class ControlConfig:
     )
 
 
-_NUMBER = r"[-+]?\d+(?:\.\d+)?"
-_GAUGE = re.compile(rf"([^\s=]+)\s*=\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
+NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+"""Pattern of a number in an option's text."""
+_GAUGE = re.compile(rf"([^\s=]+)\s*=\s*({NUMBER})\s*\.\.\s*({NUMBER})")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from vla_ros.config.sections import NUMBER
 from vla_ros.errors import ConfigError, did_you_mean
 
 FEED, UNUSED = "feed", "unused"
@@ -61,10 +62,9 @@ BY_OPTIONS = ("gripper", "tip_delta")
 """Quantities of an action whose form follows the options if the part has none."""
 
 _PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
-_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
+_RANGE = re.compile(rf"({NUMBER})\s*\.\.\s*({NUMBER})")
 _SIGNS = re.compile(r"-?m(\s*,\s*-?m)+")
-_CHOICE = re.compile(rf"(.*?)\s+(?:({CLIPPED}|{WRAPPED})|near((?:\s+{_NUMBER})+))")
+_CHOICE = re.compile(rf"(.*?)\s+(?:({CLIPPED}|{WRAPPED})|near((?:\s+{NUMBER})+))")
 _PLUS = re.compile(r"\+(?![^\[]*\])")  # a plus between brackets belongs to a number
 
 
