@@ -66,7 +66,7 @@ class Fields(Mapping[str, Any]):
         Raises CheckpointError if the value is none of those supported.
         """
         value = self.get(key, supported[0])
-        if not any(type(value) is type(one) and value == one for one in supported):
+        if not _among(value, supported):
             expected = " or ".join(repr(one) for one in supported)
             raise CheckpointError(f"{self.where}: {key}: found {value!r}, expected {expected}{self._end}")
         return value
@@ -81,7 +81,7 @@ class Fields(Mapping[str, Any]):
             key: value
             for key, value in self._content.items()
             if key not in self._read
-            and not any(type(value) is type(one) and value == one for one in off)
+            and not _among(value, off)
             and not any(fnmatchcase(key, pattern) for pattern in patterns)
         }
         if unread:
@@ -94,6 +94,11 @@ class Fields(Mapping[str, Any]):
     @property
     def _end(self) -> str:
         return f"; {self.advice}" if self.advice else ""
+
+
+def _among(value: Any, values: tuple[Any, ...]) -> bool:
+    """Return whether ``value`` equals one of ``values``; False is not 0, and True is not 1."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
 
 
 def read_fields(path: Path, advice: str = "") -> Fields:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.errors import CheckpointError, MissingDependencyError
+from vla_ros.policies.fields import read_fields
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
     Raises CheckpointError if the file has neither format.
     """
+    _check_config(path.with_name("tokenizer_config.json"))
     read, kind = (_json, "tokenizer") if path.suffix == ".json" else (_sentencepiece, "sentencepiece model")
     try:
         return read(path)
@@ -38,6 +40,14 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'vla_ros[openvla]'") from error
     except Exception as error:  # the libraries raise plain Exception, OSError or RuntimeError
         raise CheckpointError(f"{path}: not a {kind} ({error}); download the file again") from error
+
+
+def _check_config(path: Path) -> None:
+    """Refuse settings of transformers that change the tokens; other keys of the file do not change them."""
+    if path.is_file():
+        config = read_fields(path)
+        for key, usual in {"add_bos_token": True, "add_eos_token": False, "do_lower_case": False}.items():
+            config.expect(key, usual, None)
 
 
 def _json(path: Path) -> Tokenizer:

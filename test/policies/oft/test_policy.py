@@ -51,6 +51,10 @@ def _with_code(folder):
     torch.save({"weight": Code()}, component(folder, "action_head"))
 
 
+def _rename(folder, name):
+    component(folder, "action_head").rename(folder / name)
+
+
 def _bare_pickle(folder):
     component(folder, "action_head").write_bytes(pickle.dumps({"weight": Code()}, protocol=2))
 
@@ -91,6 +95,8 @@ def _statistics(change):
     [
         (_with_code, "contains objects other than tensors"),
         (_bare_pickle, "contains objects other than tensors"),
+        (lambda folder: _rename(folder, "tactile_projector--1_checkpoint.pt"), r"components \['tactile_projector"),
+        (lambda folder: _rename(folder, "action_head_checkpoint.pt"), r"components \['action_head_checkpoint"),
         (_two_heads, "expected one action_head"),
         (_narrow, "proprio_projector.fc2.weight is"),
         (_other_width, "action_head.fc2.weight is"),

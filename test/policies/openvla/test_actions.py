@@ -22,6 +22,20 @@ def test_the_published_code_gives_the_same_actions(data):
         np.testing.assert_allclose(statistics["beta"].unnormalize(normalized), case["action_beta"], atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("place", "words"), [("action", "'alpha': found scale: 2.0"), ("", "'alpha': found normalization: 'z'")]
+)
+def test_unknown_keys_of_statistics_are_refused(data, tmp_path, place, words):
+    statistics = json.loads((data / "config.json").read_text())["norm_stats"]
+    if place:
+        statistics["alpha"][place]["scale"] = 2.0
+    else:
+        statistics["alpha"]["normalization"] = "z"
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
+    with pytest.raises(CheckpointError, match=words):
+        read_statistics(tmp_path)
+
+
 def test_centres_lie_between_the_edges():
     assert BINS.centers.shape == (255,)
     np.testing.assert_allclose(BINS.centers[[0, 127, 254]], [-1 + 1 / 255, 0, 1 - 1 / 255], atol=1e-15)

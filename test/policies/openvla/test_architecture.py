@@ -97,6 +97,12 @@ def _change(config, name, value):
         ("n_action_bins", "many", "whole number"),
         ("empty_token_id", 32000, "empty_token_id"),
         ("prompt_version", "v3", "prompt_version"),
+        ("image_token_stride", 2, "found image_token_stride: 2"),
+        ("quantization_config", {"bits": 4}, "quantization_config"),
+        ("num_beams", 4, "num_beams: found 4"),
+        ("repetition_penalty", 1.2, r"repetition_penalty: found 1\.2"),
+        ("llm_backbone_id", "mistral-v0.1-7b-pure", "llm_backbone_id"),
+        ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("hidden_act", "gelu", "hidden_act"),
         ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling"),
         ("text_config", None, "text_config"),
@@ -117,6 +123,28 @@ def test_unsupported_networks_are_refused(config, name, value, words):
         _change(changed, name, value)
     with pytest.raises(CheckpointError, match=words):
         parse_architecture(changed, PATH)
+
+
+@pytest.mark.parametrize("key", ["sliding_window", "attention_bias", "mlp_bias", "tie_word_embeddings"])
+def test_unsupported_options_of_the_language_model_are_refused(config, key):
+    config["text_config"][key] = None
+    parse_architecture(config, PATH)
+    config["text_config"][key] = 64
+    with pytest.raises(CheckpointError, match=f"text_config: found {key}: 64"):
+        parse_architecture(config, PATH)
+
+
+def test_what_transformers_writes_is_read(config, tmp_path):
+    from transformers import GenerationConfig, LlamaConfig
+
+    config["text_config"] = {**LlamaConfig().to_dict(), **config["text_config"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    decoding = tmp_path / "generation_config.json"
+    decoding.write_text(json.dumps({**GenerationConfig().to_dict(), "bos_token_id": 1, "eos_token_id": 2}))
+    assert read_architecture(tmp_path).llm.hidden_size == config["text_config"]["hidden_size"]
+    decoding.write_text('{"repetition_penalty": 1.3}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: repetition_penalty: found 1\.3"):
+        read_architecture(tmp_path)
 
 
 def test_a_checkpoint_of_another_family_names_its_policy():

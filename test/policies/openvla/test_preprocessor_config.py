@@ -47,6 +47,15 @@ def test_without_the_file_the_towers_values_apply(folder):
     assert read_architecture(folder(tvf_normalize_params=None)).towers[0].mean == IMAGENET_MEAN
 
 
+def test_means_of_the_file_apply_without_tvf_entries(folder):
+    means, stds = [[0.1] * 3, [0.2] * 3], [[0.3] * 3, [0.4] * 3]
+    towers = read_architecture(folder(tvf_normalize_params=None, means=means, stds=stds)).towers
+    assert [(tower.mean[0], tower.std[0]) for tower in towers] == [(0.1, 0.3), (0.2, 0.4)]
+    for changes in ({"interpolations": ["nearest"] * 2}, {"input_sizes": [[3, 256, 256]] * 2}):
+        with pytest.raises(CheckpointError, match=next(iter(changes))):
+            read_architecture(folder(tvf_resize_params=None, **changes))
+
+
 def resize(**changes):
     usual = {"antialias": True, "interpolation": 3, "max_size": None, "size": [224, 224]}
     return [usual, {**usual, **changes}]
@@ -55,6 +64,8 @@ def resize(**changes):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"tvf_gamma": 2.2}, r"found tvf_gamma: 2\.2"),
+        ({"tvf_crop_params": [{"output_size": [224, 224], "padding": 4}] * 2}, "found padding: 4"),
         ({"tvf_do_letterbox": True}, r"tvf_do_letterbox: found True, expected False"),
         (
             {"image_resize_strategy": "letterbox"},

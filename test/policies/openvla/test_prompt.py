@@ -35,6 +35,20 @@ def test_the_empty_token_is_appended_once(data):
         assert closed[: len(case["input_ids"])] == case["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("key", "usual", "other"), [("add_bos_token", True, False), ("add_eos_token", False, True)]
+)
+def test_settings_that_change_the_tokens_are_refused(tmp_path, key, usual, other):
+    write_tiny(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    for value in (usual, None):
+        path.write_text(json.dumps({key: value, "padding_side": "right"}))
+        load_prompt_encoder(tmp_path, tiny_architecture())
+    path.write_text(json.dumps({key: other}))
+    with pytest.raises(CheckpointError, match=f"{key}: found {other}"):
+        load_prompt_encoder(tmp_path, tiny_architecture())
+
+
 @pytest.mark.parametrize("version", ["v0.1", "v0.2"])
 def test_a_prompt_is_bos_text_and_the_empty_token(shared_tiny, small, version):
     encoder = load_prompt_encoder(shared_tiny, small, version)

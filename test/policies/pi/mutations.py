@@ -145,6 +145,13 @@ MUTATIONS = {
     "unknown key of a step": Mutation(BEFORE, lambda c: step(c, "device").update(when="train"), "when"),
     "unknown key": Mutation(CONFIG, config(action_smoothing=0.5), "action_smoothing"),
     "use_visual_memory": Mutation(CONFIG, config(use_visual_memory=True), "use_visual_memory"),
+    "a feature's key": Mutation(
+        CONFIG, lambda c: c["input_features"]["observation.state"].update(unit="deg"), "unit"
+    ),
+    "a feature's type": Mutation(
+        CONFIG, lambda c: c["input_features"][f"{IMAGES}.image"].update(type="PHOTO"), "type: found 'PHOTO'"
+    ),
+    "no type": Mutation(CONFIG, lambda c: c["output_features"]["action"].pop("type"), "action has no type"),
     "use_peft": Mutation(CONFIG, config(use_peft=True), "use_peft"),
     "paligemma_variant": Mutation(CONFIG, config(paligemma_variant="gemma_300m"), "paligemma_variant"),
     "max_action_dim": Mutation(CONFIG, config(max_action_dim=16), "max_action_dim"),

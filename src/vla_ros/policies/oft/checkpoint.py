@@ -58,7 +58,7 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
     """
     manifest = read_manifest(base or folder)
     known = (*COMPONENTS, "vision_backbone")
-    files = [one.name for one in sorted(folder.glob("*--*checkpoint*.pt"))]
+    files = [one.name for one in sorted(folder.glob("*checkpoint*.pt"))]
     if unknown := [name for name in files if name.partition("--")[0] not in known]:
         raise CheckpointError(f"{folder}: found the components {unknown}, expected only {list(known)}")
     loaded: dict[str, Tensor] = {}

@@ -156,6 +156,9 @@ def _parse(
     key: str, entry: Any, path: Path, group: str, bounds: tuple[str, str], margin: float
 ) -> ActionStatistics:
     found, where = entry.get(group, {}) if isinstance(entry, dict) else {}, f"{path}: {group} of '{key}'"
+    if isinstance(entry, dict):
+        whole = Fields(entry, f"{path}: '{key}'")
+        whole.finish({"read where they are needed": "action proprio", "sizes of the data": "num_*"})
     low, high = checkpoint_files.read_statistics(found, bounds, where)
     fields = Fields(found, where, "the published code does not read it, but training may have used it")
     mask = np.asarray(fields.get("mask", [True] * low.size), dtype=np.bool_)

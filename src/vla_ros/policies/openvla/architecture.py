@@ -112,7 +112,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 def _finish(fields: Fields, more: Mapping[str, str] | None = None) -> None:
     for key, value in NEUTRAL.items():
-        fields.expect(key, value)
+        fields.expect(key, value, None)
     fields.finish({**HARMLESS, **(more or {})})
 
 
@@ -158,6 +158,7 @@ def _towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
         raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
     if "vision_towers" in config:
         towers = tuple(_own_tower(entry, path) for entry in config["vision_towers"])
+        config.expect("image_sizes", [tower.image_size for tower in towers], None)
     else:
         towers = _timm_towers(config, path)
     expected = 2 if config.get("use_fused_vision_backbone") else 1
@@ -250,5 +251,8 @@ def _prompt_version(config: Fields, path: Path, folder_name: str) -> str:
             raise CheckpointError(f"{path}: prompt_version is {stated!r}, expected one of {PROMPT_VERSIONS}")
         return str(stated)
     # v0.1 was trained from Vicuna and uses its chat prompt; all later checkpoints were trained from Llama-2.
+    llm = str(config.get("llm_backbone_id") or "llama2")
+    if not llm.startswith(("llama2", "vicuna")):
+        raise CheckpointError(f"{path}: llm_backbone_id is {llm!r}, expected Llama-2 or Vicuna")
     backbone = f"{config.get('llm_backbone_id', '')} {config.get('hf_llm_id', '')}".lower()
     return "v0.1" if "vicuna" in backbone or "v01" in folder_name.lower() else "v0.2"

@@ -70,6 +70,8 @@ def read_checkpoint(
     """
     config = read_fields(folder / "config.json")
     layout = detect_layout(config, folder)
+    if config.get("use_peft"):
+        raise CheckpointError(f"{config.where}: use_peft: the folder has an adapter; merge it into its base model")
     stored = read_stored(folder)
     horizon = config.whole("action_horizon" if layout == OPENPI else "chunk_size", None)
     architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)

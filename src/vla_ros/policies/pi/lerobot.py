@@ -24,6 +24,7 @@ from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
 
 STATE, ACTION = "observation.state", "action"
+TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 
 HARMLESS = {
     "training": "optimizer_* scheduler_* time_sampling_* gradient_checkpointing freeze_vision_encoder "
@@ -65,6 +66,7 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
     action_size = _size(outputs, ACTION, architecture.action_dim)
     before, after = (Pipeline(folder, name) for name in FILES)
     images = _images(inputs)
+    _kinds(outputs)
     keys = _camera_keys(before.options(RENAME), images, inputs)
     for name in images:
         if (mode := before.mode(NORMALIZER, name)) != "IDENTITY":
@@ -103,13 +105,22 @@ def _size(features: Fields, name: str, limit: int) -> int:
     return int(shape[0])
 
 
+def _kinds(features: Fields) -> dict[str, str]:
+    """Return the type of each feature; check that nothing else than type and shape is stated."""
+    kinds = {}
+    for name in features:
+        feature = features.object(name)
+        kinds[name] = str(feature.expect("type", None, *TYPES))
+        feature.finish({"a list of sizes": "shape"})
+        if kinds[name] not in TYPES:
+            raise CheckpointError(f"{features.where}: {name} has no type, expected one of {TYPES}")
+    return kinds
+
+
 def _images(features: Fields) -> list[str]:
     """Return the names of the images. Like LeRobot, ignore inputs that are neither images nor the state."""
-    images = [
-        name
-        for name in features
-        if features.object(name).get("type") == "VISUAL" and not name.startswith("observation.images.empty_camera_")
-    ]
+    empty = "observation.images.empty_camera_"
+    images = [name for name, kind in _kinds(features).items() if kind == "VISUAL" and not name.startswith(empty)]
     if not images:
         raise CheckpointError(f"{features.where}: input_features has no image; found {sorted(features)}")
     for name in images:
