@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-batch", int, 1, 1024, 16, "N", "most requests in one batch"),
         ("--max-robots", int, 1, 10000, 256, "N", "most connections"),
         ("--max-message", float, 0.01, 1024, 16.0, "MIB", "maximum size of a request"),
+        ("--max-image", float, 0.01, 16.8, 4.2, "MP", "maximum size of a JPEG in million pixels"),
         ("--deadline", float, 0.001, 3600, 10.0, "S", "maximum wait of a request that states none"),
         ("--drain", float, 0, 3600, 10.0, "S", "maximum time for a clean shutdown"),
     ):
@@ -84,7 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
     _check_free(address)
     limits = Limits(
-        arguments.max_batch, arguments.max_robots, int(arguments.max_message * 2**20), arguments.deadline
+        arguments.max_batch,
+        arguments.max_robots,
+        int(arguments.max_message * 2**20),
+        arguments.deadline,
+        int(arguments.max_image * 1e6),
     )
     service = Service(create(config), limits, config, aliases(arguments.image), own_metadata(arguments.metadata))
     sys.setswitchinterval(SWITCH_INTERVAL)

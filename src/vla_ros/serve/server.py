@@ -17,6 +17,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from vla_ros.serve.connection import ACCEPTED, Refusals, bounded, most_connections
 from vla_ros.serve.service import Service
 from vla_ros.serve.worker import State
 
@@ -84,6 +85,8 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         answer = service.http(request.path.partition("?")[0], address.api_key, given)
         return answer and connection.respond(http.HTTPStatus(answer[0]), answer[1].decode())
 
+    refusals = Refusals()
+    asyncio.get_running_loop().set_exception_handler(refusals.handle)
     quiet = logging.getLogger("vla_ros.serve.websockets")
     quiet.setLevel(logging.CRITICAL)  # failed handshakes are not logged
     return serve(
@@ -91,6 +94,9 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         address.host,
         address.port,
         process_request=admit,
+        # Handshakes, /healthz and refusals need connections beside those of the robots.
+        create_connection=bounded(most_connections(2 * service.limits.max_robots + 64), refusals),
+        backlog=ACCEPTED,
         compression=None,
         max_size=service.limits.max_message,
         max_queue=2,

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 Send = Callable[[bytes | str], Awaitable[None]]
 
 _OUTCOMES = {BusyError: "refused", ExpiredError: "expired"}
+_LARGE = 1 << 20  # pixels above which a request's JPEGs are decoded where they delay no others
+# Pause after an invalid message, for each of up to _IN_A_ROW in a row: in times that it took, in seconds per byte.
+_PAUSE, _PAUSE_PER_BYTE, _IN_A_ROW, _MOST_PAUSE = 5, 1e-6, 20, 2.0
 _NAMESPACE = "vla_ros_serve"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -42,6 +47,7 @@ class Limits:
     max_robots: int = 256  # connections at a time
     max_message: int = 16 << 20  # bytes of one request
     seconds: float = 10.0  # deadline of requests that do not state one
+    max_pixels: int = 1 << 22  # of one JPEG
 
 
 class Metrics:
@@ -61,6 +67,12 @@ class Metrics:
         self.queued = histogram("queued_seconds", "Wait of a request before its batch", _SECONDS)
 
 
+def _give_way() -> None:
+    """Lower the priority of the calling thread."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
 @dataclass
 class _Conversation:
     """The state of one connection."""
@@ -70,6 +82,7 @@ class _Conversation:
     session: str = ""  # the client's name for the current episode
     restart: bool = False  # True if the next answered request begins an episode
     seconds: float = 0.0  # duration of the previous request; 0 before the first request
+    invalid: int = 0  # invalid messages since the last valid one
 
 
 class Service:
@@ -94,6 +107,7 @@ class Service:
         self._futures: dict[Job, asyncio.Future[Done]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = ThreadPoolExecutor(2, "vla_jpeg")
+        self._large = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4), "vla_large_jpeg", _give_way)
         self.robots = self.answering = 0
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -117,12 +131,14 @@ class Service:
         except VlaRosError:
             self.worker.stop()
             raise
-        self.vocabulary = wire.Vocabulary(spec, self._aliases, self._config.policy.max_instruction_length)
+        longest = self._config.policy.max_instruction_length
+        self.vocabulary = wire.Vocabulary(spec, self._aliases, longest, self.limits.max_pixels)
         self.metadata = self.metadata or pack(wire.metadata(self._config.policy.name, spec))
 
     def close(self, timeout: float) -> bool:
         """Answer waiting requests and stop; return False if this exceeds ``timeout`` seconds."""
         self._pool.shutdown(wait=False)
+        self._large.shutdown(wait=False)
         return self.worker.stop(timeout)
 
     def healthy(self) -> bool:
@@ -167,6 +183,10 @@ class Service:
                     self.answering -= 1
                 self.metrics.requests.labels(outcome).inc()
                 known.seconds = time.monotonic() - arrived
+                known.invalid = known.invalid + 1 if outcome == "invalid" else 0
+                if known.invalid:  # the event loop serves others meanwhile
+                    each = _PAUSE * known.seconds + _PAUSE_PER_BYTE * len(message)
+                    await asyncio.sleep(min(each * min(known.invalid, _IN_A_ROW), _MOST_PAUSE))
         finally:
             self.robots -= 1
             self.worker.forget(known.robot)
@@ -203,7 +223,8 @@ class Service:
         loop = asyncio.get_running_loop()
         arguments = request, self.vocabulary, time.time_ns()
         if any(isinstance(image, bytes) for image in request.images.values()):
-            observation = await loop.run_in_executor(self._pool, wire.observation, *arguments)
+            pool = self._large if wire.pixels_to_decode(request) > _LARGE else self._pool
+            observation = await loop.run_in_executor(pool, wire.observation, *arguments)
         else:
             observation = wire.observation(*arguments)
         deadline = arrived + (request.seconds or self.limits.seconds)

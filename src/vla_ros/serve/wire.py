@@ -5,6 +5,7 @@ Reads the requests of openpi's and RoboArena's clients and of this package's cli
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from vla_ros.vision.preprocess import process
 from vla_ros.vision.processors import client_pipeline
 
 MAX_SIDE = 4096  # pixels
+_MAX_ENTRIES = 4096  # of all maps and lists of a request; the numbers of arrays do not count
 _JPEG = b"\xff\xd8"
 _PROMPTS = ("prompt", "task", "instruction")
 _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.")
@@ -37,6 +39,7 @@ class Vocabulary:
     # Feature key to the name that robots use instead.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_instruction_length: int = 500  # in characters
+    max_pixels: int = 1 << 22  # of one image
 
     @cached_property
     def names(self) -> Mapping[str, tuple[str, ...]]:
@@ -114,7 +117,7 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
         raise WireError("found a text message, expected a msgpack map in a binary message")
     if len(data) > limit:
         raise WireError(f"found a message of {len(data)} bytes, allowed {limit}")
-    message = text_map(unpack(data), "the request")
+    message = text_map(unpack(data, _MAX_ENTRIES), "the request")
     session = message.get("session_id", "")
     if not isinstance(session, str) or len(session) > 200:
         raise WireError(f"session_id is {described(session)}, expected a short string")
@@ -148,7 +151,7 @@ def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
     images: dict[str, Callable[[], UInt8Array]] = {}
     single: dict[str, RawImage] = {}
     for key, image in request.images.items():
-        pixels = decoded(image, key)
+        pixels = decoded(image, key, known.max_pixels)
         moments = [
             RawImage(each, processor=processors.get(key), stamp=stamp)
             for each in pixels.reshape(-1, *pixels.shape[-3:])
@@ -167,14 +170,31 @@ def _stacked(moments: Sequence[RawImage]) -> UInt8Array:
     return np.stack([process(image) for image in moments])
 
 
-def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
-    """Return an image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds."""
+def pixels_to_decode(request: Request) -> int:
+    """Return the number of pixels of all JPEGs of a request; those that are damaged count 0."""
+    total = 0
+    for image in request.images.values():
+        if isinstance(image, bytes):
+            with contextlib.suppress(ValueError):
+                height, width, _, _ = simplejpeg.decode_jpeg_header(image)
+                total += height * width
+    return total
+
+
+def decoded(image: UInt8Array | bytes, key: str, most: int) -> UInt8Array:
+    """Return the pixels of an image of at most ``most`` pixels, uint8 [H, W, 3] RGB.
+
+    Decoding a JPEG takes milliseconds.
+    """
     if not isinstance(image, bytes):
         return image
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(image)
-        if max(height, width) > MAX_SIDE:
-            raise WireError(f"image '{key}': found a JPEG of {width}x{height}, allowed {MAX_SIDE} per side")
+        if max(height, width) > MAX_SIDE or height * width > most:
+            raise WireError(
+                f"image '{key}': found a JPEG of {width}x{height}, allowed {MAX_SIDE} per side and "
+                f"{most / 1e6:.1f} million pixels (vla-ros serve --max-image)"
+            )
         pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
     except ValueError as error:
         raise WireError(f"image '{key}': found a damaged JPEG ({str(error)[:80]})") from None

@@ -89,8 +89,8 @@ def pack(message: Any, layout: Layout = openpi) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
-    """Decode one message; arrays are read-only views of ``data``.
+def unpack(data: bytes, most: int = _MAX_ITEMS) -> Any:
+    """Decode one message of at most ``most`` entries; arrays are read-only views of ``data``.
 
     Raises WireError if the message is damaged, is nested too deeply, has too many entries, or contains an array
     that is not numeric or boolean or does not have the stated size.
@@ -100,8 +100,8 @@ def unpack(data: bytes) -> Any:
     def count(entries: list[Any]) -> list[Any]:
         nonlocal items
         items += len(entries)
-        if items > _MAX_ITEMS:
-            raise WireError(f"found a message with more than {_MAX_ITEMS} entries")
+        if items > most:
+            raise WireError(f"found a message with more than {most} entries")
         return entries
 
     def revive(pairs: list[tuple[Any, Any]]) -> Any:
@@ -118,8 +118,8 @@ def unpack(data: bytes) -> Any:
             ext_hook=_no_extension,
             timestamp=1,
             max_str_len=_MAX_TEXT,
-            max_array_len=_MAX_ITEMS,
-            max_map_len=_MAX_ITEMS,
+            max_array_len=most,
+            max_map_len=most,
         )
     except WireError:
         raise
