@@ -23,6 +23,7 @@ from vla_ros.policies.remote.messages import pack
 from .links import GOOD, QUERY, connected, linked
 
 SECONDS = 0.4
+SLACK = 0.5  # s of a busy machine
 
 DRIP = 0.01  # s between bytes
 
@@ -164,7 +165,7 @@ def keeps_deadline(link: Link, seconds: float = SECONDS) -> None:
     began = time.monotonic()
     with pytest.raises(VlaRosError):
         link.ask(QUERY, seconds)
-    assert time.monotonic() - began < 1.2 * seconds
+    assert time.monotonic() - began < 1.2 * seconds + SLACK
 
 
 def recovers(link: Link) -> bool:
