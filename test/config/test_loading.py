@@ -56,7 +56,10 @@ TWO = {
         ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
-        ({"control.rate_hz": "fast"}, "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz)"),
+        (
+            {"control.rate_hz": "fast"},
+            "control.rate_hz: found 'fast' (str), expected a number from -1 to 1000 (Hz)",
+        ),
         (
             {"policy.instruction": False},
             "policy.instruction: found False (bool), expected text; YAML does not read",
@@ -137,7 +140,7 @@ def test_an_unused_gripper_is_not_checked() -> None:
 
 def test_all_problems_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        build({"policy.nam": "x", "control.rate_hz": -1.0, "gripper.threshold": 2.0})
+        build({"policy.nam": "x", "control.rate_hz": -2.0, "gripper.threshold": 2.0})
     assert len(str(caught.value).splitlines()) == 3
 
 

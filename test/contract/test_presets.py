@@ -54,6 +54,7 @@ def robot(tmp_path: Path) -> Any:
     return make
 
 
+CHOICES = {"libero": {"control.delta_form": "motion"}, "so101": {"features.joint_form": "deg"}}
 DROID = {"topics.gripper": "/gripper"}
 DEMO = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
 JOINTS = {"aloha": 6, "so101": 5}
@@ -65,6 +66,7 @@ def options(preset: str, robot: Any, **more: Any) -> Config:
     own = robot(JOINTS[preset]) if preset in JOINTS else DEMO | (DROID if preset == "droid" else {})
     if preset == "aloha":
         own["gripper.measured_by"] = ""  # this robot has one finger joint
+    own |= CHOICES.get(preset, {})
     return build({"preset": preset, **own, "policy.name": "hold", "policy.instruction": "go", **more})
 
 
@@ -107,7 +109,7 @@ def test_a_policy_runs_with_the_features_of_a_preset(preset: str, robot: Any) ->
     stepper.load()
     frame = encode_image(np.zeros((48, 64, 3), np.uint8), STAMP, "camera")
     inputs = Snapshot(instruction="go", arms=measured)
-    step = stepper.step([frame] * IMAGES[preset], inputs, 1 / config.control.rate_hz)
+    step = stepper.step([frame] * IMAGES[preset], inputs, 1 / binding.config.control.rate_hz)
     found = step.observation
     assert found is not None
     assert len(found.images) == IMAGES[preset]

@@ -13,7 +13,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from vla_ros.config.sections import OUTPUTS
+from vla_ros.config.control import OUTPUTS
 from vla_ros.control.command import Command, message_type, split, to_message
 from vla_ros.graph.definitions import MESSAGES
 from vla_ros.graph.messages import message_types

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from vla_ros.config.control import ARM_OUTPUTS, VELOCITY_OUTPUTS
 from vla_ros.config.options import option_of
-from vla_ros.config.sections import ARM_OUTPUTS, FEED_TYPES, GRIPPER_ACTIONS, VELOCITY_OUTPUTS
+from vla_ros.config.sections import FEED_TYPES, GRIPPER_ACTIONS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 _CORNERS = ("workspace_low", "workspace_high")
@@ -47,6 +48,8 @@ def _of_cameras(config: Config) -> Iterator[str]:
 def _of_control(config: Config) -> Iterator[str]:
     policy, control = config.policy, config.control
     velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
+    if -1 < control.rate_hz < 0:
+        yield f"control.rate_hz: found {control.rate_hz:g}, expected -1 (the policy's own), 0 or more"
     if control.rate_hz == 0 and velocities:
         yield f"control.rate_hz: found 0 with {velocities[0]}, which needs the length of a step; set rate_hz"
     found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"

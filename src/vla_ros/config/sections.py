@@ -12,12 +12,6 @@ from typing import Any
 from vla_ros.config.options import option
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
-VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
-"""Outputs with which the arm keeps moving until the next command."""
-ARM_OUTPUTS = (*VELOCITY_OUTPUTS, "joint_group_command")
-"""Outputs that cannot carry finger positions."""
-OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *ARM_OUTPUTS)
-SCHEDULES = ("auto", "sync", "append", "blend", "ensemble", "rtc")
 GRIPPER_ACTIONS = ("gripper_command", "parallel_gripper_command", "franka")
 GRIPPER_OUTPUTS = (
     "joint_state",
@@ -146,83 +140,6 @@ class RobotConfig:
         return tuple(Feed(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
 
 
-@dataclass(frozen=True)
-class ControlConfig:
-    """When and how actions become commands."""
-
-    armed: bool = option(False, "true: the arm moves as soon as frames arrive. false: it waits for ~/enable")
-    rate_hz: float = option(5.0, "Maximum rate of steps; 0: one step per new frame", "Hz", 0, 1000, live=True)
-    command_rate_hz: float = option(
-        0.0,
-        "Rate of commands interpolated between steps, rounded to a whole number per step; 0: no commands between "
-        "steps. Not with velocities or lockstep",
-        "Hz",
-        0,
-        1000,
-        live=True,
-    )
-    output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
-    max_overshoot: float = option(
-        10.0,
-        "A chunk is invalid if a number is this many times further from the middle than the range of the robot, or "
-        "of the checkpoint's statistics, allows; 0: any finite number",
-        low=0,
-        high=1e9,
-        live=True,
-    )
-    execute_steps: int = option(
-        0,
-        "Steps of a chunk to execute before the next inference; 0: as many as the checkpoint states, else all",
-        low=0,
-        high=1000,
-        live=True,
-    )
-    schedule: str = option(
-        "auto",
-        "How chunks follow each other. sync infers when the plan has ended, and the arm waits. The others infer "
-        "while it moves: append keeps the new chunk unchanged, blend fades to it within blend_steps, ensemble "
-        "averages chunks as ACT does, and with rtc the policy continues the old chunk. auto: sync for single "
-        "steps, rtc if the policy can, else blend",
-        choices=SCHEDULES,
-    )
-    refill_steps: int = option(
-        0,
-        "Remaining steps of the plan at which the next chunk is requested. 0: the policy's latency in steps (95th "
-        "percentile of the last 20), plus blend_steps (append: plus 1)",
-        low=0,
-        high=1000,
-        live=True,
-    )
-    blend_steps: int = option(
-        4, "Steps over which blend fades to the new chunk, and steps left when the chunk is due", low=1, high=1000
-    )
-    ensemble_decay: float = option(
-        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0, high=100
-    )
-    inject_delay_ms: float = option(
-        0.0, "Simulation only: additional delay of each inference", "ms", 0, 1e4, live=True
-    )
-    delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
-    rotation: str = option(
-        "euler_xyz",
-        "Rotation part of a delta: fixed-axis roll, pitch, yaw or a rotation vector",
-        choices=("euler_xyz", "rotation_vector"),
-    )
-    translation_scale: float = option(
-        1.0, "Metres per unit of the action's translation (LIBERO: 0.05)", "m", 1e-6, 10
-    )
-    rotation_scale: float = option(1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", "rad", 1e-6, 10)
-    arms_hold_alone: bool = option(
-        False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
-    )
-    lockstep: bool = option(False, "Simulation only: wait for joint states and feeds with the frame's stamp")
-    delta_from: str = option(
-        "measured",
-        "Position to which a delta is added: the measured or the last commanded one",
-        choices=("measured", "commanded"),
-    )
-
-
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 """Pattern of a number in an option's text."""
 _GAUGE = re.compile(rf"([^\s=]+)\s*=\s*({NUMBER})\s*\.\.\s*({NUMBER})")
@@ -259,6 +176,12 @@ class GripperConfig:
     )
     closed_value: float = option(0.0, "Action value for closed", low=-1e3, high=1e3)
     threshold: float = option(0.5, "Opening above which binary mode opens", low=0, high=1, live=True)
+    at_threshold: str = option(
+        "open",
+        "At exactly the threshold, binary mode opens (DROID, Bridge), closes, or keeps its state (LIBERO)",
+        choices=("open", "close", "keep"),
+        live=True,
+    )
     hysteresis: float = option(
         0.0, "Distance from the threshold within which the gripper keeps its state", low=0, high=0.5, live=True
     )
@@ -382,6 +305,20 @@ class FeaturesConfig:
         (), "When a feature is measured, as KEY = -15, 0: steps, or seconds (-0.5s), before now; oldest first"
     )
     frames: str = option("", "Frames of the tip's pose in the training data; shown next to those of the robot")
+    joint_form: str = option(
+        "",
+        "Unit of joints where a preset names several (so101: deg for LeRobot since 0.4.4, -100..100 before)",
+    )
+    rate_hz: float = option(
+        0.0, "Rate of the training data, if the policy does not state it; 0: unknown", "Hz", 0, 1000
+    )
+    tip_step: tuple[float, ...] = option(
+        (),
+        "Largest step of the tip in the training data, in metres and radians; the dry run compares it with limits",
+        low=0,
+        high=10,
+        length=(0, 2),
+    )
 
 
 @dataclass(frozen=True)

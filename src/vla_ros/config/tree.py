@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from vla_ros.config import sections
+from vla_ros.config import control, sections
 from vla_ros.config.options import option
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class
@@ -55,7 +55,7 @@ class Config:
     policy: PolicyConfig = field(default_factory=lambda: options_class(PolicyConfig.name)())
     camera: sections.CameraConfig = field(default_factory=sections.CameraConfig)
     robot: sections.RobotConfig = field(default_factory=sections.RobotConfig)
-    control: sections.ControlConfig = field(default_factory=sections.ControlConfig)
+    control: control.ControlConfig = field(default_factory=control.ControlConfig)
     gripper: sections.GripperConfig = field(default_factory=sections.GripperConfig)
     limits: sections.LimitsConfig = field(default_factory=sections.LimitsConfig)
     timeouts: sections.TimeoutsConfig = field(default_factory=sections.TimeoutsConfig)

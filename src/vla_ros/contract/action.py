@@ -64,7 +64,7 @@ class ActionWriter:
 def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig, readers: list[StateReader]) -> Write:
     """Return the writer of a part; readers of absolute parts are added to ``readers``."""
     if part.quantity in ("joint_delta", "joint_velocity"):
-        return _difference(part, arm_of(part, arms, "the action"))
+        return _difference(part, arm_of(part, arms, "the action"), control)
     if part.quantity == "tip_delta":
         return _tip_delta(part, arm_of(part, arms, "the action"), control)
     closed, span = 0.0, 1.0
@@ -83,13 +83,18 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig, readers
     return lambda start, goal, seconds: closed + span * reader.read(Measured(goal), goal.stamp, 0.0)
 
 
-def _difference(part: Part, arm: Arm) -> Write:
+def velocity_scale(control: ControlConfig, limits: FloatArray) -> FloatArray:
+    """Return the velocity [N] of each joint at 1 in ``joint_velocity[1]``, given the velocity limits [N]."""
+    return np.full(len(limits), control.joint_velocity_scale) if control.joint_velocity_scale else limits.copy()
+
+
+def _difference(part: Part, arm: Arm, control: ControlConfig) -> Write:
     """Return a writer of the change of joint positions, per step or per second, in the part's unit."""
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():
             raise ConfigError(f"robot.urdf: the action has {part}, but the URDF lacks velocity limits")
-        factor = 1 / arm.kinematics.velocity_limits
+        factor = 1 / velocity_scale(control, arm.kinematics.velocity_limits)
 
     def write(start: JointState, goal: JointState, seconds: float) -> FloatArray:
         change = (goal.select(arm.joints) - start.select(arm.joints)) * factor

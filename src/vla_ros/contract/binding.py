@@ -13,6 +13,9 @@ from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 
+UNKNOWN_RATE = 5.0
+"""``control.rate_hz`` of a policy whose rate nothing states, in hertz."""
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -25,6 +28,7 @@ class Binding:
     columns: tuple[tuple[Part, slice], ...]  # every part of the action with its columns
     # Rows of :meth:`table`: feature, part, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
+    config: Config  # the options, with the rate that the policy or the preset states
 
     def table(self) -> str:
         """Return the binding as text: one line per part, in aligned columns."""
@@ -65,6 +69,7 @@ def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 
 def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     spec = complete(spec, config)
+    config = paced(config, spec)
     feeds = {feed.key: feed.topic for feed in config.robot.feeds}
     _check_joints(arms)
     cameras = _cameras(spec, config)
@@ -78,7 +83,14 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     actions = _action_rows(columns, arms, config)
     frames = [("frames", "as trained", "", config.features.frames)] if config.features.frames else []
     rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions, *frames)
-    return Binding(spec, cameras, states, columns, rows)
+    return Binding(spec, cameras, states, columns, rows, config)
+
+
+def paced(config: Config, spec: PolicySpec) -> Config:
+    """Return the options with the policy's own rate, unless the options set one."""
+    control = config.control
+    rate = control.rate_hz if control.rate_hz >= 0 else spec.rate_hz or UNKNOWN_RATE
+    return replace(config, control=replace(control, rate_hz=rate))
 
 
 def _check_joints(arms: Mapping[str, Arm]) -> None:

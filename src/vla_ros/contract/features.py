@@ -16,6 +16,7 @@ _IMAGE = re.compile(
     r"(\s*\[\s*(?P<width>[1-9]\d{0,4})\s*x\s*(?P<height>[1-9]\d{0,4})\s*\])?"
 )
 _STATE = re.compile(r"(?P<key>[^\s=\[\]]+)(\s*\[\s*(?P<size>[1-9]\d{0,4})\s*\])?\s*=\s*(?P<parts>.+)")
+_FORMS = re.compile(r"\[([^\[\]]*\|[^\[\]]*)\]")
 _MOMENTS = re.compile(r"(?P<key>[^\s=]+)\s*=\s*(?P<moments>.+)")
 _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
@@ -27,8 +28,11 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
     if an option contradicts the spec.
     """
     section = config.features
+    action, wanted = (
+        [_in_one_form(text, section.joint_form) for text in texts] for texts in (section.action, section.state)
+    )
     images = {image.key: image for image in map(_image, section.images)}
-    states = {state.key: state for state in map(_state, section.state)}
+    states = {state.key: state for state in map(_state, wanted)}
     moments = dict(map(_moments, section.moments))
     given = [*map(_key, section.images), *map(_key, section.state)]
     twice = sorted({key for key in given if given.count(key) > 1})
@@ -49,8 +53,26 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
         spec,
         images=tuple(_with_image(image, images.get(image.key), moments) for image in own_images),
         state=tuple(_with_state(state, states.get(state.key), moments) for state in own_states),
-        action=_action(spec, section.action),
+        action=_action(spec, action),
+        rate_hz=spec.rate_hz or section.rate_hz or None,
     )
+
+
+def _in_one_form(text: str, chosen: str) -> str:
+    """Return ``text`` with ``chosen`` in place of forms to choose from, as in ``[deg|-100..100]``."""
+
+    def choose(match: re.Match[str]) -> str:
+        forms = [form.strip() for form in match[1].split("|")]
+        if chosen not in forms:
+            found = f"found '{chosen}'" if chosen else "not set"
+            raise ConfigError(
+                f"features.joint_form: {found}, expected one of {', '.join(forms)}. The checkpoint does not say "
+                "in which unit its joints were recorded. LeRobot records SO-100 and SO-101 in degrees since "
+                "release 0.4.4 (deg); before, in -100 to 100 over the calibrated range of each joint (-100..100)"
+            )
+        return f"[{chosen}]"
+
+    return _FORMS.sub(choose, text)
 
 
 def _key(text: str) -> str:

@@ -64,7 +64,7 @@ class PolicySpec:
     action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
     dimension: int = 7  # D; 0 if it follows from the action's parts
     horizon: int = 1  # K, actions in one chunk
-    # Actions to execute before the next inference, as the checkpoint states; 0: the whole chunk.
+    # Actions to execute before the next inference, as the checkpoint or its published evaluation says; 0: all.
     execute_steps: int = 0
     rate_hz: float | None = None  # control rate of the training data in hertz; None if unknown
     open: bool = False  # True if the policy takes all state vectors of ``features.state`` in addition to ``state``

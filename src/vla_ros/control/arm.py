@@ -22,17 +22,18 @@ from vla_ros.control.end_effector import limit_pose, twist_between
 from vla_ros.control.envelope import Envelope
 from vla_ros.control.gripper import Gripper
 from vla_ros.control.hold import held_fingers, held_position
-from vla_ros.control.limits import JointLimits, Violation
+from vla_ros.control.limits import JointLimits, Violation, slower
 from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import Pose, rotation_vector
+from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, but small enough that products do not overflow
 _REACHED = 0.005  # m; a tip closer to its target has reached it
+_SAME = 1e-9  # rad or m; smaller differences are rounding
 _STANDS = 1e-6  # rad/s or m/s; slower joints are at rest
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
@@ -164,6 +165,10 @@ class ArmController:
         self._made: _Made | None = None  # a command that has not been sent yet
         self._goal: _Made | None = None  # command of the last action
         self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
+        self._posed = np.full(
+            len(self.arm_names), math.nan
+        )  # positions [N] that were commanded for the motion's last pose
+        self._motion.reset()
 
     def check_joints(self, joints: JointState) -> None:
         """Raise Refused if no command may be based on a joint state. Thread-safe."""
@@ -197,12 +202,13 @@ class ArmController:
         origin = measured
         if self._last is not None and self._control.delta_from == "commanded" and not self._sends_velocities:
             reach = self._envelope.joints.step
-            origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
+            within = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
+            origin = self._last if np.array_equal(within, self._last) else within
         start = origin
         is_delta = self._motion.quantity in ("tip_delta", "joint_delta")
         if is_delta and origin is measured and reference is not None and reference is not joints:
             start = self._measured.positions(reference)
-        target = self._target(numbers, start, dt)
+        target = self._target(numbers, start, measured, dt)
         positions, violations, wrong = self._envelope.limit(
             target, measured, origin, origin, self._last_velocity, dt
         )
@@ -211,6 +217,8 @@ class ArmController:
         elif wrong is not None:
             violations.append(wrong)
         self._apply(violations)
+        if isinstance(self._motion, TipMotion) and self._kinematics and not np.array_equal(positions, target):
+            self._motion.shortened(self._kinematics.forward(positions))
         command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
         self._goal = self._made
         return command
@@ -239,8 +247,9 @@ class ArmController:
         if left > 0:
             target = origin + (goal.positions - origin) * min(1.0, dt / left)
         else:
-            before = _slower(before, limits.acceleration, passed - dt)
-            target = origin + dt * _slower(before, limits.acceleration, dt)
+            before = slower(before, limits.acceleration, passed - dt)
+            target = origin + dt * slower(before, limits.acceleration, dt)
+        self._motion.discard()
         # The tip's velocity and step are relative to the measured position, as for an action. The action itself
         # was within the limits, so a command that deceleration or interpolation carries beyond them is shortened,
         # but not counted as a violation.
@@ -278,6 +287,9 @@ class ArmController:
             self._speed = made.velocity if last is None else (made.positions - last) / made.dt
             self._last, self._last_velocity = made.positions, made.velocity
             self._held = None
+            if made is self._goal:
+                self._posed = made.positions
+            self._motion.executed()
             if made.fingers:
                 self._gripper.target = made.fingers[0]
 
@@ -295,6 +307,7 @@ class ArmController:
         before, self._last = self._last, None
         self._speed = self._last_velocity = np.zeros(len(self.arm_names))
         self._made = self._goal = None
+        self._motion.reset()
         names: tuple[str, ...] = ()
         held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
         if not self._sends_velocities:
@@ -326,13 +339,21 @@ class ArmController:
         robot = self._arm.robot
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
-    def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
+    def _target(self, numbers: FloatArray, start: FloatArray, measured: FloatArray, dt: float) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
-            return self._motion.target(numbers, start, dt)
+            return self._motion.target(numbers, start, dt, self._control)
         assert self._kinematics is not None
-        pose = self._kinematics.forward(start)
-        wanted, violations = limit_pose(self._motion.target(numbers, pose, self._control), pose, self._arm.limits)
+        pose, last = self._kinematics.forward(start), self._motion.last
+        if last is not None and start is self._last and np.allclose(start, self._posed, rtol=0.0, atol=_SAME):
+            pose = last  # without the error of inverse kinematics, which would add up
+        pivot = None
+        if start is self._last:  # BridgeData's robot (rail-berkeley/bridge_data_robot) turns about the measured tip
+            pivot = self._kinematics.forward(measured).position
+        target = self._motion.target(numbers, pose, self._control, pivot)
+        wanted, violations = limit_pose(target, pose, self._arm.limits)
+        if violations:
+            self._motion.shortened(wanted)
         self._apply(violations)
         low, high = self._envelope.joints.low, self._envelope.joints.high
         solved = self._kinematics.solve(start, wanted, low=low, high=high, posture=self._posture)
@@ -343,9 +364,8 @@ class ArmController:
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
         """Return a twist for a servo that computes the kinematics; only step limits apply."""
         assert isinstance(self._motion, TipMotion)
-        step, violations = limit_pose(
-            self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
-        )
+        start = self._motion.last or _NOWHERE
+        end, violations = limit_pose(self._motion.target(numbers, start, self._control), start, self._arm.limits)
         self._apply(violations)
         self._made = _Made(np.zeros(0), np.zeros(0), fingers, stamp, dt)
         return Command(
@@ -355,7 +375,7 @@ class ArmController:
             stamp=stamp,
             duration=dt,
             frame_id=self._frame,
-            twist=(step.position / dt, rotation_vector(step.rotation) / dt),
+            twist=twist_between(start, end, dt),
         )
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
@@ -374,9 +394,3 @@ class ArmController:
             self.counters[violation.reason.value] += 1
             if self._arm.limits.on_violation == "stop":
                 raise Refused(violation.reason, violation.detail)
-
-
-def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
-    """Return ``speed`` [N] after decelerating for ``seconds``."""
-    change = acceleration * seconds if seconds > 0 else 0.0
-    return speed - np.clip(speed, -change, change)

@@ -39,8 +39,8 @@ class Gripper:
         """Return the opening in [0, 1] for a gripper value, clipped to [closed, open].
 
         In binary mode the result is 1 above ``threshold + hysteresis``, 0 at or below ``threshold - hysteresis``,
-        and unchanged in between; the first value is compared with ``threshold`` only. Raises ValueError if the
-        value is NaN or infinite.
+        and unchanged in between; the first value is compared with ``threshold`` only. Without hysteresis,
+        ``at_threshold`` decides at exactly the threshold. Raises ValueError if the value is NaN or infinite.
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
@@ -51,11 +51,14 @@ class Gripper:
         if config.mode != "binary":
             return share
         band = config.hysteresis if self._open is not None else 0.0
-        if share > config.threshold + band:
+        if share == config.threshold and band == 0:
+            if config.at_threshold != "keep":
+                self._open = config.at_threshold == "open"
+        elif share > config.threshold + band:
             self._open = True
         elif share <= config.threshold - band:
             self._open = False
-        return 1.0 if self._open else 0.0
+        return 0.0 if self._open is False else 1.0
 
     def position(self, opening: float) -> float:
         """Return the finger joint position in metres or radians for an opening in [0, 1]."""

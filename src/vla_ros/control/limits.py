@@ -141,6 +141,12 @@ def limit_joints(
     return np.array(result), violations
 
 
+def slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
+    """Return ``speed`` [N] after decelerating for ``seconds``."""
+    change = acceleration * seconds if seconds > 0 else 0.0
+    return speed - np.clip(speed, -change, change)
+
+
 def _clip(value: float, low: float, high: float) -> float:
     """Like `numpy.clip`; returns ``high`` if ``low`` is above it."""
     return min(max(value, low), high)

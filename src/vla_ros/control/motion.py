@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import ArmConfig, ControlConfig
+from vla_ros.contract.action import velocity_scale
 from vla_ros.contract.parts import MOTIONS, Part
+from vla_ros.control.compliance import AT_REST, Response, respond
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import read_rotation
@@ -19,6 +21,13 @@ from vla_ros.types import FloatArray
 
 _UNITS = {"rad": 1.0, "rad/s": 1.0, "deg": math.pi / 180, "deg/s": math.pi / 180}
 _UNBOUNDED = 1e5  # rad; a joint with a wider range has no limits
+_CHOOSE = (
+    "control.delta_form: choose goal or motion. LIBERO's actions are goals of robosuite's compliant controller: "
+    "1.0 is a goal 0.05 m or 0.5 rad ahead, of which the arm covers about a quarter in a step. goal sends these "
+    "goals, for a simulator with that controller; a stiff arm moves four times as far as in the demonstrations. "
+    "motion sends the motion that the controller makes of them, for an arm"
+)
+_ZERO = 1e-8  # rad; robosuite's tolerance for a rotation of zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +37,21 @@ class JointMotion:
     quantity: str  # ``joint_position``, ``joint_delta`` or ``joint_velocity``
     scale: FloatArray  # float64 [N], radians or metres (per second) per unit
     offset: FloatArray  # float64 [N], position that the number 0 stands for
+    clips: bool = False  # True if the numbers are shares, to which ``control.clip`` applies
 
-    def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
+    def reset(self) -> None:
+        """Do nothing; see :meth:`TipMotion.reset`."""
+
+    discard = executed = reset
+
+    def target(self, numbers: FloatArray, start: FloatArray, dt: float, control: ControlConfig) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
+        if self.clips and control.clip != "none":
+            largest = control.clip_at[0]
+            if control.clip == "each":
+                numbers = np.clip(numbers, -largest, largest)
+            else:
+                numbers = numbers / max(float(np.abs(numbers).max()) / largest, 1.0)
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -38,33 +59,97 @@ class JointMotion:
 
 
 @dataclass(frozen=True)
+class _Followed:
+    """What remains of a command for the next one."""
+
+    target: Pose  # pose that was commanded
+    goal: FloatArray  # [3, 3], orientation that a delta without rotation keeps (``control.delta_form``)
+    response: Response = AT_REST
+
+
 class TipMotion:
-    """Converts numbers that are a pose or a step of the tip."""
+    """Converts numbers that are a pose or a step of the tip.
 
-    quantity: str  # ``tip_position`` or ``tip_delta``; the numbers of the rotation follow
-    form: str  # form of the rotation
+    :meth:`target` uses what :meth:`executed` recorded of the last command; :meth:`reset` forgets it.
 
-    def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
+    Args:
+        quantity: ``tip_position`` or ``tip_delta``; the numbers of the rotation follow.
+        form: Form of the rotation.
+    """
+
+    def __init__(self, quantity: str, form: str) -> None:
+        self.quantity, self.form = quantity, form
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last command: the arm is at rest."""
+        self._last: _Followed | None = None
+        self._made: _Followed | None = None
+
+    @property
+    def last(self) -> Pose | None:
+        """The last commanded pose, or None."""
+        return self._last.target if self._last is not None else None
+
+    def executed(self) -> None:
+        """Record that the last target was commanded."""
+        self._last, self._made = self._made or self._last, None
+
+    def discard(self) -> None:
+        """Forget the last target, because another command replaced it."""
+        self._made = None
+
+    def shortened(self, target: Pose) -> None:
+        """Record that limits replaced the last target."""
+        if self._made is not None:
+            self._made = _Followed(target, self._made.goal, self._made.response)
+
+    def target(
+        self, numbers: FloatArray, start: Pose, control: ControlConfig, pivot: FloatArray | None = None
+    ) -> Pose:
         """Return the pose that ``numbers`` [3 + rotation] mean, relative to ``start`` for a delta.
 
-        Raises Refused (``action_invalid``) if the rotation has no direction.
+        A delta turns ``start`` about the position ``pivot`` [3], by default that of ``start``. Raises Refused
+        (``action_invalid``) if the rotation has no direction.
         """
         translation, rotation = numbers[:3], numbers[3:]
         if self.quantity == "tip_position":
             return Pose(translation, self._rotation(rotation))
-        translation = translation * control.translation_scale
-        angles = rotation * control.rotation_scale
+        translation = clip(translation, control, 0) * control.translation_scale
+        angles = clip(rotation, control, 1) * control.rotation_scale
         size = math.hypot(*angles.tolist())
         turn = self._rotation(angles if size <= math.pi else angles * (math.pi / size))
         if control.delta_frame == "tip":
-            return Pose(start.position + start.rotation @ translation, start.rotation @ turn)
-        return Pose(start.position + translation, turn @ start.rotation)
+            translation, turn = start.rotation @ translation, start.rotation @ turn @ start.rotation.T
+        arm = np.zeros(3) if pivot is None else start.position - pivot
+        goal = Pose(start.position - arm + turn @ arm + translation, turn @ start.rotation)
+        if control.delta_form == "step":
+            self._made = _Followed(goal, goal.rotation)
+            return goal
+        turning = bool(np.any(np.abs(angles) > _ZERO))
+        if not turning:
+            goal = Pose(goal.position, start.rotation if self._last is None else self._last.goal)
+        end, response = goal, AT_REST
+        if control.delta_form == "motion":
+            end, response = respond(start, goal, self._last.response if self._last else AT_REST, turning)
+        self._made = _Followed(end, goal.rotation, response)
+        return end
 
     def _rotation(self, numbers: FloatArray) -> FloatArray:
         try:
             return read_rotation(numbers, self.form)
         except ValueError as error:
             raise Refused(Reason.ACTION_INVALID, f"tip_rotation[{self.form}]: {error}") from None
+
+
+def clip(numbers: FloatArray, control: ControlConfig, group: int) -> FloatArray:
+    """Apply ``control.clip`` to the numbers [3] of a translation (``group`` 0) or a rotation (1)."""
+    largest = control.clip_at[min(group, len(control.clip_at) - 1)]
+    if control.clip == "each":
+        return np.clip(numbers, -largest, largest)
+    if control.clip == "together":
+        return numbers / max(math.hypot(*numbers.tolist()) / largest, 1.0)
+    return numbers
 
 
 Motion = JointMotion | TipMotion
@@ -82,6 +167,8 @@ def make_motion(
     if quantity == "tip_position":
         return TipMotion(quantity, found["tip_rotation"].form)
     if quantity == "tip_delta":
+        if control.delta_form == "choose":
+            raise ConfigError(_CHOOSE)
         if kinematics is None and arm.output != "twist_stamped":
             raise _lacks(arm, part, "not set", "; set it, or set control.output to twist_stamped")
         return TipMotion(quantity, part.form or control.rotation)
@@ -90,14 +177,15 @@ def make_motion(
     if quantity == "joint_velocity":
         limits = kinematics.velocity_limits if kinematics else np.full(len(names), math.inf)
         _all_limited(arm, part, names, limits, "velocity")
-        scale = limits.copy() if part.form == "1" else scale
+        if part.form == "1":
+            scale = velocity_scale(control, limits)
     if part.range is not None and kinematics is not None:
         low, high = kinematics.position_low, kinematics.position_high
         _all_limited(arm, part, names, np.where(high - low < _UNBOUNDED, 0.0, math.inf), "position")
         least, most = part.range
         scale = (high - low) / (most - least)
         offset = low - least * scale
-    return JointMotion(quantity, scale * _UNITS.get(part.form, 1.0), offset)
+    return JointMotion(quantity, scale * _UNITS.get(part.form, 1.0), offset, part.form == "1")
 
 
 def _all_limited(arm: ArmConfig, part: Part, names: Sequence[str], limits: FloatArray, what: str) -> None:

@@ -12,9 +12,9 @@ from launch.actions import DeclareLaunchArgument, OpaqueFunction
 
 from launch import Action, LaunchContext
 from vla_ros.config import Config, load
+from vla_ros.config.control import SCHEDULES
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
-from vla_ros.config.sections import SCHEDULES
 from vla_ros.errors import did_you_mean
 from vla_ros.middleware.selection import NAMES
 

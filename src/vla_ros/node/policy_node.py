@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.config import Config, LiveConfig
+from vla_ros.contract.binding import paced
 from vla_ros.contract.feeds import message_type
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
@@ -87,6 +88,7 @@ class PolicyNode:
             stepper.load(progress)
             wait_until_alone(self._node, self._logger, progress, self._clock)
             self._stepper = stepper
+            self._options.current = stepper.binding.config
             self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
             self._join(stepper)
         except BaseException:
@@ -94,7 +96,7 @@ class PolicyNode:
             stepper.close()
             raise
         self._logger.info(self._summary())
-        self._logger.info(f"features:\n{stepper.binding.table()}")
+        self._logger.info(f"features:\n{stepper.describe()}")
         if (wanted := self.config.control.schedule) not in ("auto", stepper.schedule.kind):
             why = (
                 "returns single steps" if stepper.spec.horizon == 1 else "cannot continue the chunk being executed"
@@ -104,7 +106,7 @@ class PolicyNode:
             )
         stated, chosen = stepper.spec.execute_steps, self.config.control.execute_steps
         if stated and chosen not in (0, stated):
-            self._logger.warning(f"control.execute_steps: found {chosen}, but the checkpoint states {stated}")
+            self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)
@@ -221,7 +223,7 @@ class PolicyNode:
             if old != new:
                 say = self._logger.info if new else self._logger.warning
                 say(f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}")
-        self._options.current = config
+        self._options.current = config if self._stepper is None else paced(config, self._stepper.spec)
         if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())
 

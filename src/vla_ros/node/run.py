@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames arrive (control.armed)")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print how policy and robot are bound, and exit; nothing is loaded"
+        "--dry-run",
+        action="store_true",
+        help="print features, rate, units, frames and limits, and exit; nothing is loaded",
     )
     parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
     parser.add_argument(
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         policy = create(config)
         stepper = Stepper(config, policy)
         stepper.fit(policy.describe())
-        print(stepper.binding.table())
+        print(stepper.describe())
         return 0
     return serve(config, ros_args, stats=arguments.stats)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.contract.binding import bind, make_arms
+from vla_ros.contract.binding import bind, make_arms, paced
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Snapshot
@@ -25,6 +25,7 @@ from vla_ros.control.robot import ArmJoints, RobotController
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import VlaRosError
 from vla_ros.node.observer import Observer
+from vla_ros.node.trained import description
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, Observation, PreviousChunk
 from vla_ros.vision.lazy_images import LazyImages
@@ -68,12 +69,17 @@ class Stepper:
     def fit(self, spec: PolicySpec) -> None:
         """Bind a policy's spec to the robot; the policy need not be loaded."""
         self.binding = bind(spec, self._config, self._arms)
+        self._config = self.binding.config
         self.observer = Observer(self._config, self.binding)
         kinematics = {name: arm.kinematics for name, arm in self._arms.items() if arm.kinematics is not None}
         self.controller = RobotController(self._config, self.binding.spec, kinematics)
         self.schedule = ChunkSchedule(
             self._config.control, self.binding.spec, self.controller.binary, self.controller.rotations
         )
+
+    def describe(self) -> str:
+        """Return how the policy is bound to the robot, and how its actions will be executed."""
+        return f"{self.binding.table()}\n{description(self.binding, self._arms, self.schedule.kind)}"
 
     def close(self) -> None:
         """Free the session's and the policy's resources."""
@@ -92,7 +98,7 @@ class Stepper:
 
     def configure(self, config: Config, *, inferring: bool = False) -> None:
         """Apply changed options to the next steps; the policy gets them only if it is not inferring."""
-        self._config = config
+        self._config = config = paced(config, self.spec)
         with self._lock:
             self.controller.configure(config)
         self.schedule.control = config.control

@@ -14,6 +14,9 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
+RATE_HZ = 20.0
+"""Rate at which the joints are moved, in hertz."""
+
 _PEAK = 0.76980  # maximum of the product of sines in :func:`offset`: 4 / (3 sqrt(3))
 _ASTRAY = 3.0  # in amplitudes; an arm further than this from home gets a new home position
 
@@ -61,6 +64,7 @@ class WigglePolicy(Policy):
             tuple(StateFeature(name, parse_parts(f"{name}.joint_position")) for name in self._arms),
             parse_parts(" + ".join(parts), action=True),
             dimension=0,
+            rate_hz=RATE_HZ,
         )
 
     def start_session(self) -> WiggleSession:

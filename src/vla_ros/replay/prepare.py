@@ -27,7 +27,7 @@ def fit(config: Config, selection: Selection) -> Config:
 
 def step_seconds(config: Config, spec: PolicySpec) -> float:
     """Return the length of a step in seconds."""
-    return 1.0 / (config.control.rate_hz or spec.rate_hz or 30.0)
+    return 1.0 / (max(config.control.rate_hz, 0.0) or spec.rate_hz or 30.0)
 
 
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:

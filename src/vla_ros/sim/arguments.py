@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_ros.config import Config, load
+from vla_ros.config.control import SCHEDULES
 from vla_ros.config.files import config_file, read_file
 from vla_ros.config.loading import assignment, parse_assignment
-from vla_ros.config.sections import SCHEDULES
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import policy_of
@@ -184,7 +184,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         camera_gain=arguments.dim,
         bump=arguments.bump,
         arms=len(config.arms),
-        rate_hz=config.control.rate_hz or 10.0,
+        rate_hz=max(config.control.rate_hz, 0.0) or 10.0,
         objects=arguments.objects or 0,
     )
 

@@ -212,7 +212,7 @@ class ExpertPolicy(Policy):
             raise ConfigError(f"robot.arms: found {names}, expected {expected}")
         options = config.policy if isinstance(config.policy, ExpertOptions) else ExpertOptions()
         self._actions = options.actions
-        self._rate_hz = config.control.rate_hz or RATE_HZ
+        self._rate_hz = max(config.control.rate_hz, 0.0) or RATE_HZ
 
         def of_arms(*quantities: str, **more: bool) -> tuple[Part, ...]:
             return parse_parts(" + ".join(f"{name}.{each}" for name in names for each in quantities), **more)

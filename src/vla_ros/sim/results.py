@@ -94,7 +94,7 @@ class DemoResult:
     @property
     def rate_hz(self) -> float:
         """Control steps per second of simulated time."""
-        return self.config.control.rate_hz or RATE_HZ
+        return max(self.config.control.rate_hz, 0.0) or RATE_HZ
 
     @property
     def checkpoint(self) -> str:

@@ -40,6 +40,7 @@ from vla_ros.policies.openvla.network_policy import (
     PromptSession,
 )
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
+from vla_ros.policies.published import loop_of
 from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
@@ -136,12 +137,15 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
             )
         size = (architecture.image_size, architecture.image_size)
         processor = OFTResize(size, options.crop_area, variant.camera_side)
+        loop = loop_of("oft", self._preset)
         spec = PolicySpec(
             images=tuple(ImageFeature(key, processor) for key in keys),
             state=(StateFeature(self._state_key(), size=layout.state, middle=state.middle),) if state else (),
             action=self._action(dimension, NATIVE_GRIPPER),
             dimension=dimension,
             horizon=layout.chunk,
+            rate_hz=loop.rate_hz,
+            execute_steps=loop.execute_steps,
             noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
         )
         return Description(architecture, layout, weights, statistics, state, spec)

@@ -24,6 +24,7 @@ from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
 from vla_ros.policies.pi.robots import ROBOTS, Robot
 from vla_ros.policies.pi.rtc import RtcSettings
+from vla_ros.policies.published import loop_of
 
 OPENPI = "openpi"
 LEROBOT = "lerobot"
@@ -40,9 +41,10 @@ class PiCheckpoint:
     image_keys: tuple[str, ...]  # the policy's names of the images, in the model's order
     state_keys: tuple[tuple[str, int], ...]  # the policy's names of the state vectors, with their sizes
     flow_steps: int = 10  # Euler steps in the checkpoint's configuration
+    rate_hz: float | None = None  # control rate of the training data; None if no file states it
     trained_delay: int = 0  # longest delay of trained real-time chunking; 0 without such training
     tokenizer: str = ""  # the tokenizer's name in the checkpoint; empty if it states none
-    execute_steps: int = 0  # actions to execute before the next inference; 0 if no file states it
+    execute_steps: int = 0  # actions to execute before the next inference; 0 if unknown
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
 
 
@@ -115,7 +117,17 @@ def read_checkpoint(
     config.expect("action_dim", architecture.action_dim)
     config.finish({"how it runs, which policy.dtype chooses": "precision"})
     processing = _openpi(folder, architecture, robot, asset)
-    return PiCheckpoint(folder, architecture, stored, processing, robot.image_keys, robot.state_keys)
+    loop = loop_of("openpi", robot.name)
+    return PiCheckpoint(
+        folder,
+        architecture,
+        stored,
+        processing,
+        robot.image_keys,
+        robot.state_keys,
+        rate_hz=loop.rate_hz,
+        execute_steps=loop.execute_steps,
+    )
 
 
 def _rtc(config: Fields) -> RtcSettings:

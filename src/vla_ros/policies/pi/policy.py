@@ -214,6 +214,7 @@ def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
         action=(),
         dimension=processing.action_size,
         horizon=architecture.horizon,
+        rate_hz=checkpoint.rate_hz,
         execute_steps=checkpoint.execute_steps,
         noise=(architecture.horizon, architecture.action_dim),
         continues_chunks=True,

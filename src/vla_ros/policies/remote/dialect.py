@@ -72,6 +72,7 @@ class Dialect:
     """The protocol of one family of servers."""
 
     name: str
+    family: str  # of its policies, as in :func:`vla_ros.policies.published.loop_of`
     query: Callable[[Query, Metadata], bytes]  # writes a request, given the server's metadata
     answer: Callable[[Message], Answer]  # reads an answer; raises WireError unless it contains actions
     schemes: tuple[str, ...] = ("ws", "wss")  # of the server's address

@@ -9,10 +9,11 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.remote import gr00t, oft, openpi
 from vla_ros.policies.remote.dialect import Dialect, Metadata
 
-OPENPI = Dialect("openpi", openpi.query, openpi.answer)
+OPENPI = Dialect("openpi", "openpi", openpi.query, openpi.answer)
 ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.reset)
 VLLM_OMNI = Dialect(
     "vllm_omni",
+    "openpi",
     openpi.vllm_omni_query,
     openpi.vllm_omni_answer,
     path="/v1/realtime/robot/openpi",
@@ -20,6 +21,7 @@ VLLM_OMNI = Dialect(
 )
 SGLANG = replace(OPENPI, name="sglang", query=openpi.sglang_query, port=30000, path="/openpi/policy")
 GR00T = Dialect(
+    "gr00t",
     "gr00t",
     gr00t.query,
     gr00t.answer,
@@ -31,7 +33,7 @@ GR00T = Dialect(
 )
 GR00T_N15 = replace(GR00T, reset=None)  # its server knows no reset
 GR00T_FLAT = replace(GR00T, name="gr00t_flat", query=gr00t.FLAT)
-OFT = Dialect("oft", oft.query, oft.answer, ("http", "https"), 8777, "/act")
+OFT = Dialect("oft", "oft", oft.query, oft.answer, ("http", "https"), 8777, "/act")
 
 DIALECTS = {each.name: each for each in (OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)}
 SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.schemes}

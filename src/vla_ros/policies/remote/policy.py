@@ -18,8 +18,9 @@ from vla_ros.config import Config, PolicyConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.published import loop_of
 from vla_ros.policies.remote import spec
-from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
+from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Dialect, Metadata, Query
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
 from vla_ros.policies.remote.messages import WireError, finite
@@ -87,7 +88,7 @@ class RemotePolicy(Policy):
 
     def describe(self) -> PolicySpec:
         """Return an open spec, because only the connected server describes its policy."""
-        return spec.learned(NO_METADATA, self._options.horizon)
+        return self._learned(NO_METADATA, self._target.dialect)
 
     def start_session(self) -> RemoteSession:
         """Connect a robot; the first robot uses the connection that :meth:`load` made."""
@@ -140,7 +141,7 @@ class RemotePolicy(Policy):
 
     def _accept(self, peer: Peer) -> None:
         """Check the metadata against ``features``; on reconnection, refuse another policy."""
-        found = spec.learned(peer.metadata, self._options.horizon)
+        found = self._learned(peer.metadata, peer.dialect)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
             if peer.metadata.get("server") != OWN:
@@ -149,6 +150,9 @@ class RemotePolicy(Policy):
             changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
         self.spec, self._image_size = found, spec.image_size(peer.metadata)
+
+    def _learned(self, metadata: Metadata, dialect: Dialect) -> PolicySpec:
+        return spec.learned(metadata, self._options.horizon, loop_of(dialect.family, self._config.preset))
 
     def _image(self, image: Any, own: bool) -> Any:
         """Return an image as the server takes it: resized with padding, as openpi's clients do, or as JPEG."""

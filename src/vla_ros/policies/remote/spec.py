@@ -8,6 +8,7 @@ from typing import Any
 from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
+from vla_ros.policies.published import UNKNOWN, Loop
 from vla_ros.policies.remote.dialect import OWN, Metadata
 from vla_ros.policies.remote.messages import WireError
 from vla_ros.policies.remote.openpi import ROBOARENA_KEYS
@@ -26,10 +27,11 @@ _FARTHEST = 1e9  # maximum of a number in a state
 _OLDEST = 10_000.0  # maximum age of a moment, in steps or seconds
 
 
-def learned(metadata: Metadata, horizon: int) -> PolicySpec:
+def learned(metadata: Metadata, horizon: int, loop: Loop = UNKNOWN) -> PolicySpec:
     """Return the features in the metadata; the option ``features`` supplies the rest.
 
-    ``horizon`` is the maximum chunk length if the server does not state one.
+    ``horizon`` is the maximum chunk length if the server does not state one, ``loop`` how its published client
+    executes chunks.
     """
     if metadata.get("server") == OWN:
         return from_metadata(metadata)
@@ -39,7 +41,8 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
         if isinstance(section, Mapping) and entry in section:
             stated = len(section[entry]) if isinstance(section[entry], list) else section[entry]
     known = type(stated) is int and 1 <= stated <= _LONGEST
-    return PolicySpec((), (), (), 0, stated if known else horizon, open=True)
+    steps = stated if known else horizon
+    return PolicySpec((), (), (), 0, steps, loop.execute_steps, loop.rate_hz, open=True)
 
 
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
