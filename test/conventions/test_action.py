@@ -438,8 +438,8 @@ JOINT_OPEN, JOINT_CLOSED = 1.4910, -0.6213
 
 
 def aloha(path: str, **more: Any) -> Config:
-    own = {f"{arm}.{leaf}": f"/{arm}/{leaf}" for arm in ("left", "right") for leaf in ("command",)}
-    return options(path, "aloha", control__schedule="sync", **own, **more)
+    more["gripper__measured_by"] = ""  # this arm measures the joint that it commands
+    return options(path, "aloha", control__schedule="sync", **more)
 
 
 # SO-101

@@ -155,8 +155,9 @@ class Robot:
     """A robot whose observations a preset prepares, frame after frame at the preset's rate."""
 
     def __init__(self, **options: Any) -> None:
-        self._config = build(options)
-        self._observer = Observer(self._config, bind(OPEN, self._config, make_arms(self._config)))
+        config = build(options)
+        binding = bind(OPEN, config, make_arms(config))
+        self._config, self._observer = binding.config, Observer(binding.config, binding)
         self._step = 0
 
     def observe(self, *images: Array, joints: JointState | None = None, encoding: str = "rgb8") -> Observation:

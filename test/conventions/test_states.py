@@ -242,10 +242,9 @@ def test_so101(form: str, tmp_path: Path) -> None:
     path.write_text(f'<robot name="r"><link name="l0"/>{links}</robot>', encoding="utf-8")
     options = {"gripper.open_position": float(half[5]), "gripper.closed_position": -float(half[5])}
     config = build({"robot.urdf": str(path), "robot.gripper_joint_names": ["jaw"], **options})
-    parts = build({"preset": "so101"}).features.state[0].partition(" = ")[2]
-    if form == "m100_100":
-        parts = "arm.joint_position[-100..100 clipped] + arm.gripper[0..100 clipped]"
-    reader = bind_state(StateFeature("s", parse_parts(parts)), make_arms(config), {})
+    chosen = build({"preset": "so101", "features.joint_form": {"degrees": "deg"}.get(form, "-100..100")})
+    [feature] = complete(PolicySpec(action=(), open=True), chosen).state
+    reader = bind_state(feature, make_arms(config), {})
     middle = (known["range_max"] + known["range_min"]) / 2
     for counts, state in zip(known["counts"], known["state"], strict=True):
         joints = (counts - middle) * 2 * np.pi / 4095

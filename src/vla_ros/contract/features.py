@@ -62,7 +62,7 @@ def _in_one_form(text: str, chosen: str) -> str:
     """Return ``text`` with ``chosen`` in place of forms to choose from, as in ``[deg|-100..100]``."""
 
     def choose(match: re.Match[str]) -> str:
-        forms = [form.strip() for form in match[1].split("|")]
+        forms = {form.split()[0]: form.strip() for form in match[1].split("|") if form.strip()}
         if chosen not in forms:
             found = f"found '{chosen}'" if chosen else "not set"
             raise ConfigError(
@@ -70,7 +70,7 @@ def _in_one_form(text: str, chosen: str) -> str:
                 "in which unit its joints were recorded. LeRobot records SO-100 and SO-101 in degrees since "
                 "release 0.4.4 (deg); before, in -100 to 100 over the calibrated range of each joint (-100..100)"
             )
-        return f"[{chosen}]"
+        return f"[{forms[chosen]}]"
 
     return _FORMS.sub(choose, text)
 
