@@ -20,13 +20,15 @@ OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>
 QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11", "mcap>=1.2"]
 EXPORT = ["pyarrow>=15", "av>=14"]
-LEROBOT = ["lerobot>=0.6.1; python_version >= '3.12'"]
+LEROBOT = ["lerobot>=0.6.1,<0.7; python_version >= '3.12'"]  # 0.7 is announced to change inference
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
 SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
 RAY = ["ray[serve]>=2.40", *SERVE]
 BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
-TRITON = "triton>=3.5; sys_platform == 'linux' and platform_machine == 'x86_64'"  # comes with torch for CUDA
+TRITON = (
+    "triton>=3.5; sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"  # comes with torch for CUDA
+)
 DEV = [
     *BENCH,
     TRITON,  # its interpreter and compiler test the kernels without a GPU

@@ -67,7 +67,7 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     except ImportError as error:
         raise MissingDependencyError(
             f"policy.name: 'lerobot' needs LeRobot in this environment ({error}); install it with: pip install "
-            "lerobot, or set policy.python to the Python of an environment that has it"
+            "'lerobot<0.7', or set policy.python to the Python of an environment that has it"
         ) from error
     try:
         found = get_policy_class(kind)
@@ -80,7 +80,7 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     except ImportError as error:
         raise MissingDependencyError(
             f"{folder}: the policy '{kind}' needs a library that is not installed ({error}); install it with: pip "
-            f"install 'lerobot[{kind}]'"
+            f"install 'lerobot[{kind}]<0.7'"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(
