@@ -14,25 +14,27 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tools.faults.director import Director, Outcome
-from tools.faults.processes import DOMAINS
+from tools.faults.processes import DOMAINS, reserved
 from tools.faults.row import Row
-from tools.faults.rows import ROWS
+from tools.faults.rows import ROWS, runnable
 
 
-def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
+def run_rows(
+    rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None, backend: str = "dds"
+) -> list[Outcome]:
     """Run each row in its own DDS domain, ``jobs`` at a time, and print its outcome when it ends.
 
-    ``repeat`` is the number of injections per row; ``records`` is a folder for the records of rows with violations.
+    ``repeat`` is the number of injections per row; ``records`` is a folder for the records of rows with violations;
+    ``backend`` is that of the node and the robot.
     """
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
         free.put(domain)
 
     def one(number: int) -> Outcome:
-        domain = free.get()
-        director = Director(rows[number], seed + number, domain)
-        outcome = director.run(repeat)
-        free.put(domain)
+        with reserved(free) as domain:
+            director = Director(rows[number], seed + number, domain, backend=backend)
+            outcome = director.run(repeat)
         print(line(outcome), flush=True)
         if outcome.violations and records is not None:
             print(f"    records: {director.write_records(records)}", flush=True)
@@ -71,15 +73,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--records", type=Path, metavar="DIR", help="write the robot's records of rows with violations"
     )
+    parser.add_argument(
+        "--backend",
+        choices=("dds", "rclpy"),
+        default="dds",
+        help="how node and robot join the graph: by the embedded participant (default), or with the ROS 2 that is "
+        "sourced, over RMW_IMPLEMENTATION",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes as JSON")
     given = parser.parse_args(arguments)
     rows = [row for row in ROWS if not given.row or any(text in row.name for text in given.row)]
+    left_out = [row.name for row in rows if row not in runnable(rows, given.backend)]
+    if left_out:
+        print(f"not run through this middleware: {', '.join(left_out)}")
+    rows = runnable(rows, given.backend)
     if not rows:
         parser.error(f"no row's name contains any of {given.row}; there are: {', '.join(row.name for row in ROWS)}")
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**5)
     print(f"{len(rows)} rows, {given.repeat} injections each, seed {seed}\n\n{HEADER}", flush=True)
     began = time.monotonic()
-    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records)
+    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records, given.backend)
     injections = sum(len(outcome.injections) for outcome in outcomes)
     violations = sum(len(outcome.violations) for outcome in outcomes)
     print(f"\n{injections} injections, {violations} violations, {time.monotonic() - began:.0f} s")

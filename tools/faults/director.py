@@ -24,7 +24,7 @@ from vla_ros.errors import VlaRosError
 _GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
 _ENDED = 5.0  # s; the node must end within this time after its launcher
-_HELD = 0.5  # s; a node that was suspended must send a hold within this time after it resumes
+_HELD = 3.0  # s; a node that was suspended must send a hold within this time after it resumes
 
 
 @dataclass
@@ -48,10 +48,18 @@ class Outcome:
 
 
 class Director:
-    """Runs one row in a DDS domain. ``sabotage`` contains node options that the judge does not know."""
+    """Runs one row in a DDS domain.
+
+    ``sabotage`` contains node options that the judge does not know; ``backend`` is that of the node and the robot.
+    """
 
     def __init__(
-        self, row: Row, seed: int, domain: int, sabotage: Mapping[str, str] = MappingProxyType({})
+        self,
+        row: Row,
+        seed: int,
+        domain: int,
+        sabotage: Mapping[str, str] = MappingProxyType({}),
+        backend: str = "dds",
     ) -> None:
         self._row = row
         self._rng = random.Random(seed)
@@ -61,11 +69,11 @@ class Director:
         self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
         chunks = ("--horizon", str(row.horizon), "--seconds", str(row.seconds))
-        robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
+        robot = ("--backend", backend, "--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
         self._rig = Rig(
             domain,
-            {**row.options, **sabotage},
+            {"node.backend": backend, **row.options, **sabotage},
             (*chunks, *clock),
             robot,
             lease=row.lease,
@@ -211,8 +219,7 @@ class Director:
 
     def _restart_node(self) -> None:
         self._permissions.append(Permission(time.monotonic(), False, GRACE, "the node ended"))
-        if self._rig.node.alive:
-            self._rig.node.end()
+        self._rig.node.end()
         self._rig.start_node()
         self._arm()
 
@@ -234,7 +241,7 @@ class Director:
             steps=row.horizon,
             simulated=row.simulated,
             pieces=row.pieces,
-            suspended=row.suspended,
+            resumed=[injection.end for injection in self._outcome.injections] if row.suspended else (),
         )
         self._outcome.motions = len(rig.motions)
         for arm in ("", *row.arms[1:]):
@@ -254,7 +261,11 @@ class Director:
                     self._complain(
                         f"hold: at {injection.begin - self._began:.3f} s, {held} holds were sent, expected one"
                     )
-            if row.suspended and injection.end and not self._holds(injection.end, injection.end + _HELD):
+            if (
+                row.suspended
+                and injection.end
+                and not self._holds(injection.end, min(until, injection.end + _HELD))
+            ):
                 self._complain(f"hold: at {injection.end - self._began:.3f} s, none within {_HELD:g} s")
         if row.simulated:
             self._nothing_from_before_a_jump()

@@ -399,9 +399,10 @@ def main() -> int:
         "--listens", choices=("joints", "apart", "twist", "velocity", "action", "goals"), default="joints"
     )
     parser.add_argument("--arm", default="")
+    parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
-    with open_graph("dds") as graph:
+    with open_graph(given.backend) as graph:
         size = tuple(given.size)
         Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens, given.arm).run()
     return 0

@@ -5,6 +5,7 @@ A motion has the stamp of a frame, and a hold has the stamp of a joint state; an
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from vla_ros.types import FloatArray
 GRACE = 0.15
 """Seconds that a message may take between processes on a busy machine."""
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
-_NEWEST = GRACE + 0.1  # s; age of the newest joint state that a node on a busy machine knows
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
 
@@ -61,8 +61,8 @@ class Judge:
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
-        suspended: The fault suspends the node. Every command must be based on a joint state that the robot sent
-            just before the command arrived, and its age is that on arrival.
+        resumed: When the node resumed after it was suspended, ascending. Every command that arrives afterwards must
+            be based on a joint state that the robot sent afterwards, and its age is that on arrival.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Judge:
         steps: int = 1,
         simulated: bool = False,
         pieces: bool = False,
-        suspended: bool = False,
+        resumed: Sequence[float] = (),
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -87,13 +87,11 @@ class Judge:
         self._steps = steps
         self._simulated = simulated
         self._pieces = pieces
-        self._suspended = suspended
+        self._resumed = resumed
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
         self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
-        if suspended:
-            self._window = _NEWEST
 
     def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
         """Return all violations of a run.
@@ -111,8 +109,18 @@ class Judge:
         return [
             violation
             for command in commands
-            for violation in self._one(command, frames, measured[: bisect_right(times, command.time)], permissions)
+            for violation in self._one(
+                command,
+                frames,
+                measured[bisect_right(times, self._since(command)) : bisect_right(times, command.time)],
+                permissions,
+            )
         ] + [*self._between(commands, frames)]
+
+    def _since(self, command: Record) -> float:
+        """Return the time at which the node last resumed before a command, or -infinity."""
+        index = bisect_right(self._resumed, command.time)
+        return self._resumed[index - 1] if index else -math.inf
 
     def _between(self, commands: Sequence[Record], frames: Mapping[int, float]) -> Iterator[Violation]:
         """Check that each command between steps is within reach of the previous one.
@@ -162,7 +170,7 @@ class Judge:
 
     def _delay(self, command: Record) -> float:
         """Return the seconds from sending to receiving a command, for which the node is not to blame."""
-        return 0.0 if self._suspended else command.delay
+        return 0.0 if self._resumed else command.delay
 
     def _usable(self, record: Record) -> bool:
         """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
@@ -301,7 +309,9 @@ class Judge:
     def _hold(self, command: Record, known: Sequence[Record]) -> Iterator[Violation]:
         measured = next((record for record in reversed(known) if record.stamp == command.stamp), None)
         if measured is None:
-            yield Violation("stamp", command.time, f"{command.stamp} is not the stamp of a frame or joint state")
+            yield Violation(
+                "stamp", command.time, f"{command.stamp} is not the stamp of a frame or of a usable joint state"
+            )
             return
         held, there = _arm(command), _arm(measured)
         if self._pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -12,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from tools.faults.records import Record
@@ -23,6 +25,8 @@ from vla_ros.graph.launcher import wait_for_end
 DOMAINS = range(150, 201)
 _CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
 _CGROUP = Path("/sys/fs/cgroup/freezer")
+_OURS = ("ROS_", "CYCLONEDDS_", "FASTRTPS_", "FASTDDS_")
+_OF_ROS = ("ROS_DISTRO", "ROS_VERSION", "ROS_PYTHON_VERSION")
 _FREEZER = {"FREEZE": "FROZEN", "THAW": "THAWED"}
 _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
@@ -30,10 +34,11 @@ _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
     """Return an environment in which processes discover only each other, whatever the shell sets.
 
-    No real robot may receive the commands, so the domain tag excludes all other participants. ``lease`` is the time
-    in seconds after which DDS considers a silent process dead; 0 means Cyclone's default of 10.
+    No real robot may receive the commands: they stay on this host, and Cyclone's domain tag excludes all other
+    participants. Fast DDS has no tag; there, only the domain is our own. ``lease`` is the time in seconds after
+    which Cyclone DDS considers a silent process dead; 0 means its default of 10.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
+    kept = {name: value for name, value in os.environ.items() if name in _OF_ROS or not name.startswith(_OURS)}
     kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
     tag = f"vla_ros_faults_{os.getpid()}_{domain}"
     kept["CYCLONEDDS_URI"] = _CYCLONE.format(tag, _LEASE.format(lease) if lease else "")
@@ -54,6 +59,24 @@ def freeze(process: int, state: str) -> None:
     if state == "THAWED":
         (_CGROUP / "cgroup.procs").write_text(str(process))
         group.rmdir()
+
+
+@contextlib.contextmanager
+def reserved(domains: SimpleQueue[int]) -> Iterator[int]:
+    """Take a domain that no other run on this host uses, and put it back afterwards."""
+    while True:
+        domain = domains.get()
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0vla_ros_faults_domain_{domain}")
+            except OSError:
+                domains.put(domain)
+                continue
+            try:
+                yield domain
+            finally:
+                domains.put(domain)
+            return
 
 
 class Process:
@@ -90,6 +113,50 @@ class Process:
             return self.process.wait(10)
 
 
+class Pipe:
+    """A pipe whose content is appended to a file, as by a log's reader, until that reader stalls."""
+
+    def __init__(self, file: Path) -> None:
+        self._out, self.end = os.pipe()
+        fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 4096)
+        self._flows, self._waits = threading.Event(), threading.Event()
+        self._flows.set()
+        self._thread = threading.Thread(target=self._read, args=(file,), daemon=True)
+        self._thread.start()
+
+    def stall(self, stalls: bool) -> None:
+        """Stop reading and fill the pipe, so that whoever writes is blocked, or read on."""
+        if not stalls:
+            self._flows.set()
+            return
+        self._flows.clear()
+        filling = os.open(f"/proc/self/fd/{self.end}", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(filling, b"\n")  # the reader takes it, and then nothing more
+        self._waits.wait(10)
+        for size in (1024, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(filling, b"\n" * size)
+        os.close(filling)
+
+    def close(self) -> None:
+        """Read to the end."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+            self._thread.join(10)
+
+    def _read(self, file: Path) -> None:
+        with file.open("ab", buffering=0) as log:
+            while text := os.read(self._out, 65536):
+                log.write(text)
+                if not self._flows.is_set():
+                    self._waits.set()
+                    self._flows.wait()
+                    self._waits.clear()
+        os.close(self._out)
+
+
 class NodeProcess(Process):
     """The node under test; appends its output to ``log``, and passes ``options`` with ``-p``."""
 
@@ -100,12 +167,27 @@ class NodeProcess(Process):
     ) -> None:
         self.log = log
         self._file = log.with_name("pid")  # written by the launcher
+        self._pipe = Pipe(log)
         self._file.unlink(missing_ok=True)
         first = [str(self._file)] if self.module != NodeProcess.module else []
         given = [word for name, value in options.items() for word in ("-p", f"{name}:={value}")]
-        with log.open("a", encoding="utf-8") as file:
-            command = [self.module, *first, *given, *words]
-            super().__init__(command, domain, lease, stdout=file, stderr=subprocess.STDOUT)
+        command = [self.module, *first, *given, *words]
+        super().__init__(command, domain, lease, stdout=self._pipe.end, stderr=subprocess.STDOUT)
+
+    def signal(self, name: str) -> None:
+        """Send a signal, or let the log stall (``LOG_STALLS``) and flow again (``LOG_FLOWS``)."""
+        if name.startswith("LOG_"):
+            self._pipe.stall(name == "LOG_STALLS")
+        else:
+            super().signal(name)
+
+    def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
+        """End the process, close its log and return its exit status."""
+        self._pipe.stall(False)
+        try:
+            return super().end(name, patience)
+        finally:
+            self._pipe.close()
 
 
 class LaunchedNode(NodeProcess):

@@ -36,7 +36,8 @@ class Row:
     end: tuple[Order, ...] = ()  # orders to the robot that end the fault
     within: float = 0.0  # seconds after which no motion may arrive, timeouts included
     lasts: tuple[float, float] = (0.3, 0.6)  # minimum and maximum duration of the fault in seconds
-    # Signals that begin and end the fault; for the node, also ``DISK_FULL``. A killed robot is started again.
+    # Signals that begin and end the fault; for the node, also ``DISK_FULL``,
+    # ``FREEZE`` and ``LOG_STALLS`` (:mod:`tools.faults.processes`). A killed robot is started again.
     node: tuple[str, ...] = ()
     robot: tuple[str, ...] = ()
     # What begins and ends a fault of the policy server: a signal, ``start`` with arguments, or a fault of

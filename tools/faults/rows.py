@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
+from tools.faults.processes import freezer
 from tools.faults.row import Order, Reaction, Row
 from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LONG, SERVO, SINGLE, VELOCITY
 
@@ -403,6 +406,16 @@ ROWS: tuple[Row, ...] = (
     _suspended(", ahead at 250 Hz", **FINE),
     _suspended(", twist", lasts=(0.35, 1.2), memory=1.4, **SERVO),
     _suspended(" by cgroup", signals=("FREEZE", "THAW")),
+    Row(
+        "node's log stalls",
+        _HOLDS,
+        ("joint_state_stale", "camera_stale", "suspended"),
+        ({"do": "instruct", "text": "wave again"},),  # logged within a second, by the thread that receives
+        (_WAVE,),
+        node=("LOG_STALLS", "LOG_FLOWS"),
+        within=1.0 + _SILENT,
+        lasts=(2.0, 2.5),
+    ),
     _contested("command", _STOPS, "command_contested"),
     _contested("claim", _STOPS, "command_contested"),
     _contested("gripper", _STOPS, "command_contested", **APART),
@@ -420,6 +433,24 @@ ROWS: tuple[Row, ...] = (
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
 )
 """Every row, in the order of the table."""
+
+
+_EMBEDDED = ("action", "goals")  # the robot's action server and client are the embedded participant's
+
+
+def runnable(rows: Sequence[Row], backend: str) -> list[Row]:
+    """Return the rows that can be run on this backend and, with rclpy, on the RMW of the environment.
+
+    Fast DDS takes no lease from the environment. Without a cgroup freezer, no row freezes the node.
+    """
+    shorter = backend == "rclpy" and os.environ.get("RMW_IMPLEMENTATION") != "rmw_cyclonedds_cpp"
+    return [
+        row
+        for row in rows
+        if not (backend == "rclpy" and set(_EMBEDDED) & set(row.robot_words))
+        and not (shorter and 0 < row.lease < 10)
+        and not ("FREEZE" in row.node and freezer() is None)
+    ]
 
 
 def find(name: str) -> Row:

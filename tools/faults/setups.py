@@ -8,7 +8,7 @@ from typing import Any
 from tools.faults.hand import NAME
 
 OPTIONS: Mapping[str, str] = {
-    "node.backend": "dds",  # rclpy on another middleware would ignore the domain tag
+    "node.backend": "dds",
     "robot.urdf": "demo",
     "robot.tip_frame": "tool",
     "robot.gripper_joint_names": "[finger_left, finger_right]",

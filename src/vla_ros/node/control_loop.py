@@ -67,6 +67,7 @@ class ControlLoop:
         self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
         self._between = Between(self._limiter, self._config.control.command_rate_hz)
         self._sender = Sender(context, stepper, self._limiter, self._between, prepare, supervise)
+        self._supervise = supervise
         self._held: set[Reason] = set()
         self._joints = {arm.name: len(arm.arm_names) for arm in stepper.controller.arms}
         self._ended = threading.Condition()
@@ -123,6 +124,8 @@ class ControlLoop:
         if did is Did.WAITED and self._between.due <= self._clock.steady():
             self._send_between()
             return Did.BETWEEN
+        if did is Did.WAITED:  # the graph thread may be blocked, such as by a log that nobody reads
+            self._supervise()
         return did
 
     def _step(self) -> Did:
