@@ -47,7 +47,7 @@ SLOW = r"^vla-ros (demo|serve|export|replay)|policy\.checkpoint"
 """Commands whose blocks do not run in the test suite."""
 STAND_INS = {
     "policy.checkpoint:=DIR": "policy.checkpoint:=demo -p policy.unnorm_key:=table_10hz",
-    "--checkpoint DIR": "--checkpoint demo",
+    "--checkpoint DIR": "--checkpoint demo -p policy.unnorm_key:=table_10hz",
     "/models/openvla-7b": "demo",
     "bridge_orig": "table_10hz",
     "BAG...": "my_bag",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.interpreter import end_process, use_environment
@@ -86,7 +86,9 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     status = 0
     try:
         with answered_by_roudi() if iceoryx else nullcontext():
-            node = VlaPolicyNode(interrupted=lambda: bool(signals.name))
+            node = VlaPolicyNode(
+                interrupted=lambda: bool(signals.name), parameter_overrides=_overrides(arguments or sys.argv)
+            )
         status = _spin(node)
     except VlaRosError as error:
         _say(str(error))
@@ -101,6 +103,22 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
             node.destroy_node()
         rclpy.try_shutdown()
     return status
+
+
+def _overrides(arguments: Sequence[str]) -> list[Any]:
+    """Return the parameters of the command line, of which rcl loses some.
+
+    In Jazzy, ``-p limits.velocity_scale:=0.1`` after a file with ``velocity_scale: 1`` is lost, because a variant
+    keeps both and the integer comes first; so is a flat name after two files that nest it.
+    """
+    from rclpy.parameter import Parameter
+
+    from vla_ros.graph.names import parse_ros_arguments
+    from vla_ros.node.run import NODE_NAME
+
+    ros = parse_ros_arguments(arguments)
+    values = ros.values(ros.full_name(NODE_NAME))
+    return [Parameter(name, value=value) for name, value in values.items() if value not in (None, [])]
 
 
 def _say(text: str) -> None:

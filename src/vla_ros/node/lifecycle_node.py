@@ -153,13 +153,14 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
             return SetParametersResult(successful=False, reason=str(error))
         if self._asks_only:
             self._apply(config)
-        halves = [f"{text}; there is no box now" for text in half_boxes(config)]
-        return SetParametersResult(successful=True, reason="; ".join(halves))
+        return SetParametersResult(successful=True)
 
     def _on_parameters_set(self, parameters: Sequence[Parameter]) -> None:
         self._apply(changed(self._config, parameters, everything=True))
 
     def _apply(self, config: Config) -> None:
-        self._config = config
+        before, self._config = half_boxes(self._config), config
+        for text in set(half_boxes(config)) - set(before):  # rclpy passes on no reason with a success
+            self.get_logger().warning(f"{text}; there is no box now")
         if self._policy_node is not None:
             self._policy_node.reconfigure(config)

@@ -221,8 +221,8 @@ class PolicyNode:
         for was, now in zip(self.config.arms, config.arms, strict=True):
             old, new = was.limits.box, now.limits.box
             if old != new:
-                say = self._logger.info if new else self._logger.warning
-                say(f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}")
+                text = f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}"
+                say(self._logger, text, "info" if new else "warning")
         self._options.current = config if self._stepper is None else paced(config, self._stepper.spec)
         if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())
