@@ -191,7 +191,7 @@ def test_a_missing_library_is_reported(folder: Path, tmp_path: Path, monkeypatch
         raise ImportError("'transformers' is required but not installed")
 
     monkeypatch.setattr("lerobot.policies.factory.get_policy_class", absent)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'lerobot\[act\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'lerobot\[act\]<0.7'"):
         loaded(damaged(folder, tmp_path))
 
 
