@@ -160,8 +160,11 @@ def test_a_dry_run_shows_state_and_chunk(capsys):
     words = ["run", "--dry-run", "-p", "preset:=libero", "-p", f"policy.checkpoint:={DATA / 'libero_l1'}"]
     arm = files("vla_ros") / "sim" / "assets" / "arm.urdf"
     words += ["-p", f"robot.urdf:={arm}", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
-    assert main(words) == 0
+    assert main(words) == 1, "preset libero asks what its deltas are"
+    assert "control.delta_form: choose goal or motion" in capsys.readouterr().err
+    assert main([*words, "-p", "control.delta_form:=motion"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "rate: 20 Hz (trained at 20 Hz), 8 of 8 steps of a chunk executed" in shown
     assert "arm.fingers[m, -m] 2" in shown
     assert "(checkpoint)" in shown  # the middle of its statistics
     assert "action chunk 8" in shown
