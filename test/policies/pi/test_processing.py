@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.prompt import PromptForm, prompt_parts, prompt_tokens, state_bins
 from vla_ros.policies.pi.robots import (
@@ -54,19 +54,19 @@ def test_long_prompts_are_truncated_and_empty_ones_refused():
         prompt_tokens(lambda text: [], "  \n", PromptForm(48), np.zeros(1))
 
 
-@pytest.mark.parametrize("lerobot", [False, True])
+@pytest.mark.parametrize("eps", [None, LEROBOT_EPS])
 @pytest.mark.parametrize("form", ["z_score", "quantile", "none"])
 @given(values=arrays(np.float64, (3, 2), elements=numbers))
-def test_unnormalize_inverts_normalize(form, lerobot, values):
-    normalization = make_normalization(form, STATISTICS, "here", lerobot)
+def test_unnormalize_inverts_normalize(form, eps, values):
+    normalization = make_normalization(form, STATISTICS, "here", eps)
     back = normalization.unnormalize(normalization.normalize(values))
     np.testing.assert_allclose(back, values, rtol=0, atol=3e-6)
 
 
 def test_quantiles_are_exact_at_the_first_percentile():
     low = np.array([-0.883754, 0.123])
-    for lerobot in (False, True):
-        normalization = make_normalization("quantile", {"q01": low, "q99": low + 1.7}, "here", lerobot)
+    for eps in (None, LEROBOT_EPS):
+        normalization = make_normalization("quantile", {"q01": low, "q99": low + 1.7}, "here", eps)
         assert normalization.normalize(low).tolist() == [-1, -1]
         assert state_bins(normalization.normalize(low)).tolist() == [0, 0]
 
@@ -75,9 +75,9 @@ def test_epsilons():
     openpi = make_normalization("z_score", {"mean": [0.0], "std": [0.0]}, "here")
     assert openpi.normalize(np.array([1e-6])).tolist() == [1.0]
     assert openpi.unnormalize(np.array([1.0])).tolist() == [1e-6]
-    lerobot = make_normalization("z_score", {"mean": [3.0], "std": [0.0]}, "here", lerobot=True)
+    lerobot = make_normalization("z_score", {"mean": [3.0], "std": [0.0]}, "here", LEROBOT_EPS)
     assert lerobot.unnormalize(np.array([5.0])).tolist() == [3.0]
-    flat = make_normalization("quantile", {"q01": [1.0], "q99": [1.0]}, "here", lerobot=True)
+    flat = make_normalization("quantile", {"q01": [1.0], "q99": [1.0]}, "here", LEROBOT_EPS)
     assert np.isfinite(flat.normalize(np.array([1.0]))).all()
 
 
