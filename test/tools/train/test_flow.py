@@ -23,7 +23,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.network import make_flow
-from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.policies.pi.prompt import prompt_tokens
 from vla_ros.policies.pi.tokenizer import load_tokenizer
@@ -106,7 +106,7 @@ def test_prompts_carry_the_state_as_the_policy_writes_it(run: Run) -> None:
     frames = run.load()
     encode = load_tokenizer(run.folder / TOKENIZER, len(VOCABULARY)).encode
     statistics = json.loads((run.folder / STATISTICS).read_text())["observation.state"]
-    normal = make_normalization("quantile", statistics, "state", lerobot=True)
+    normal = make_normalization("quantile", statistics, "state", LEROBOT_EPS)
     labels = shards.read_labels(data.shard_paths(run._dataset))
     rows = torch.arange(len(labels))
     ids, lengths = frames.prompts.fill(rows * 0 + KINDS.index("blue_ball"), frames.bins)
