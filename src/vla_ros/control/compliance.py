@@ -10,8 +10,8 @@ Panda are computed from its model in its home position; nothing is fitted:
 - The air resists rotation, because the finger tips have a large inertia for their mass: 6.6 N m at 1 rad/s, on a
   hand whose inertia about the axes that turn with the wrist is 1 kg m^2.
 
-Motions of constant actions have 95 to 107 % of robosuite's length (``test/conventions``). The model leaves out how
-far a rotation moves the tip (up to 0.03 m when it begins), because that depends on the simulated arm's posture.
+Constant translations or rotations have 95 to 107 % of robosuite's length (``test/conventions``). The model leaves
+out how far a rotation moves the tip (up to 0.03 m when it begins), which depends on the simulated arm's posture.
 """
 
 from __future__ import annotations
