@@ -47,6 +47,15 @@ def test_only_a_pause_longer_than_any_delay_is_a_suspension() -> None:
     assert (scene.suspension.resumed, scene.suspension.lasted) == (scene.now_s, pytest.approx(0.3))
 
 
+def test_lost_messages_are_waited_for_after_a_suspension_in_which_messages_get_lost() -> None:
+    scene = Scene()
+    for pause, waits in ((0.3, False), (2.0, True), (0.3, True)):
+        scene.run(0.1)
+        scene.now_s += pause
+        scene.suspension.notice()
+        assert (scene.suspension.settled > scene.now_s + 2.5) is waits
+
+
 @pytest.mark.parametrize("ahead", [0.0, 5.0, -5.0])
 def test_messages_that_waited_are_told_from_new_ones_whatever_the_publishers_clock(ahead: float) -> None:
     scene = Scene(ahead)

@@ -262,7 +262,7 @@ def test_every_received_frame_has_exactly_one_outcome(
 class Wires:
     """Publishers that keep what they publish."""
 
-    graph = SimpleNamespace(message=message_types("jazzy").message)
+    graph = SimpleNamespace(message=message_types("jazzy").message, serialize=lambda message: message)
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []

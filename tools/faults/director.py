@@ -264,6 +264,7 @@ class Director:
             if (
                 row.suspended
                 and injection.end
+                and self._was_armed(injection.begin)
                 and not self._holds(injection.end, min(until, injection.end + _HELD))
             ):
                 self._complain(f"hold: at {injection.end - self._began:.3f} s, none within {_HELD:g} s")
@@ -277,6 +278,11 @@ class Director:
             record.kind == "command" and begin <= record.time <= end and record.stamp not in moved
             for record in self._rig.records
         )
+
+    def _was_armed(self, time: float) -> bool:
+        """Return True if ``~/status`` last said that the arm may move."""
+        said = [each.text for each in self._rig.records if each.kind == "status" and each.time < time]
+        return bool(said) and json.loads(said[-1])["state"] == "armed"
 
     def _is_named(self, begin: float, until: float) -> bool:
         """Return True if ``~/status`` showed or counted one of the row's reasons."""

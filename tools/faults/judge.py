@@ -22,6 +22,7 @@ from vla_ros.types import FloatArray
 
 GRACE = 0.15
 """Seconds that a message may take between processes on a busy machine."""
+_RECORDED = 0.05  # s; by which the robot may record a joint state before it sends it
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
@@ -120,7 +121,7 @@ class Judge:
     def _since(self, command: Record) -> float:
         """Return the time at which the node last resumed before a command, or -infinity."""
         index = bisect_right(self._resumed, command.time)
-        return self._resumed[index - 1] if index else -math.inf
+        return self._resumed[index - 1] - _RECORDED if index else -math.inf
 
     def _between(self, commands: Sequence[Record], frames: Mapping[int, float]) -> Iterator[Violation]:
         """Check that each command between steps is within reach of the previous one.

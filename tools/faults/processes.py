@@ -121,7 +121,7 @@ class Pipe:
         fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 4096)
         self._flows, self._waits = threading.Event(), threading.Event()
         self._flows.set()
-        self._thread = threading.Thread(target=self._read, args=(file,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(file.open("ab", buffering=0),), daemon=True)
         self._thread.start()
 
     def stall(self, stalls: bool) -> None:
@@ -146,8 +146,8 @@ class Pipe:
             self.end = -1
             self._thread.join(10)
 
-    def _read(self, file: Path) -> None:
-        with file.open("ab", buffering=0) as log:
+    def _read(self, log: IO[bytes]) -> None:
+        with log:
             while text := os.read(self._out, 65536):
                 log.write(text)
                 if not self._flows.is_set():

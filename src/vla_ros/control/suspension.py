@@ -17,6 +17,8 @@ LONGEST = 0.25
 """Seconds without a call of :meth:`Suspension.notice` that count as a suspension; the node calls it at 50 Hz."""
 
 _SETTLED = 1.0  # s; a message without a stamp was published at most this long before it arrives
+_LONG = 1.0  # s; a suspension in which messages get lost because nobody takes them
+_REPAIRED = 3.2  # s; after this time, lost messages have been sent again: Fast DDS' writers offer them every 3 s
 _COUNTED = 100  # messages; the shortest delay is that of the last one or two hundred
 _PUBLISHERS = 256  # remembered; all are forgotten beyond that
 
@@ -36,6 +38,7 @@ class Suspension:
     Attributes:
         resumed: When the process last resumed, as noticed; -infinity if it was never suspended.
         lasted: Seconds for which it was suspended then.
+        settled: When reliable messages that got lost meanwhile, such as a stop, have been sent again.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -43,7 +46,7 @@ class Suspension:
         self._lock = threading.Lock()
         self._last = math.inf
         self._delays: dict[bytes, _Delay] = {}
-        self.resumed, self.lasted = -math.inf, 0.0
+        self.resumed, self.lasted, self.settled = -math.inf, 0.0, -math.inf
 
     def notice(self) -> None:
         """Record that the process runs. Call it at least every 0.1 s, and before everything that is sent."""
@@ -52,6 +55,8 @@ class Suspension:
             last, self._last = self._last, now
             if now - last > LONGEST:
                 self.lasted, self.resumed = now - last, now
+                if self.lasted > _LONG:
+                    self.settled = now + _REPAIRED
 
     def published(self, publisher: bytes, stamp: int) -> float:
         """Return when a message that arrives now was published, at the earliest.

@@ -86,6 +86,9 @@ class Vocabulary:
     qos: Callable[[str], Any]
     """QoS profile by its name in :data:`vla_ros.graph.qos.PROFILES`, as the type that the backend takes."""
 
+    serialize: Callable[[Any], bytes]
+    """Serialises a message to CDR bytes, which publishers take as well."""
+
     deserialize: Callable[[Any, Any], Any]
     """``(cdr, msg_type)``: deserialises a message from its CDR bytes."""
 

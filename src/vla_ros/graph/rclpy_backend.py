@@ -19,7 +19,7 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor, T
 from rclpy.logging import LoggingSeverity
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
-from rclpy.serialization import deserialize_message
+from rclpy.serialization import deserialize_message, serialize_message
 from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 
@@ -48,6 +48,7 @@ class RclpyVocabulary(Vocabulary):
         self.backend = "rclpy"
         self.message, self.service, self.action = (partial(_interface, kind) for kind in ("msg", "srv", "action"))
         self.qos = _qos
+        self.serialize = serialize_message
         self.deserialize = lambda cdr, msg_type: deserialize_message(bytes(cdr), msg_type)
         # rclpy's default is the node's clock, which may be simulated.
         steady = RclpyClock(clock_type=ClockType.STEADY_TIME)

@@ -59,6 +59,8 @@ class Holder:
             wanted = "the hold was not sent yet"
         elif self.looked < resumed:
             wanted = "the graph was not searched for other commanders since it resumed"
+        elif self._context.clock.awake() < self._suspension.settled:
+            wanted = "a stop that was sent meanwhile may still arrive"
         else:
             self._passed = resumed
             return ""

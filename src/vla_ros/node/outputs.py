@@ -24,7 +24,7 @@ class Outputs:
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
-        self._make = wiring.graph.message
+        self._make, self._serialize = wiring.graph.message, wiring.graph.serialize
         self._publishers: dict[str, Any] = {}
         self._goals: dict[str, GripperGoals] = {}  # by the action's name
         self.gids: dict[str, bytes] = {}
@@ -55,12 +55,16 @@ class Outputs:
         """Build the messages of all arms' commands; return a function that sends them.
 
         Call that function within ``safety.motion()``: for a hold only if motion is *not* allowed, for a motion only
-        if it is.
+        if it is. If the process was suspended in the meantime, it sends nothing more.
         """
         sends = [send for command in commands for send in self._messages(command)]
 
         def send() -> None:
+            resumed = self._context.suspension.resumed
             for each in sends:
+                self._context.suspension.notice()
+                if self._context.suspension.resumed != resumed:
+                    return
                 each()
             expires = self._context.clock.steady() + lifetime(self._context.options.current)
             told = {command.arm for command in commands}
@@ -72,16 +76,18 @@ class Outputs:
     def _messages(self, command: Command) -> list[Callable[[], None]]:
         arm, now = self._arms[command.arm], self._context.clock.ros()
         body, fingers = self._split(command)
-        sends: list[Callable[[], None]] = [
-            partial(self._publishers[arm.command].publish, to_message(body, arm.output, self._make, now))
-        ]
+        sends: list[Callable[[], None]] = [self._publishing(arm.command, body, arm.output, now)]
         if fingers is not None and arm.gripper_topic in self._goals:
             # A hold sends no goal: the last goal remains in force.
             sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
         elif fingers is not None:
-            message = to_message(fingers, arm.gripper.output, self._make, now)
-            sends.append(partial(self._publishers[arm.gripper_topic].publish, message))
+            sends.append(self._publishing(arm.gripper_topic, fingers, arm.gripper.output, now))
         return sends
+
+    def _publishing(self, topic: str, command: Command, output: str, now: int) -> Callable[[], None]:
+        """Return a function that publishes a command, serialised already so that it takes as little as possible."""
+        cdr = self._serialize(to_message(command, output, self._make, now))
+        return partial(self._publishers[topic].publish, cdr)
 
     def _split(self, command: Command) -> tuple[Command, Command | None]:
         arm = self._arms[command.arm]

@@ -66,7 +66,7 @@ class DdsGraph(Graph):
         types = self.participant.types
         self.backend = "dds"
         self.message, self.service, self.action = types.message, types.service, types.action
-        self.qos, self.deserialize = profile, types.deserialize
+        self.qos, self.serialize, self.deserialize = profile, types.serialize, types.deserialize
         self.create_steady_timer = DdsNode.create_timer
         self.create_action_client, self.create_action_server = DdsActionClient, DdsActionServer
         self.subscribe_raw = _subscribe_raw
