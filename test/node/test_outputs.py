@@ -194,10 +194,10 @@ def test_an_interbotix_arm_hears_groups_and_its_gripper_single_joints(
     robot.until(lambda: np.allclose(groups[-1][1].cmd, robot.positions, atol=1e-6))
 
 
-def test_a_hold_after_the_graph_thread_was_busy_is_at_the_newest_position(
+def test_a_hold_while_the_graph_thread_is_busy_is_at_the_newest_position(
     robot: Any, inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joint states that waited meanwhile are read before the arm is held where it was a second ago."""
+    """While the graph thread is busy, the control thread holds, and first reads the joint states that wait."""
     begin, was_busy, supervise = threading.Event(), threading.Event(), PolicyNode._supervise
 
     def late(node: PolicyNode) -> None:
@@ -217,4 +217,4 @@ def test_a_hold_after_the_graph_thread_was_busy_is_at_the_newest_position(
         time.sleep(0.03)
     robot.until(lambda: "joint_state_stale" in robot.reported, robot.send_frame)
     held = [index for index in range(len(robot.commands)) if robot.command_stamp(index) not in robot.sent]
-    assert robot.command_positions(held[0])[0] > 0.04, "where it was before"
+    assert robot.command_positions(held[0])[0] > 0.004, "where it was before"
