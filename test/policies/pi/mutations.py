@@ -112,6 +112,12 @@ MUTATIONS = {
     "VISUAL": Mutation(BEFORE, modes("normalizer", VISUAL="MEAN_STD"), "VISUAL"),
     "image as STATE": Mutation(BEFORE, feature(f"{IMAGES}.image", type="STATE"), f"{IMAGES}.image"),
     "norm_map": Mutation(BEFORE, modes("normalizer", STATE="MEDIAN"), "STATE"),
+    "another type": Mutation(BEFORE, feature("observation.state", type="STATES"), "'observation.state': 'STATES'"),
+    "no norm_map": Mutation(
+        BEFORE, lambda c: step(c, "normalizer")["config"].pop("norm_map"), "norm_map: found None"
+    ),
+    "no state_file": Mutation(BEFORE, lambda c: step(c, "normalizer").pop("state_file"), "state_file"),
+    "another padding": Mutation(BEFORE, options("tokenizer_processor", padding="bucket"), "padding"),
     "truncation": Mutation(BEFORE, options("tokenizer_processor", max_length=9, truncation=False), "truncation"),
     "task_key": Mutation(BEFORE, options("tokenizer_processor", task_key="subtask"), "task_key"),
     "tokenizer_name": Mutation(

@@ -17,6 +17,7 @@ from vla_ros.policies.pi.pipeline import (
     RENAME,
     STATE_PROMPT,
     TOKENIZER,
+    TYPES,
     UNNORMALIZER,
     Pipeline,
 )
@@ -24,7 +25,6 @@ from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
 
 STATE, ACTION = "observation.state", "action"
-TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 
 HARMLESS = {
     "training": "optimizer_* scheduler_* time_sampling_* gradient_checkpointing freeze_vision_encoder "

@@ -37,8 +37,10 @@ CHAINS = (
 
 HARMLESS = {
     "where a step runs": "device",
-    "padding is masked and takes no position": "padding padding_side",
 }
+
+TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
+"""LeRobot's types of features."""
 
 FORMS = {
     "IDENTITY": "none",
@@ -94,6 +96,10 @@ class Pipeline:
             options = self._options[name]
             if name == "device_processor":
                 options.expect("float_dtype", None, "float32")
+            if name == TOKENIZER:
+                # Padding is masked and takes no position, so each way gives the same actions.
+                options.expect("padding", "max_length", "longest", "do_not_pad", True, False)
+                options.expect("padding_side", "right", "left")
             options.finish(HARMLESS, off=(None,))
             step.finish(off=(None,))
         self._file.finish({"a title": "name"})
@@ -112,9 +118,16 @@ class Pipeline:
 
     def mode(self, step: str, feature: str) -> str:
         """Return how a step normalises a feature of the observation or the action: a key of :data:`FORMS`."""
+        if step not in self:
+            return "IDENTITY"
         options = self.options(step)
         modes, features = options.object("norm_map"), options.object("features")
         chosen = options.get("normalize_observation_keys")
+        for key in ("norm_map", "features"):
+            if not isinstance(options.get(key), dict):
+                raise CheckpointError(f"{options.where}: {key}: found {options.get(key)!r}, expected a JSON object")
+        if bad := {name: kind for name in features if (kind := features.object(name).get("type")) not in TYPES}:
+            raise CheckpointError(f"{features.where}: found the types {bad}, expected one of {TYPES}")
         if feature == "action":  # LeRobot normalises it whatever the features are
             kind: Any = "ACTION"
         elif feature not in features or (chosen is not None and feature not in chosen):
@@ -137,7 +150,7 @@ class Pipeline:
         folder = self.path.parent
         if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
             raise CheckpointError(
-                f"{self.path}: the statistics are in {file!r}, which is missing; copy the file again"
+                f"{self.path}: state_file: the statistics are in {file!r}, which is missing; copy the file again"
             )
         stored, stem = read_header(folder / file), f"{feature}."
         tensors = from_files(stored)([key for key in stored if key.startswith(stem)])
