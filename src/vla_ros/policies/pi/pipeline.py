@@ -126,14 +126,15 @@ class Pipeline:
         for key in ("norm_map", "features"):
             if not isinstance(options.get(key), dict):
                 raise CheckpointError(f"{options.where}: {key}: found {options.get(key)!r}, expected a JSON object")
-        if bad := {name: kind for name in features if (kind := features.object(name).get("type")) not in TYPES}:
+        kinds: dict[str, Any] = {name: features.object(name).get("type") for name in features}
+        if bad := {name: one for name, one in kinds.items() if one not in TYPES}:
             raise CheckpointError(f"{features.where}: found the types {bad}, expected one of {TYPES}")
         if feature == "action":  # LeRobot normalises it whatever the features are
             kind: Any = "ACTION"
         elif feature not in features or (chosen is not None and feature not in chosen):
             return "IDENTITY"
         else:
-            kind = features.object(feature).get("type")
+            kind = kinds[feature]
         if bad := {key: value for key, value in modes.items() if value not in FORMS}:
             raise CheckpointError(f"{modes.where}: found {bad}, expected one of {sorted(FORMS)}; {ADVICE}")
         return str(modes.get(kind, "IDENTITY"))
