@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,36 @@ def test_so101(form: str, tmp_path: Path) -> None:
         joints = (counts - middle) * 2 * np.pi / 4095
         ours = reader.read(Measured(JointState((*names, "jaw"), joints, 1)), 1, 0.0)
         np.testing.assert_allclose(ours, state, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("form", "largest", "doubt"),
+    [
+        ("deg", 110.4, ""),
+        ("deg", 100.0, "is that of -100..100, as LeRobot recorded up to 0.4.3"),
+        ("deg", 1.92, "is less than a turn in radians"),
+        ("deg", 2048.0, "cannot be degrees"),
+        ("-100..100", 100.0, ""),
+        ("-100..100", 110.4, "is beyond the range"),
+    ],
+)
+def test_statistics_that_cannot_be_in_the_chosen_form_are_doubted(form: str, largest: float, doubt: str) -> None:
+    names = [f"joint_{index}" for index in range(1, 6)]
+    config = build(
+        {
+            "robot.urdf": "demo",
+            "robot.tip_frame": "link_5",
+            "robot.joint_names": names,
+            "robot.gripper_joint_names": ["jaw"],
+        }
+    )
+    chosen = build({"preset": "so101", "features.joint_form": form})
+    [feature] = complete(PolicySpec(action=(), open=True), chosen).state
+    learned = replace(feature, largest=(1.0, largest, 1.0, 1.0, 1.0, 1000.0))
+    found = [*bind_state(learned, make_arms(config), {}).doubts()]
+    assert len(found) == bool(doubt)
+    assert all(one.endswith(f"largest number, {largest:.5g}, {doubt}") for one in found)
+    assert not [*bind_state(feature, make_arms(config), {}).doubts()]
 
 
 def test_a_gauge_is_received_and_must_be_valid() -> None:

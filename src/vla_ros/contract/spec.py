@@ -51,6 +51,7 @@ class StateFeature:
     moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [N], T moments: [T, N]
     # Middle of the training data (mean, or middle of the bounds), [N]; empty if the checkpoint does not state it.
     middle: tuple[float, ...] = ()
+    largest: tuple[float, ...] = ()  # largest magnitude of each number in the training data, [N]; empty if unknown
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -98,6 +99,30 @@ class StateReader:
 
     feature: StateFeature
     parts: tuple[PartReader, ...]
+
+    def doubts(self) -> Iterator[str]:
+        """Yield why the joint positions of the training data cannot be in the form of their part.
+
+        LeRobot recorded joints in -100..100 of their calibrated range up to release 0.4.3, later in degrees. The
+        ends of that range are met exactly, and no joint turns by more than 360 degrees.
+        """
+        start = 0
+        for one in self.parts:
+            learned = self.feature.largest[start : start + one.size]
+            start += one.size
+            if one.part.quantity != "joint_position" or not learned:
+                continue
+            most, degrees = max(learned), one.part.form == "deg"
+            wrong = (
+                "cannot be degrees" if degrees and most > 360
+                else "is less than a turn in radians" if degrees and most < 2 * math.pi
+                else "is that of -100..100, as LeRobot recorded up to 0.4.3" if degrees and 99.9 < most < 100.1
+                else "is beyond the range" if one.part.range and most > 1.01 * max(map(abs, one.part.range))
+                else ""
+            )  # fmt: skip
+            if wrong:
+                found = f"the training data's largest number, {most:.5g}, {wrong}"
+                yield f"state '{self.feature.key}': {one.part}: {found}"
 
     def begin(self) -> None:
         """Begin an episode, in which rotations are continuous."""

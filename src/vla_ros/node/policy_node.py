@@ -107,6 +107,8 @@ class PolicyNode:
         stated, chosen = stepper.spec.execute_steps, self.config.control.execute_steps
         if stated and chosen not in (0, stated):
             self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
+        for doubt in (doubt for state in stepper.binding.states for doubt in state.doubts()):
+            self._logger.warning(doubt)
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)

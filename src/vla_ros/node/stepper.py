@@ -79,7 +79,10 @@ class Stepper:
 
     def describe(self) -> str:
         """Return how the policy is bound to the robot, and how its actions will be executed."""
-        return f"{self.binding.table()}\n{description(self.binding, self._arms, self.schedule.kind)}"
+        doubts = [
+            f"check features.joint_form: {doubt}" for state in self.binding.states for doubt in state.doubts()
+        ]
+        return "\n".join([self.binding.table(), description(self.binding, self._arms, self.schedule.kind), *doubts])
 
     def close(self) -> None:
         """Free the session's and the policy's resources."""

@@ -44,6 +44,12 @@ class Normalization:
         """Middle of the training data [N]: the mean, or the middle between the quantiles."""
         return self.offset + self.back / 2 if self.quantile else self.offset
 
+    @property
+    def largest(self) -> Array:
+        """Larger magnitude of the two bounds of the training data [N]; empty for a z-score, which has none."""
+        ends = np.abs([self.offset, self.offset + self.back])
+        return np.max(ends, axis=0) if self.quantile else np.zeros(0)
+
     def normalize(self, values: Array) -> Array:
         """Normalise [..., D]; the result has the statistics' data type."""
         count, result = self._prepare(values)

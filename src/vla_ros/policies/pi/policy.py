@@ -196,9 +196,11 @@ def _states(checkpoint: PiCheckpoint) -> Iterator[StateFeature]:
     processing, start = checkpoint.processing, 0
     # ALOHA's state is converted before it is normalised; it has no rotations.
     middle = () if processing.adapt else tuple(map(float, processing.state.middle))
+    largest = () if processing.adapt else tuple(map(float, processing.state.largest))
     for key, count in checkpoint.state_keys:
-        yield StateFeature(key, size=count, middle=middle[start : start + count])
-        start += count
+        end = start + count
+        yield StateFeature(key, size=count, middle=middle[start:end], largest=largest[start:end])
+        start = end
 
 
 def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
