@@ -120,8 +120,8 @@ def read_spec(folder: Path) -> PolicySpec:
             height, width, _ = image_shape(name, feature["shape"])
             images.append(ImageFeature(key_of(name), moments=moments, takes=(height, width)))
         else:
-            size, learned = int(feature["shape"][0]), _statistics(folder, name)
-            state.append(StateFeature(key_of(name), size=size, moments=moments, **learned))
+            size, (middle, largest) = int(feature["shape"][0]), _statistics(folder, name)
+            state.append(StateFeature(key_of(name), size=size, moments=moments, middle=middle, largest=largest))
     executed = int(config.get("n_action_steps") or 0)
     horizon = executed or int(config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
@@ -129,19 +129,18 @@ def read_spec(folder: Path) -> PolicySpec:
     return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed, instructed=instructed)
 
 
-def _statistics(folder: Path, feature: str) -> dict[str, tuple[float, ...]]:
-    """Return ``middle`` and ``largest`` of a feature's training data, as far as the preprocessor states them."""
+def _statistics(folder: Path, feature: str) -> list[tuple[float, ...]]:
+    """Return ``middle`` and ``largest`` of a feature's training data, each () if the preprocessor lacks it."""
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
-    learned: dict[str, tuple[float, ...]] = {}
+    found: dict[str, Any] = {}
     for file in filter(None, (step.get("state_file") for step in steps)):
-        found = _tensors(folder / file, feature)
-        for names in (("mean",), ("q01", "q99"), ("min", "max")):
-            if found.keys() >= set(names) and "middle" not in learned:
-                learned["middle"] = tuple(map(float, np.mean([found[name] for name in names], axis=0).ravel()))
-        for names in (("min", "max"), ("q01", "q99")):
-            if found.keys() >= set(names) and "largest" not in learned:
-                learned["largest"] = tuple(map(float, np.abs([found[name] for name in names]).max(axis=0).ravel()))
-    return learned
+        found = _tensors(folder / file, feature) | found
+    bounds = [
+        [found[low], found[high]] for low, high in (("min", "max"), ("q01", "q99")) if {low, high} <= found.keys()
+    ]
+    middles = [found["mean"]] if "mean" in found else [np.mean(each, axis=0) for each in reversed(bounds)]
+    largest = [np.abs(each).max(axis=0) for each in bounds]
+    return [tuple(map(float, np.ravel(each[0]))) if each else () for each in (middles, largest)]
 
 
 def _tensors(file: Path, feature: str) -> dict[str, Any]:
