@@ -17,18 +17,19 @@ from vla_ros.types import Observation, PreviousChunk
 
 
 @pytest.mark.slow
-def test_served_chunks_equal_local_chunks(folders):
+def test_served_chunks_equal_local_chunks(folders, tmp_path):
     options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero"]
     local = create(load((), options))
     local.load()
     server = ServerProcess(Path(sys.executable), [word for option in options for word in ("-p", option)])
     try:
         server.start()
+        (tmp_path / "key").write_text(server.key)
         remote = create(
             load(
                 (),
                 ["policy.name:=remote", f"policy.server:={server.url}", "timeouts.inference:=30.0",
-                 f"policy.api_key_file:={server.key_file}"],
+                 f"policy.api_key_file:={tmp_path / 'key'}"],
             )
         )  # fmt: skip
         remote.load()
