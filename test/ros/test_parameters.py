@@ -100,7 +100,7 @@ def test_every_option_is_a_parameter_with_its_default_description_and_range(
         DescribeParameters, "/vla_policy/describe_parameters", request
     ).descriptors
     assert rate.description.startswith("Maximum rate of steps")
-    assert (rate.floating_point_range[0].from_value, rate.floating_point_range[0].to_value) == (0.0, 1000.0)
+    assert (rate.floating_point_range[0].from_value, rate.floating_point_range[0].to_value) == (-1.0, 1000.0)
     assert "may change while running" in rate.additional_constraints
     assert threads.integer_range[0].to_value == 1024
     assert "set it before configure" in topics.additional_constraints
@@ -233,7 +233,7 @@ def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
     words = ["--ros-args", "--params-file", str(file), "-p", "autostart:=false"]
     program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *words)
     names = ("robot.arms", "left.urdf", "left.command", "right.command", "control.rate_hz", "control.execute_steps")
-    assert get(robot, *names) == [["left", "right"], "demo", "/mine", "/right/joint_command", 20.0, 25]
+    assert get(robot, *names) == [["left", "right"], "demo", "/mine", "/right/joint_command", 20.0, 0]
     assert not get(robot, "features.images")[0], "an empty list in a file is empty, whatever the preset says"
     for name, value in (("robot.arms", ["one"]), ("preset", "droid")):
         ok, reason = put(robot, name, value)
