@@ -6,6 +6,7 @@ holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node both call t
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from vla_ros.control.outcome import BEFORE_ARMING
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.sources import Contest
-from vla_ros.control.suspension import Suspension
+from vla_ros.control.suspension import LONGEST, Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, Vocabulary, say
@@ -254,7 +255,7 @@ class PolicyNode:
             self._clock,
             self.inputs,
             self.safety,
-            Suspension(self._clock),
+            Suspension(self._clock, math.inf if config.control.lockstep else LONGEST),
             self._watchdog,
             self.stats,
             self._telemetry,
