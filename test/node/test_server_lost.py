@@ -17,6 +17,7 @@ pytest.importorskip("prometheus_client", reason="the library prometheus_client i
 from test.serve.serving import served
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.errors import ServerLostError
 from vla_ros.policies.base import Policy, Session, create
 from vla_ros.types import ActionChunk, Observation
 
@@ -90,6 +91,25 @@ def test_a_short_loss_costs_no_pause(robot: Any, inside: Callable[..., Any], sch
         before = len(robot.commands)
         robot.until(lambda: len(robot.commands) > before + 10, robot.send_frame)
     assert "server_lost" not in {hold for _, said in robot.statuses for hold in said["holds"]}
+
+
+class Flickering(Forward):
+    """Each request but the first is lost, and the server is back at once."""
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        if self.asked:
+            raise ServerLostError("Connection refused; reconnecting")
+        self.asked = True
+        return super().infer(session, observation)
+
+    asked = False
+
+
+def test_a_loss_that_ended_before_it_was_handled_costs_no_pause(robot: Any, inside: Callable[..., Any]) -> None:
+    options = *PLAN[1:], "control.schedule:=blend", "control.refill_steps:=49"
+    inside(*options, policy=Flickering(50, 50))
+    robot.until(lambda: len(robot.commands) > 15 and dropped(robot) > 3, robot.send_frame)
+    assert not any("server_lost" in said["holds"] for _, said in robot.statuses)
 
 
 def dropped(robot: Any) -> int:

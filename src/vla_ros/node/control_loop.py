@@ -1,8 +1,7 @@
 """The control loop: sends the steps of the plan when they are due, and requests new chunks.
 
 Receiving threads only store data; the loop decides and sends. It uses each frame once and never waits without a
-timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread; replay and tests run it on a simulated
-clock.
+timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread, replay and tests on a simulated clock.
 """
 
 from __future__ import annotations
@@ -263,8 +262,9 @@ class ControlLoop:
             self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
             return
         except Refused as refused:
-            if refused.reason is Reason.SERVER_LOST and self._planned and self._stepper.lost:
-                self._frames.refuse(request.frame, refused.reason, refused.detail, holds=False)  # see Sender.check
+            if refused.reason is Reason.SERVER_LOST and self._planned:
+                # Also if it is back already; Sender.check holds when it has been lost for too long.
+                self._frames.refuse(request.frame, refused.reason, refused.detail, holds=False)
                 return
             if refused.reason.level is not Level.HOLD:
                 self._refuse(refused, request.frame)
