@@ -15,7 +15,7 @@ from PIL import Image
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.messages import nd, npy, openpi, pack
@@ -73,7 +73,7 @@ def wire() -> dict[str, bytes]:
     extension = {"vla_ros": {"number": 1, "deadline_ms": 50.0, "begins": True}}
     found["request/jpeg"] = pack(both | dict.fromkeys(views, jpeg) | extension)
     chunk = rng.normal(size=(1, 4, 7)).astype(np.float32)
-    spec = PolicySpec((ImageFeature("image"),), (StateFeature("state", parse_parts("arm.joint_position")),))
+    spec = PolicySpec((ImageFeature("image"),), (StateFeature("state", parse_components("arm.joint_position")),))
     modality = {
         "video": {"__ModalityConfig__": True, "as_json": {"modality_keys": ["front"], "delta_indices": [0]}}
     }

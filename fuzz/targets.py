@@ -13,7 +13,7 @@ from vla_ros.policies.remote.dialect import read_map
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI
 from vla_ros.policies.remote.spec import learned
 from vla_ros.replay.bag import Bag
-from vla_ros.serve.wire import Vocabulary, observation, read_request
+from vla_ros.serve.wire import RequestSchema, observation, read_request
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import image_stamp
 
@@ -29,7 +29,7 @@ TYPES = (
 MOST_RECORDS = 10_000
 """Most records that a bag may yield; a seed has six."""
 
-VOCABULARY = Vocabulary(
+VOCABULARY = RequestSchema(
     PolicySpec(
         tuple(map(ImageFeature, ("exterior_image_1_left", "wrist_image_left"))),
         (StateFeature("joint_position"), StateFeature("gripper_position")),

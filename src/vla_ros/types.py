@@ -158,13 +158,14 @@ class PreviousChunk:
 class Observation:
     """The input of a policy: images, state vectors and the instruction, named as in its spec."""
 
-    # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] for T moments, oldest first.
+    # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] at T times, oldest first.
     images: Mapping[str, UInt8Array]
     instruction: str  # the command in natural language
     stamp: int  # nanoseconds of the ROS clock at which the first image was taken
-    # Key to float64 [N]; [T, N] for T moments, oldest first.
+    # Key to float64 [N]; [T, N] at T times, oldest first.
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
-    # Unprocessed images with one moment, for a policy that processes images on its network's device; may be empty.
+    # Unprocessed images of features without past values, for a policy that processes them on its network's
+    # device; may be empty.
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
     # Initial noise of a sampling policy (``PolicySpec.noise``); None lets the policy draw it.
     noise: FloatArray | None = None

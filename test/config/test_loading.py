@@ -349,9 +349,9 @@ def test_arms_on_separate_topics_may_share_joint_names() -> None:
     assert [arm.joint_states for arm in config.arms] == ["/left/joint_states", "/joint_states"]
 
 
-def test_feeds_have_a_type() -> None:
+def test_state_topics_have_a_type() -> None:
     config = build({"robot.state_topics": ["objects=/o", "force=/f:WrenchStamped"]})
-    assert [(feed.key, feed.topic, feed.type) for feed in config.robot.feeds] == [
+    assert [(topic.key, topic.name, topic.type) for topic in config.robot.parsed_state_topics] == [
         ("objects", "/o", "JointState"),
         ("force", "/f", "WrenchStamped"),
     ]

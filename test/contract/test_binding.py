@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from vla_ros.cli.main import main
 from vla_ros.config import build
 from vla_ros.contract.binding import Binding, bind, make_arms
-from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import parse_components
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 
 ROBOT: dict[str, Any] = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
@@ -28,7 +28,7 @@ def bound(spec: PolicySpec, **values: Any) -> Binding:
 
 
 def action(text: str, **more: Any) -> PolicySpec:
-    return PolicySpec(action=parse_parts(text, action=True), **{"dimension": 0, **more})
+    return PolicySpec(action=parse_components(text, action=True), **{"dimension": 0, **more})
 
 
 def test_the_table_shows_sources_and_targets() -> None:
@@ -38,11 +38,12 @@ def test_the_table_shows_sources_and_targets() -> None:
         camera__keys=["front", "wrist"],
         camera__orientation=["none", "rotate_180"],
         features__images=["obs/image = front [224x160]", "wrist", "images/low?"],
-        features__state=["obs/state[16] = arm.tip_position + feed.force[6] + arm.joint_position[deg]"],
+        features__state=["obs/state[16] = arm.tip_position + topic.force[6] + arm.joint_position[deg]"],
         features__action=["arm.joint_velocity[1]", "arm.gripper[1..0]", "unused[2]"],
         gripper__open_value=0.0,
         gripper__closed_value=1.0,
-        features__moments=["wrist = -15, 0", "obs/state = -0.5s, 0"],
+        features__delta_timestamps=["obs/state = -0.5, 0"],
+        features__delta_indices=["wrist = -15, 0"],
         robot__state_topics=["force=/ft:WrenchStamped"],
         topics__gripper="/grip",
     )
@@ -52,7 +53,7 @@ def test_the_table_shows_sources_and_targets() -> None:
         ("wrist", "image", "any", "/wrist, rotate_180 at -15, 0"),
         ("images/low", "image", "", "no camera (optional)"),
         ("obs/state", "arm.tip_position[m]", "3", "/joint_states: tool in base_link at -0.5 s, 0"),
-        ("obs/state", "feed.force[6]", "6", "/ft at -0.5 s, 0"),
+        ("obs/state", "topic.force[6]", "6", "/ft at -0.5 s, 0"),
         ("obs/state", "arm.joint_position[deg]", "7", f"/joint_states: {joints} at -0.5 s, 0"),
         ("action", "arm.joint_velocity[1]", "7", f"/arm/joint_command: {joints}"),
         ("action", "arm.gripper[1..0]", "1", "/grip: finger_left, finger_right"),
@@ -62,7 +63,7 @@ def test_the_table_shows_sources_and_targets() -> None:
     assert found.spec.dimension == 10
     assert found.cameras == {"obs/image": 0, "wrist": 1}
     assert found.spec.images[0].size == (160, 224)
-    assert found.spec.images[1].moments == (Moment(15), Moment())
+    assert found.spec.images[1].delta_timestamps == (DeltaTimestamp(-15), DeltaTimestamp())
 
 
 EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
@@ -81,16 +82,30 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (OPEN, {"features__images": ["a", "a = image"]}, "found a twice"),
         (OPEN, {"features__images": ["a"], "features__state": ["a = arm.gripper"]}, "found a twice"),
         (OPEN, {"features__images": ["a = "]}, "expected KEY or KEY = CAMERA"),
-        (OPEN, {"features__state": ["a"]}, "expected KEY = PART"),
+        (OPEN, {"features__state": ["a"]}, "expected KEY = COMPONENT"),
         (OPEN, {"features__state": ["a = arm.speed"]}, "features.state: found 'speed'"),
         (OPEN, {"features__state": ["a[6] = arm.joint_position"]}, "7 numbers; the policy expects 6"),
         (OPEN, {"features__state": ["a = left.gripper"]}, "left.gripper.*the robot has the arms arm"),
-        (OPEN, {"features__state": ["a = feed.force"]}, "robot.state_topics: .*'force'.*found none"),
+        (OPEN, {"features__state": ["a = topic.force"]}, "robot.state_topics: .*'force'.*found none"),
         (OPEN, {"features__state": ["a = arm.joint_position(joint_9)"]}, "joint_9 is not among joint_1"),
         (OPEN, {"features__state": ["a = arm.gripper"], "robot__gripper_joint_names": []}, "no finger joints"),
-        (OPEN, {"features__moments": ["imag = -1, 0"]}, "did you mean 'image'"),
-        (OPEN, {"features__moments": ["image = soon"]}, "expected steps or seconds"),
-        (OPEN, {"features__moments": ["image = -1.5"]}, "expected steps or seconds"),
+        (OPEN, {"features__delta_indices": ["imag = -1, 0"]}, "did you mean 'image'"),
+        (
+            OPEN,
+            {"features__delta_indices": ["image = -1.5"]},
+            "features.delta_indices: .*expected KEY = steps, zero or",
+        ),
+        (
+            OPEN,
+            {"features__delta_timestamps": ["image = soon"]},
+            "features.delta_timestamps: .*expected KEY = seconds",
+        ),
+        (OPEN, {"features__delta_timestamps": ["image = 0.5"]}, "expected KEY = seconds, zero or negative"),
+        (
+            OPEN,
+            {"features__delta_timestamps": ["image = -0.5"], "features__delta_indices": ["image = -5"]},
+            "delta_timestamps and features.delta_indices: found image twice",
+        ),
         (OPEN, {}, "features.action: not set"),
         (
             EIGHT,
@@ -103,13 +118,13 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
             "found 7 numbers for 's', the policy expects 8",
         ),
         (
-            PolicySpec(state=(StateFeature("s", parse_parts("arm.gripper")),)),
+            PolicySpec(state=(StateFeature("s", parse_components("arm.gripper")),)),
             {"features__state": ["s = arm.fingers"]},
             r"found arm.fingers\[m\] for 's', the policy expects arm.gripper\[0..1\]",
         ),
         (
-            PolicySpec((ImageFeature("image", moments=(Moment(3), Moment())),)),
-            {"features__moments": ["image = -5, 0"]},
+            PolicySpec((ImageFeature("image", delta_timestamps=(DeltaTimestamp(-3), DeltaTimestamp())),)),
+            {"features__delta_indices": ["image = -5, 0"]},
             "but the policy requires",
         ),
         (
@@ -172,7 +187,7 @@ def test_columns_follow_the_arms_or_share_what_is_left() -> None:
     assert [place.stop for _, place in spec.columns({"a": 5, "b": 7})] == [5, 6, 13, 14]
     assert spec.grippers == (6,)
     assert spec.motion == "joint_position"
-    assert replace(spec, action=parse_parts("a.joint_delta + b.joint_position", action=True)).motion == ""
+    assert replace(spec, action=parse_components("a.joint_delta + b.joint_position", action=True)).motion == ""
     with pytest.raises(ConfigError, match="actions have 14 numbers"):
         spec.columns({"a": 5, "b": 5})
     assert np.array_equal(PolicySpec().columns()[1][1].indices(7), (6, 7, 1))
@@ -182,23 +197,24 @@ def test_a_dry_run_prints_the_table_and_loads_nothing(capsys: pytest.CaptureFixt
     arguments = ["run", "--config", "demo", "-p", "policy.name:=expert", "--dry-run"]
     assert main(arguments) == 0
     table = capsys.readouterr().out
-    assert "feed.objects[36]" in table
+    assert "topic.objects[36]" in table
     assert "/camera/image_raw, rotate_180" in table
     assert main([*arguments, "-p", "robot.state_topics:=[]"]) != 0
-    assert "needs the feed 'objects', found none" in capsys.readouterr().err
+    assert "needs the state topic 'objects', found none" in capsys.readouterr().err
 
 
-PIECES = ("image", "arm.gripper", "[0..1]", "[6]", "=", "+", "?", " ", "-15", ",", "0.5s", "left", "feed.f", "(a)")
+PIECES = ("image", "arm.gripper", "[0..1]", "[6]", "=", "+", "?", " ", "-15", ",", "-0.5", "left", "topic.f", "(a)")
 WORDS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 TEXTS = st.lists(WORDS | st.text(max_size=12), max_size=2)
 
 
-@given(images=TEXTS, state=TEXTS, parts=TEXTS | st.just(["arm.joint_delta"]), moments=TEXTS)
+@given(images=TEXTS, state=TEXTS, parts=TEXTS | st.just(["arm.joint_delta"]), timestamps=TEXTS, indices=TEXTS)
 @settings(max_examples=300)
 def test_any_text_binds_or_is_refused_with_a_reason(
-    images: list[str], state: list[str], parts: list[str], moments: list[str]
+    images: list[str], state: list[str], parts: list[str], timestamps: list[str], indices: list[str]
 ) -> None:
-    names = {"images": images, "state": state, "action": parts, "moments": moments}
+    names = {"images": images, "state": state, "action": parts}
+    names |= {"delta_timestamps": timestamps, "delta_indices": indices}
     config = build(ROBOT | {f"features.{name}": value for name, value in names.items()})
     said = "features."
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from vla_ros.config import build
 from vla_ros.contract.binding import make_arms
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, StateReader, bind_state
 from vla_ros.kinematics.rotations import write_rotation
@@ -37,7 +37,7 @@ def arms() -> dict[str, Arm]:
 
 
 def reader(arms: dict[str, Arm], text: str, size: int = 0) -> StateReader:
-    return bind_state(StateFeature("s", parse_parts(text), size), arms, {"force": "/ft"})
+    return bind_state(StateFeature("s", parse_components(text), size), arms, {"force": "/ft"})
 
 
 def read(arms: dict[str, Arm], text: str, joints: JointState | None = JOINTS, **more: Any) -> FloatArray:
@@ -65,7 +65,7 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
         "arm.gripper[m]": [0.02],
         "arm.fingers": [0.01, 0.03],
         "arm.tip_position": pose.position,
-        "feed.force": np.arange(6.0),
+        "topic.force": np.arange(6.0),
         "unused[2]": [0.0, 0.0],
     }
     for form in (
@@ -102,12 +102,12 @@ def test_a_gripper_opening_is_clipped_if_the_part_says_so(
         ("arm.fingers", JointState(NAMES, Q, STAMP), "joint state lacks .'finger_left'"),
         ("arm.joint_velocity", JointState(NAMES, Q, STAMP), "7 joints and 0 velocities"),
         (
-            "feed.force + arm.joint_position",
+            "topic.force + arm.joint_position",
             JointState(NAMES, Q * np.nan, STAMP),
             "joint_position.rad.: number 0 is nan",
         ),
         ("arm.tip_position", JointState(NAMES, Q * np.inf, STAMP), "joint 'joint_1' is not a number"),
-        ("feed.force[7]", JOINTS, "found 6 numbers, expected 7"),
+        ("topic.force[7]", JOINTS, "found 6 numbers, expected 7"),
     ],
 )
 def test_missing_stale_and_invalid_parts_are_named(
@@ -132,12 +132,12 @@ def test_joints_of_the_same_name_belong_to_their_arm() -> None:
         made.read(Measured(arms={"right": measured["right"]}), STAMP, 1.0)
 
 
-def test_stale_missing_and_mis_sized_feeds_are_named(arms: dict[str, Arm]) -> None:
-    force = reader(arms, "feed.force", size=7)
-    with pytest.raises(StateError, match=r"feed\.force: no message yet"):
+def test_stale_missing_and_mis_sized_topics_are_named(arms: dict[str, Arm]) -> None:
+    force = reader(arms, "topic.force", size=7)
+    with pytest.raises(StateError, match=r"topic\.force: no message yet"):
         force.read(Measured(JOINTS), STAMP, 1.0)
     with pytest.raises(StateError, match="found 6 numbers, the policy expects 7"):
         force.read(Measured(JOINTS, {"force": FORCE}), STAMP, 1.0)
-    with pytest.raises(StateError, match=r"feed\.force: 2 s older"):
+    with pytest.raises(StateError, match=r"topic\.force: 2 s older"):
         force.read(Measured(JOINTS, {"force": FORCE}), STAMP + 2_000_000_000, 1.0)
-    assert len(reader(arms, "feed.force").read(Measured(None, {"force": FORCE}), STAMP + 2_000_000_000, 0.0)) == 6
+    assert len(reader(arms, "topic.force").read(Measured(None, {"force": FORCE}), STAMP + 2_000_000_000, 0.0)) == 6

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config, build
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.kinematics.solver import Kinematics
@@ -33,7 +33,7 @@ def configure(**sections: dict[str, Any]) -> Config:
     return build(values)
 
 
-def control(columns: Sequence[tuple[Part, slice]] = POSE, **sections: dict[str, Any]) -> ArmController:
+def control(columns: Sequence[tuple[Component, slice]] = POSE, **sections: dict[str, Any]) -> ArmController:
     """A controller of the demo's arm."""
     return ArmController(configure(**sections), columns, ARM)
 
@@ -61,4 +61,4 @@ def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
 
 def spec_of(text: str, dimension: int) -> PolicySpec:
     """The spec of a policy with these parts of an action."""
-    return PolicySpec(action=parse_parts(text, action=True), dimension=dimension)
+    return PolicySpec(action=parse_components(text, action=True), dimension=dimension)

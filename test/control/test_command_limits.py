@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_ros.config import VELOCITY_OUTPUTS
-from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
+from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
@@ -99,7 +99,7 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
         ),
         outputs,
     )
-    parts = parse_parts(action_of(motions, grippers), action=True)
+    parts = parse_components(action_of(motions, grippers), action=True)
     spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
     controller = RobotController(config, spec, {each.name: ARM for each in config.arms})
     span = ARM.position_high - ARM.position_low - 2 * MARGIN

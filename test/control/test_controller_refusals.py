@@ -10,7 +10,7 @@ import pytest
 from demo_arm import ARM, DT, STAMP, action, configure, control, spec_of, state
 
 from vla_ros.config import build
-from vla_ros.contract.parts import ROTATION_SIZES
+from vla_ros.contract.components import ROTATION_SIZES
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Reason, Refused

@@ -53,7 +53,7 @@ def test_only_a_different_instruction_begins_a_new_epoch() -> None:
     assert inputs.snapshot.epoch == 1
 
 
-def test_waiting_for_a_stamp_ends_when_joints_and_feeds_have_it() -> None:
+def test_waiting_for_a_stamp_ends_when_joints_and_state_topics_have_it() -> None:
     events = [
         (2_000_000_000, lambda: inputs.set_joints(JOINTS)),
         (3_000_000_000, lambda: inputs.set_state("x", JOINTS)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from demo_arm import ARM, HOME, configure
 
-from vla_ros.contract.parts import QUANTITIES, parse_parts
+from vla_ros.contract.components import QUANTITIES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
@@ -33,13 +33,13 @@ ABSURD = [1e30, -1e30, 2.0**62, -(2.0**62), 1e6]
 
 
 def controller(text: str, **sections: Any) -> RobotController:
-    parts = parse_parts(text, action=True)
+    parts = parse_components(text, action=True)
     spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts), horizon=4)
     return RobotController(configure(**sections), spec, {"arm": ARM})
 
 
 def test_every_quantity_of_an_action_is_tried() -> None:
-    tried = {part.quantity for text in GOOD for part in parse_parts(text, action=True)}
+    tried = {part.quantity for text in GOOD for part in parse_components(text, action=True)}
     assert tried | {"gripper"} == {name for name, quantity in QUANTITIES.items() if quantity.action}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from demo_arm import ARM, DT, HOME, STAMP, configure, several, state
 
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.control.robot import RobotController
@@ -20,7 +20,7 @@ ACTION = "arm_0.joint_delta + arm_0.gripper + arm_1.tip_position + arm_1.tip_rot
 def robot(outputs: tuple[str, str] = ("joint_state", "joint_state"), **options: Any) -> RobotController:
     """Two arms with options by section and an output each."""
     config = several(configure(**{"topics": {"gripper": "/gripper"}, **options}), list(outputs))
-    parts = parse_parts(ACTION, action=True)
+    parts = parse_components(ACTION, action=True)
     spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
     return RobotController(config, spec, {"arm_0": ARM, "arm_1": ARM})
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import ControlConfig
-from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
+from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ChunkSchedule, Step
 from vla_ros.kinematics.rotations import read_rotation, write_rotation
@@ -35,7 +35,7 @@ def make(
     **options: Any,
 ) -> ChunkSchedule:
     spec = PolicySpec(
-        action=parse_parts(action, action=True), horizon=horizon, execute_steps=stated, continues_chunks=True
+        action=parse_components(action, action=True), horizon=horizon, execute_steps=stated, continues_chunks=True
     )
     return ChunkSchedule(ControlConfig(schedule=kind, **options), spec, unblended, rotations)
 

@@ -14,8 +14,8 @@ from test.conventions.robots import GANTRY_JOINTS, gantry, gantry_joints
 from vla_ros.config import Config, build, load
 from vla_ros.config.files import config_file
 from vla_ros.contract.binding import make_arms
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.features import complete
-from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.contract.state import Measured, StateReader, bind_state
 from vla_ros.errors import ConfigError
@@ -36,7 +36,7 @@ class Gantry:
 
     def read(self, position: Array, matrix: Array, fingers: Array | tuple[float, float] = (0.0, 0.0)) -> Array:
         """Return the first state of an episode."""
-        reader = bind_state(StateFeature("s", parse_parts(self._parts)), make_arms(self._config), {})
+        reader = bind_state(StateFeature("s", parse_components(self._parts)), make_arms(self._config), {})
         joints = np.concatenate((gantry_joints(position, matrix), fingers))
         return reader.read(Measured(JointState((*GANTRY_JOINTS, "a", "b"), joints, 1)), 1, 0.0)
 
@@ -212,7 +212,7 @@ def test_alohas_state_in_pis_units() -> None:
 def opening(options: dict[str, Any], parts: str, positions: Array) -> Array:
     """Return the state of each position of the joint ``finger``."""
     arms = make_arms(build({"robot.gripper_joint_names": ["finger"], **options}))
-    reader = bind_state(StateFeature("s", parse_parts(parts)), arms, {})
+    reader = bind_state(StateFeature("s", parse_components(parts)), arms, {})
     read = [reader.read(Measured(JointState(("finger",), np.array([at]), 1)), 1, 0.0)[0] for at in positions]
     return np.array(read)
 
@@ -305,7 +305,7 @@ def test_a_gauge_is_received_and_must_be_valid() -> None:
 )
 def test_what_a_form_cannot_be_is_refused(part: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_parts(part)
+        parse_components(part)
 
 
 @pytest.mark.parametrize(
@@ -318,5 +318,5 @@ def test_what_a_form_cannot_be_is_refused(part: str, message: str) -> None:
     ],
 )
 def test_a_part_is_read_back_from_its_text(part: str) -> None:
-    assert [str(one) for one in parse_parts(part)] == [part]
-    assert parse_parts(str(parse_parts(part)[0])) == parse_parts(part)
+    assert [str(one) for one in parse_components(part)] == [part]
+    assert parse_components(str(parse_components(part)[0])) == parse_components(part)

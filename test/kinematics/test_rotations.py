@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vla_ros.contract.parts import ROTATION_SIZES
+from vla_ros.contract.components import ROTATION_SIZES
 from vla_ros.kinematics.rotations import nearest, read_rotation, write_rotation
 
 ANGLES = st.tuples(*[st.floats(-np.pi, np.pi)] * 3)

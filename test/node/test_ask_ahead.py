@@ -13,7 +13,7 @@ import pytest
 from live_loop import EPOCH, LiveLoop, TimedPolicy, every
 
 from vla_ros.config import build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.clock import Clock, SimulatedClock
 from vla_ros.control.reasons import Reason
@@ -31,7 +31,7 @@ class Clockwork(TimedPolicy):
 
     def __init__(self, *, continues: bool = False) -> None:
         super().__init__(HORIZON)
-        parts = parse_parts("arm.joint_delta + unused[1]", action=True)
+        parts = parse_components("arm.joint_delta + unused[1]", action=True)
         self.spec = PolicySpec(action=parts, dimension=8, horizon=HORIZON, continues_chunks=continues)
         self.configured: list[Any] = []
         self.inferring = False
@@ -224,7 +224,9 @@ def test_the_arm_rests_when_the_plan_runs_out_and_then_continues() -> None:
 def test_a_chunk_that_comes_more_than_half_a_period_late_starts_where_the_arm_rests() -> None:
     """From one more step of the last motion, the arm would overshoot before it turned back to the chunk."""
     live = ahead(continues=True, timeouts__camera=5.0, control__blend_steps=4)
-    live.policy.spec = replace(live.policy.spec, action=parse_parts("arm.joint_position + unused[1]", action=True))
+    live.policy.spec = replace(
+        live.policy.spec, action=parse_components("arm.joint_position + unused[1]", action=True)
+    )
     live.stepper.bind()
     live.policy.during = lambda: live.clock.sleep(0.6)
     live.run(3.9)

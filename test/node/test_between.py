@@ -11,7 +11,7 @@ import pytest
 from live_loop import POSITIONS, LiveLoop, TimedPolicy, every
 
 from vla_ros.config import build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
@@ -26,7 +26,7 @@ class Turns(TimedPolicy):
 
     def __init__(self, wild: int | None = None, horizon: int = HORIZON) -> None:
         super().__init__(horizon)
-        self.spec = PolicySpec(action=parse_parts("arm.joint_delta", action=True), horizon=horizon)
+        self.spec = PolicySpec(action=parse_components("arm.joint_delta", action=True), horizon=horizon)
         self._random = None if wild is None else np.random.default_rng(wild)
 
     def infer(self, session: Any, observation: Observation) -> ActionChunk:

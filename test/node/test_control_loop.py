@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from live_loop import EPOCH, POSITIONS, LiveLoop, TimedPolicy, every
 
 from vla_ros.config import build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.messages import message_types
@@ -315,7 +315,7 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     assert live.context.safety.counters["twist_expired"] == 1
 
 
-BOTH = parse_parts("left.joint_delta + right.joint_delta", action=True)
+BOTH = parse_components("left.joint_delta + right.joint_delta", action=True)
 
 
 class TwoArmed(TimedPolicy):

@@ -14,8 +14,8 @@ from PIL import Image
 from vla_ros.cli.main import main
 from vla_ros.config import Config, build, load
 from vla_ros.config.files import config_file
-from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import parse_components
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
 from vla_ros.node import infer
@@ -77,8 +77,16 @@ class Sum(Policy):
     """Answers with what it was given."""
 
     spec = PolicySpec(
-        (ImageFeature("front", moments=(Moment(1), Moment())), ImageFeature("low", required=False)),
-        (StateFeature("q", size=2), StateFeature("past", parse_parts("unused[1]"), moments=(Moment(1), Moment()))),
+        (
+            ImageFeature("front", delta_timestamps=(DeltaTimestamp(-1), DeltaTimestamp())),
+            ImageFeature("low", required=False),
+        ),
+        (
+            StateFeature("q", size=2),
+            StateFeature(
+                "past", parse_components("unused[1]"), delta_timestamps=(DeltaTimestamp(-1), DeltaTimestamp())
+            ),
+        ),
         dimension=0,
         noise=(3, 2),
     )
@@ -102,7 +110,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Sum:
 CONFIG = build({"policy.name": "hold", "policy.instruction": "go"})
 
 
-def test_states_moments_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: Path, tmp_path: Path) -> None:
+def test_past_states_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(1).normal(size=(3, 2))
     np.save(tmp_path / "noise.npy", noise)
     found = infer.ask(CONFIG, [str(photo)], ["1,2", "past=3", "past=4"], tmp_path / "noise.npy")

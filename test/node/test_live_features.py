@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import parse_components
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
 
-STATE = "arm.tip_position + arm.joint_velocity + feed.pose + feed.force + feed.array + feed.other"
+STATE = "arm.tip_position + arm.joint_velocity + topic.pose + topic.force + topic.array + topic.other"
 TOPICS = ("pose=/p:PoseStamped", "force=/f:WrenchStamped", "array=/a:Float64MultiArray", "other=/o")
 
 
@@ -22,8 +22,8 @@ class Watching(Policy):
     """Keeps what it was asked last."""
 
     spec = PolicySpec(
-        (ImageFeature("image", moments=(Moment(seconds=0.2), Moment())),),
-        (StateFeature("all", parse_parts(STATE)),),
+        (ImageFeature("image", delta_timestamps=(DeltaTimestamp(seconds=-0.2), DeltaTimestamp())),),
+        (StateFeature("all", parse_components(STATE)),),
     )
 
     def __init__(self) -> None:

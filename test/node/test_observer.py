@@ -1,4 +1,4 @@
-"""Past images and states: the right moments, the first one repeated, nothing held that nobody looks at."""
+"""Past images and states: the right times, the first one repeated, nothing held that nobody looks at."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from vla_ros.config import build
 from vla_ros.contract.binding import bind, make_arms
-from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import parse_components
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
@@ -21,8 +21,9 @@ from vla_ros.types import JointState, Observation
 from vla_ros.vision.messages import encode_image
 
 BEGIN, PERIOD = 1_700_000_000_000_000_000, 33_333_333  # a camera at 30 Hz
-MOMENTS = (Moment(4), Moment(seconds=0.2), Moment(1), Moment())  # at 10 steps a second: 0.4, 0.2, 0.1 and 0 s
-STATE = StateFeature("q", parse_parts("arm.joint_position(joint_1)"), moments=MOMENTS)
+# At 10 steps a second: 0.4, 0.2, 0.1 and 0 s ago.
+TIMES = (DeltaTimestamp(-4), DeltaTimestamp(seconds=-0.2), DeltaTimestamp(-1), DeltaTimestamp())
+STATE = StateFeature("q", parse_components("arm.joint_position(joint_1)"), delta_timestamps=TIMES)
 
 
 def observer(spec: PolicySpec, **values: Any) -> Observer:
@@ -54,23 +55,23 @@ def ask(made: Observer, number: int) -> Observation:
 
 def levels(observation: Observation) -> list[int]:
     images = observation.images["image"]
-    assert images.shape == (len(MOMENTS), 6, 8, 3)
+    assert images.shape == (len(TIMES), 6, 8, 3)
     assert images.dtype == np.uint8
     return [int(image[0, 0, 0]) for image in images]
 
 
-def test_images_and_states_belong_to_their_moments_at_any_inference_rate() -> None:
-    made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),), (STATE,)))
+def test_images_and_states_belong_to_their_times_at_any_inference_rate() -> None:
+    made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),), (STATE,)))
     came(made, range(50))
     found = ask(made, 49)
     assert levels(found) == [37, 43, 46, 49]
     assert found.state["q"].shape == (4, 1)
     np.testing.assert_allclose(found.state["q"][:, 0], [0.37, 0.43, 0.46, 0.49])
-    assert not found.raw_images, "a policy cannot take several moments as the camera sent them"
+    assert not found.raw_images, "a policy cannot take past images as the camera sent them"
 
 
 def test_the_first_is_repeated_at_the_start_of_an_episode() -> None:
-    made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),), (STATE,)))
+    made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),), (STATE,)))
     assert levels(ask(made, 0)) == [0, 0, 0, 0]
     came(made, range(1, 8))
     assert levels(ask(made, 7)) == [0, 1, 4, 7]
@@ -82,14 +83,14 @@ def test_the_first_is_repeated_at_the_start_of_an_episode() -> None:
 
 
 def test_frames_newer_than_the_observed_one_are_not_used() -> None:
-    made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),)))
+    made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),)))
     came(made, range(20))
     assert levels(ask(made, 15)) == [3, 9, 12, 15]
 
 
 def test_without_a_receiver_observed_frames_form_the_history() -> None:
     """As in a replay."""
-    made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),)))
+    made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),)))
     found = [levels(ask(made, number)) for number in range(0, 50, 3)]
     assert found[-1] == [36, 42, 45, 48]
 
@@ -103,7 +104,7 @@ def test_a_state_alone_looks_back_without_holding_images() -> None:
     assert set(ask(made, 29).raw_images) == {"image"}
 
 
-def test_no_frame_is_kept_without_past_moments() -> None:
+def test_no_frame_is_kept_without_past_images() -> None:
     made = observer(PolicySpec())
     assert not made.remembers
     made.remember(0, stamp(1), frame(1), inputs(1))
@@ -113,13 +114,13 @@ def test_no_frame_is_kept_without_past_moments() -> None:
 def test_each_image_is_processed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     monkeypatch.setattr(module, "process", lambda raw: (done.append(raw.stamp), raw.pixels)[1])
-    made = observer(PolicySpec((ImageFeature("image", moments=MOMENTS),)))
+    made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),)))
     for number in range(0, 60, 3):
         levels(ask(made, number))
     assert sorted(set(done)) == done
 
 
-def test_the_ring_is_as_long_as_the_longest_moment() -> None:
+def test_the_ring_is_as_long_as_the_oldest_timestamp() -> None:
     ring = History({0: 1.0})
     held = []
     for number in range(1000):
@@ -141,7 +142,7 @@ def test_an_optional_camera_may_be_missing() -> None:
     assert refused.value.reason is Reason.INPUT_MISSING
 
 
-def test_moments_in_steps_need_a_rate() -> None:
-    spec = PolicySpec((ImageFeature("image", moments=MOMENTS),))
-    with pytest.raises(ConfigError, match=r"control\.rate_hz: found 0, but moments of 'image' are in steps"):
+def test_delta_indices_need_a_rate() -> None:
+    spec = PolicySpec((ImageFeature("image", delta_timestamps=TIMES),))
+    with pytest.raises(ConfigError, match=r"control\.rate_hz: found 0, but 'image' has past values in steps"):
         observer(spec, **{"control.rate_hz": 0.0})

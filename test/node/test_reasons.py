@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
@@ -24,8 +24,8 @@ from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
 
 POSE = PolicySpec()
-JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
-FORCE = PolicySpec(state=(StateFeature("force", parse_parts("feed.force")),))
+JOINTS = PolicySpec(action=parse_components("arm.joint_position + arm.gripper", action=True), dimension=8)
+FORCE = PolicySpec(state=(StateFeature("force", parse_components("topic.force")),))
 SLOWLY = (0.005, 0, 0, 0, 0, 0, 1)
 NEAR, AWAY = ([turn, 0.3, 0, 1.6, 0, 1.2, 0, 1] for turn in (0.01, 0.1))  # from where the robot of conftest.py is
 
@@ -144,7 +144,7 @@ def test_an_inference_begun_before_arming_never_moves_the_arm(robot: Any, inside
 
 
 @pytest.mark.causes("input_missing")
-def test_a_missing_or_stale_feed_holds(robot: Any, inside: Inside) -> None:
+def test_a_missing_or_stale_state_topic_holds(robot: Any, inside: Inside) -> None:
     node = inside(
         "robot.state_topics:=[force=/force]",
         policy=Constant(spec=FORCE),
@@ -164,11 +164,11 @@ def test_a_missing_or_stale_feed_holds(robot: Any, inside: Inside) -> None:
         robot.send_frame()
         force.publish(robot.joint_state(["z"], [newtons], robot.now() - age))
 
-    robot.until(lambda: "feed.force: no message yet" in why(), robot.send_frame)
+    robot.until(lambda: "topic.force: no message yet" in why(), robot.send_frame)
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
     robot.until(lambda: "older than the frame" in why(), lambda: with_force(3_000_000_000))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
-    robot.until(lambda: "feed.force: number 0 is nan" in why(), lambda: with_force(newtons=math.nan))
+    robot.until(lambda: "topic.force: number 0 is nan" in why(), lambda: with_force(newtons=math.nan))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
@@ -61,8 +61,8 @@ def config(**values: object) -> Config:
     return build({"robot.urdf": "demo", **{name.replace("__", "."): value for name, value in values.items()}})
 
 
-STATE = (StateFeature("proprio", parse_parts("arm.joint_position + feed.wrench")),)
-FEEDS = config(robot__state_topics=["wrench=/wrench"])
+STATE = (StateFeature("proprio", parse_components("arm.joint_position + topic.wrench")),)
+TOPICS = config(robot__state_topics=["wrench=/wrench"])
 
 
 def loaded(policy: Forward, options: Config | None = None) -> Stepper:
@@ -115,8 +115,8 @@ def test_a_missing_input_is_refused_with_its_reason(
     assert caught.value.reason is reason
 
 
-def test_missing_feeds_and_joints_are_refused() -> None:
-    stepper = loaded(Forward(state=STATE), FEEDS)
+def test_missing_topics_and_joints_are_refused() -> None:
+    stepper = loaded(Forward(state=STATE), TOPICS)
     with pytest.raises(Refused, match="no usable joint state"):
         stepper.step([message()], Snapshot(instruction="go"), 0.2)
     with pytest.raises(Refused, match="wrench"):
@@ -125,15 +125,15 @@ def test_missing_feeds_and_joints_are_refused() -> None:
     assert stepper.step([message()], ready, 0.2).commands
 
 
-def test_a_stale_feed_is_refused() -> None:
-    stepper = loaded(Forward(state=STATE), FEEDS)
+def test_a_stale_topic_is_refused() -> None:
+    stepper = loaded(Forward(state=STATE), TOPICS)
 
     def asked(behind: float) -> Snapshot:
-        feed = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
-        return dataclasses.replace(INPUTS, state={"wrench": feed})
+        wrench = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
+        return dataclasses.replace(INPUTS, state={"wrench": wrench})
 
     stepper.observer.observe([message()], asked(0.9))
-    with pytest.raises(Refused, match=r"feed.wrench: 1.1 s older.*timeouts.joint_state_age") as refused:
+    with pytest.raises(Refused, match=r"topic.wrench: 1.1 s older.*timeouts.joint_state_age") as refused:
         stepper.observer.observe([message()], asked(1.1))
     assert refused.value.reason is Reason.INPUT_MISSING
     stepper = loaded(Forward(state=STATE), config(robot__state_topics=["wrench=/w"], timeouts__joint_state_age=0.0))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.node.stepper import Stepper
@@ -60,7 +60,7 @@ def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brig
 
 def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recording, brightness_policy):
     policy = brightness_policy()
-    policy.spec = replace(policy.spec, state=(StateFeature("joints", parse_parts("arm.joint_position")),))
+    policy.spec = replace(policy.spec, state=(StateFeature("joints", parse_components("arm.joint_position")),))
     joints = [message for _, topic, message in recording if topic == "/joint_states" and "joint_7" in message.name]
     for step, message in enumerate(joints):
         message.position[2] = 0.01 * step

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import skill
 
@@ -36,7 +36,7 @@ def test_rotation_and_gripper_do_not_count_and_joints_all_do():
     predicted[:, 3:] += 1.0
     assert scores(predicted, recorded)[0]["mean"] == 1
     assert skill.columns_of(PolicySpec()) == [0, 1, 2]
-    joints = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
+    joints = PolicySpec(action=parse_components("arm.joint_delta + arm.gripper", action=True), dimension=8)
     assert skill.columns_of(joints) == list(range(7))
 
 

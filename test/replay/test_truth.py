@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix
@@ -91,7 +91,9 @@ def test_commands_of_arms_on_topics_of_their_own_are_paired_each():
     config = build(robot)
     found = select({"/camera/image_raw": IMAGE, "/left": JOINTS, "/right": JOINTS}, config, {})
     assert (found.truth, found.truth_type) == (("/left", "/right"), JOINTS)
-    spec = PolicySpec(action=parse_parts("left.joint_position + right.joint_position", action=True), dimension=2)
+    spec = PolicySpec(
+        action=parse_components("left.joint_position + right.joint_position", action=True), dimension=2
+    )
     left, right = table([10, 110, 210], [[1.0], [2.0], [3.0]], ["a"]), table([30, 230], [[-1.0], [-3.0]], ["b"])
     recording = Recording(None, Feed((left, right)))
     frames = at([0, 100, 200])
@@ -142,13 +144,13 @@ def test_joint_states_are_differenced_over_one_period(arm):
 
 
 def test_joint_policies_compare_in_joints():
-    spec = PolicySpec(action=parse_parts("arm.joint_position", action=True), dimension=3)
+    spec = PolicySpec(action=parse_components("arm.joint_position", action=True), dimension=3)
     names = ("a", "b", "c")
     joints = table([0, 100], [[0, 0, 0], [1, 1, 1]], names)
     commands = table([10, 110], [[1, 2, 3], [4, 5, 6]], ("b", "a", "c"))
     options = {"robot.joint_names": list(names)}
     assert align(JOINTS, commands, joints, spec, options).actions.tolist() == [[2, 1, 3], [5, 4, 6]]
-    delta = dataclasses.replace(spec, action=parse_parts("arm.joint_delta", action=True))
+    delta = dataclasses.replace(spec, action=parse_components("arm.joint_delta", action=True))
     assert align(JOINTS, commands, joints, delta, options).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
 
 
@@ -161,7 +163,7 @@ def test_joint_policies_compare_in_joints():
     ],
 )
 def test_commands_become_whatever_the_policy_answers(arm, action, dimension, expected):
-    spec = PolicySpec(action=parse_parts(action, action=True), dimension=dimension)
+    spec = PolicySpec(action=parse_components(action, action=True), dimension=dimension)
     names = (*arm.joint_names, "finger")
     joints = table([0, 50, 100, 150], np.tile([*HOME, 0.04], (4, 1)), names)
     commands = table([10, 110], np.tile([*(HOME + 0.1), 0.02], (2, 1)), names)

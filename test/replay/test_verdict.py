@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, GripperConfig
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures, verdict
 from vla_ros.replay.play import Options
@@ -211,7 +211,7 @@ def test_clocks_that_disagree_are_named(offset, words):
 
 def test_every_arm_and_gripper_is_judged():
     parts = "left.tip_delta + left.gripper + right.tip_delta + right.gripper"
-    spec = PolicySpec(action=parse_parts(parts, action=True), dimension=14)
+    spec = PolicySpec(action=parse_components(parts, action=True), dimension=14)
     recorded = np.concatenate([RECORDED, RECORDED[::-1]], axis=1)
     assert judged(noisy(recorded), recorded, spec).level == "good"
     wrong = noisy(recorded)

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.openpi import answer as openpi_answer
-from vla_ros.serve.wire import Request, Vocabulary, answer, observation, read_request
+from vla_ros.serve.wire import Request, RequestSchema, answer, observation, read_request
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import ResizeNaive
 
 LIMIT = 1 << 24
 SPEC = PolicySpec((ImageFeature("image", ResizeNaive((8, 8))),), (StateFeature("state", size=2),))
-ONE = Vocabulary(SPEC)
+ONE = RequestSchema(SPEC)
 IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 GOOD: dict[str, Any] = {"observation/image": IMAGE, "observation/state": np.array([1.0, 2.0]), "prompt": "go"}
 
 
-def read(message: Any, known: Vocabulary = ONE) -> Request:
+def read(message: Any, known: RequestSchema = ONE) -> Request:
     return read_request(pack(message), known, LIMIT)
 
 
@@ -50,7 +50,7 @@ def test_channels_of_nested_images_are_moved_to_the_end() -> None:
 
 
 def test_an_alias_replaces_the_other_names() -> None:
-    known = Vocabulary(SPEC, {"image": "observation/exterior_image_0_left"})
+    known = RequestSchema(SPEC, {"image": "observation/exterior_image_0_left"})
     message = {**GOOD, "observation/exterior_image_0_left": IMAGE + 1}
     np.testing.assert_array_equal(read(message, known).images["image"], IMAGE + 1)
     with pytest.raises(WireError, match="no image 'observation/exterior_image_0_left'"):
@@ -100,17 +100,20 @@ def test_a_wrong_request_is_refused(changed: dict[str, Any], reason: str) -> Non
 
 
 def test_a_policy_without_instructions_needs_none() -> None:
-    known = Vocabulary(PolicySpec((), (StateFeature("state", size=2),), instructed=False))
+    known = RequestSchema(PolicySpec((), (StateFeature("state", size=2),), instructed=False))
     assert read({"state": [1, 2]}, known).instruction == ""
     assert read({"state": [1, 2], "prompt": "go"}, known).instruction == "go"
     with pytest.raises(WireError, match="the prompt is int"):
         read({"state": [1, 2], "prompt": 5}, known)
 
 
-def test_images_of_several_moments_and_optional_ones() -> None:
-    now = (Moment(15), Moment())
-    front, low = ImageFeature("front", ResizeNaive((2, 2)), moments=now), ImageFeature("low", required=False)
-    known = Vocabulary(PolicySpec((front, low), (StateFeature("state", moments=now),)))
+def test_images_of_several_times_and_optional_ones() -> None:
+    now = (DeltaTimestamp(-15), DeltaTimestamp())
+    front, low = (
+        ImageFeature("front", ResizeNaive((2, 2)), delta_timestamps=now),
+        ImageFeature("low", required=False),
+    )
+    known = RequestSchema(PolicySpec((front, low), (StateFeature("state", delta_timestamps=now),)))
     message = {"front": np.stack([IMAGE, IMAGE + 1]), "state": np.ones((2, 3)), "prompt": "go"}
     found = observation(read(message, known), known, 0)
     assert found.images["front"].shape == (2, 2, 2, 3)
@@ -121,7 +124,7 @@ def test_images_of_several_moments_and_optional_ones() -> None:
 
 
 def test_an_error_about_a_missing_image_lists_the_policys_images() -> None:
-    two = Vocabulary(PolicySpec((ImageFeature("front"), ImageFeature("wrist"))))
+    two = RequestSchema(PolicySpec((ImageFeature("front"), ImageFeature("wrist"))))
     with pytest.raises(WireError, match=r"no image 'front'.*takes the images \['front', 'wrist'\]"):
         read(GOOD, two)
 
@@ -181,7 +184,7 @@ def test_a_wrong_extension_is_ignored(extension: Any) -> None:
     ],
 )
 def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, reason: str) -> None:
-    known = Vocabulary(PolicySpec(dimension=2, horizon=4, continues_chunks=continues))
+    known = RequestSchema(PolicySpec(dimension=2, horizon=4, continues_chunks=continues))
     message = {"image": IMAGE, "prompt": "go", OWN: {"previous": previous}}
     if reason:
         with pytest.raises(WireError, match=reason):

@@ -38,7 +38,7 @@ def observation(world: TableTop, instruction: str) -> Observation:
 def test_the_expert_is_found_by_its_entry_point(expert):
     assert isinstance(expert, Policy)
     assert "expert" in available()
-    assert expert.spec.feeds == ("objects",)
+    assert expert.spec.state_topics == ("objects",)
     assert expert.spec.motion == "tip_delta"
 
 

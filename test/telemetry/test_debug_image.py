@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.telemetry.debug_image import annotate
 
@@ -45,5 +45,5 @@ def test_the_arrow_points_where_the_action_goes() -> None:
 def test_any_action_and_any_text_can_be_drawn(action: np.ndarray) -> None:
     assert drawn(action, text="").shape == (448, 448, 3)
     assert drawn(action, text="größer\n" * 1000).shape == (448, 448, 3)
-    joints = PolicySpec(action=parse_parts("arm.joint_position", action=True), dimension=len(action))
+    joints = PolicySpec(action=parse_components("arm.joint_position", action=True), dimension=len(action))
     assert not (drawn(action, joints) == ORANGE).all(axis=2).any()

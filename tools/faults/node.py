@@ -16,7 +16,7 @@ import numpy as np
 
 from tools.faults.driver import ARM, HOME
 from vla_ros.config import Config, load
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session
@@ -48,7 +48,7 @@ class WildPolicy(Policy):
         self._seconds = seconds
         self._period = 1 / config.control.rate_hz if config.control.rate_hz else 0.0
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
-        parts = parse_parts(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
+        parts = parse_components(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
         self._parts = tuple((part, part.size(len(ARM))) for part in parts)
         dimension = sum(size for _, size in self._parts)
         self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon)
@@ -83,7 +83,7 @@ class WildPolicy(Policy):
             [self._part(part, size, [stamp % 2**63, step, index]) for index, (part, size) in enumerate(self._parts)]
         )
 
-    def _part(self, part: Part, size: int, seed: list[int]) -> FloatArray:
+    def _part(self, part: Component, size: int, seed: list[int]) -> FloatArray:
         rng = np.random.default_rng(seed)
         if part.quantity == "gripper":
             return rng.random(1)

@@ -93,7 +93,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     missing = [image.key for image in spec.images if image.required and image.key not in used]
     robot = config.robot
     counts = len(robot.joint_names), len(robot.gripper_joint_names)
-    sizes = {one.key: one.size or sum(part.size(*counts) for part in one.parts) for one in spec.state}
+    sizes = {one.key: one.size or sum(part.size(*counts) for part in one.components) for one in spec.state}
     if missing or not all(sizes.values()):
         raise ConfigError(
             f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and state of "
@@ -105,16 +105,16 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         key: (index, make_messages(camera.height, camera.width, seed=index))
         for key, (index, camera) in used.items()
     }
-    moments = {image.key: len(image.moments) for image in spec.images}
-    moments |= {vector.key: len(vector.moments) for vector in spec.state}
-    state = {key: np.zeros((moments[key], size) if moments[key] > 1 else size) for key, size in sizes.items()}
+    lengths = {image.key: len(image.delta_timestamps) for image in spec.images}
+    lengths |= {vector.key: len(vector.delta_timestamps) for vector in spec.state}
+    state = {key: np.zeros((lengths[key], size) if lengths[key] > 1 else size) for key, size in sizes.items()}
     steps_ms = []
     for step in range(steps + WARM_UP):
         received = {key: (index, message(step)) for key, (index, message) in messages.items()}
         watch = Stopwatch()
         raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
-        images = LazyImages({key: partial(_at_moments, image, moments[key]) for key, image in raw.items()})
-        single = {key: image for key, image in raw.items() if moments[key] == 1}
+        images = LazyImages({key: partial(_at_times, image, lengths[key]) for key, image in raw.items()})
+        single = {key: image for key, image in raw.items() if lengths[key] == 1}
         instruction = config.policy.instruction or "pick up the red cube"
         chunk = policy.infer(session, Observation(images, instruction, step, state, single))
         watch.lap("infer", {"preprocess": images.spent_ms, **chunk.stages_ms})
@@ -132,10 +132,10 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     }
 
 
-def _at_moments(image: RawImage, moments: int) -> UInt8Array:
+def _at_times(image: RawImage, times: int) -> UInt8Array:
     """Return the image, or [T, H, W, 3]; only the newest is processed, since the node keeps the others."""
     now = process(image)
-    return now if moments == 1 else np.stack([now] * moments)
+    return now if times == 1 else np.stack([now] * times)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from vla_ros.config.control import ARM_OUTPUTS, VELOCITY_OUTPUTS
 from vla_ros.config.options import option_of
-from vla_ros.config.sections import FEED_TYPES, GRIPPER_ACTIONS
+from vla_ros.config.sections import GRIPPER_ACTIONS, STATE_TOPIC_TYPES
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 _CORNERS = ("workspace_low", "workspace_high")
@@ -38,10 +38,11 @@ def _of_cameras(config: Config) -> Iterator[str]:
     for name, values in (("camera.topics", camera.topics), ("camera.keys", camera.keys)):
         if len(set(values)) < len(values):
             yield f"{name}: found {list(values)}, expected no repeated value"
-    for text, feed in zip(config.robot.state_topics, config.robot.feeds, strict=True):
-        if not feed.key or not feed.topic or feed.type not in FEED_TYPES:
-            yield f"robot.state_topics: found {text!r}, expected key=/topic or key=/topic:{'|'.join(FEED_TYPES)}"
-    if len({feed.key for feed in config.robot.feeds}) < len(config.robot.feeds):
+    for text, topic in zip(config.robot.state_topics, config.robot.parsed_state_topics, strict=True):
+        if not topic.key or not topic.name or topic.type not in STATE_TOPIC_TYPES:
+            types = "|".join(STATE_TOPIC_TYPES)
+            yield f"robot.state_topics: found {text!r}, expected key=/topic or key=/topic:{types}"
+    if len({topic.key for topic in config.robot.parsed_state_topics}) < len(config.robot.parsed_state_topics):
         yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected no repeated key"
 
 

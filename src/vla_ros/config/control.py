@@ -122,7 +122,7 @@ class ControlConfig:
     arms_hold_alone: bool = option(
         False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
     )
-    lockstep: bool = option(False, "Simulation only: wait for joint states and feeds with the frame's stamp")
+    lockstep: bool = option(False, "Simulation only: wait for joint states and state topics with the frame's stamp")
     delta_from: str = option(
         "measured",
         "Position to which a delta is added: the measured or the last commanded one (Bridge)",

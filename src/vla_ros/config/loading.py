@@ -180,7 +180,7 @@ def _with_arms(base: Config, names: Any) -> Config:
     """Return ``base`` with these arms; arms that ``base`` already has keep their options."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         return base  # convert() refuses other types
-    taken = {*SECTIONS, "feed", "unused"}
+    taken = {*SECTIONS, "topic", "unused"}
     if len(set(names)) < len(names) or any(
         not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken for name in names
     ):

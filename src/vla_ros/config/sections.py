@@ -92,18 +92,18 @@ class CameraConfig:
         return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
 
 
-FEED_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(
+STATE_TOPIC_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(
     ("PoseStamped", "WrenchStamped"), "geometry_msgs"
 )
-"""Message types of further feeds, with their packages."""
+"""Message types of ``robot.state_topics``, with their packages."""
 
 
 @dataclass(frozen=True)
-class Feed:
-    """One of ``robot.state_topics``; ``type`` is a key of :data:`FEED_TYPES`."""
+class StateTopic:
+    """One of ``robot.state_topics``; ``type`` is a key of :data:`STATE_TOPIC_TYPES`."""
 
     key: str
-    topic: str
+    name: str  # of the topic
     type: str
 
 
@@ -129,15 +129,15 @@ class RobotConfig:
         100,
     )
     state_topics: tuple[str, ...] = option(
-        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE; the default type is JointState"
+        (), "Further topics for state vectors, as key=/topic or key=/topic:TYPE; the default type is JointState"
     )
 
     @property
-    def feeds(self) -> tuple[Feed, ...]:
-        """The feeds of ``state_topics``."""
+    def parsed_state_topics(self) -> tuple[StateTopic, ...]:
+        """``state_topics``, each with its key and message type."""
         parts = (text.partition("=") for text in self.state_topics)
         named = ((key.strip(), *rest.partition(":")) for key, _, rest in parts)
-        return tuple(Feed(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
+        return tuple(StateTopic(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
 
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -300,10 +300,11 @@ class FeaturesConfig:
 
     images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? is optional")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")
-    action: tuple[str, ...] = option((), "Parts of the action, such as arm.joint_velocity[1]")
-    moments: tuple[str, ...] = option(
-        (), "When a feature is measured, as KEY = -15, 0: steps, or seconds (-0.5s), before now; oldest first"
+    action: tuple[str, ...] = option((), "Components of the action, such as arm.joint_velocity[1]")
+    delta_timestamps: tuple[str, ...] = option(
+        (), "When a feature is measured, as KEY = -0.5, 0: seconds relative to now, oldest first"
     )
+    delta_indices: tuple[str, ...] = option((), "The same in steps of the policy, as KEY = -15, 0")
     frames: str = option("", "Frames of the tip's pose in the training data; shown next to those of the robot")
     joint_form: str = option(
         "",

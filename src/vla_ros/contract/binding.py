@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vla_ros.config import ArmConfig, Config, ControlConfig
+from vla_ros.contract.components import MOTIONS, UNUSED, Component
 from vla_ros.contract.features import complete
-from vla_ros.contract.parts import MOTIONS, UNUSED, Part
-from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec
+from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
@@ -25,13 +25,13 @@ class Binding:
     # Image key to index in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
     states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order
-    columns: tuple[tuple[Part, slice], ...]  # every part of the action with its columns
-    # Rows of :meth:`table`: feature, part, size, source or target.
+    columns: tuple[tuple[Component, slice], ...]  # every component of the action with its columns
+    # Rows of :meth:`table`: feature, component, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
     config: Config  # the options, with the rate that the policy or the preset states
 
     def table(self) -> str:
-        """Return the binding as text: one line per part, in aligned columns."""
+        """Return the binding as text: one line per component, in aligned columns."""
         rows = (("feature", "what", "size", "from or to"), *self.rows)
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -70,13 +70,15 @@ def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     spec = complete(spec, config)
     config = paced(config, spec)
-    feeds = {feed.key: feed.topic for feed in config.robot.feeds}
+    topics = {topic.key: topic.name for topic in config.robot.parsed_state_topics}
     _check_joints(arms)
     cameras = _cameras(spec, config)
-    states = tuple(bind_state(feature, arms, feeds) for feature in spec.state)
+    states = tuple(bind_state(feature, arms, topics) for feature in spec.state)
     counts = {name: len(arm.joints) for name, arm in arms.items()}
     if not spec.dimension:
-        spec = replace(spec, dimension=sum(part.size(counts.get(part.arm, 0)) for part in spec.action))
+        spec = replace(
+            spec, dimension=sum(component.size(counts.get(component.arm, 0)) for component in spec.action)
+        )
     _check_action(spec, arms, config.control)
     columns = spec.columns(counts)
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
@@ -134,41 +136,41 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
     if not spec.action:
         raise ConfigError(
             f"features.action: not set, and the checkpoint does not describe the {spec.dimension} numbers of an "
-            'action; name their parts, for example ["arm.joint_position", "arm.gripper"]'
+            'action; name their components, for example ["arm.joint_position", "arm.gripper"]'
         )
-    for part in spec.action:
-        if part.quantity != UNUSED:
-            arm_of(part, arms, "the action")
+    for component in spec.action:
+        if component.quantity != UNUSED:
+            arm_of(component, arms, "the action")
     for name, arm in arms.items():
-        own = [part for part in spec.action if part.arm == name]
-        motions = [part for part in own if part.quantity in MOTIONS]
+        own = [component for component in spec.action if component.arm == name]
+        motions = [component for component in own if component.quantity in MOTIONS]
         if len(motions) != 1:
             found = " and ".join(map(str, motions)) or "nothing"
             expected = ", ".join(MOTIONS)
             raise ConfigError(f"features.action: found {found} to move '{name}', expected one of {expected}")
-        quantities = [part.quantity for part in own]
+        quantities = [component.quantity for component in own]
         twice = [quantity for quantity in quantities if quantities.count(quantity) > 1]
         if twice:
             raise ConfigError(f"features.action: found {name}.{twice[0]} twice, expected it once")
         if ("tip_position" in quantities) != ("tip_rotation" in quantities):
             found = " and ".join(map(str, own))
             raise ConfigError(f"features.action: found {found}, expected tip_position and tip_rotation together")
-        for part in own:
-            _check_form(part, arm, control)
+        for component in own:
+            _check_form(component, arm, control)
 
 
-def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """Check that a part's form agrees with the options for the gripper range and the rotation."""
-    if part.quantity == "gripper" and part.range:
+def _check_form(component: Component, arm: Arm, control: ControlConfig) -> None:
+    """Check that a component's form agrees with the options for the gripper range and the rotation."""
+    if component.quantity == "gripper" and component.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
-        if said != part.range:
+        if said != component.range:
             raise ConfigError(
                 f"gripper.closed_value and gripper.open_value: found {said[0]:g} and {said[1]:g}, but the policy "
-                f"returns {part}; set them to the two ends of this range, closed first"
+                f"returns {component}; set them to the two ends of this range, closed first"
             )
-    if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
+    if component.quantity == "tip_delta" and component.form not in ("", control.rotation):
         raise ConfigError(
-            f"control.rotation: found {control.rotation}, expected {part.form}, because actions are {part}"
+            f"control.rotation: found {control.rotation}, expected {component.form}: actions are {component}"
         )
 
 
@@ -182,7 +184,7 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
             continue
         camera = config.camera.each[cameras[image.key]]
         turned = "" if camera.orientation == "none" else f", {camera.orientation}"
-        yield image.key, "image", _size(image), f"{camera.topic}{turned}{_moments(image.moments)}"
+        yield image.key, "image", _size(image), f"{camera.topic}{turned}{_times(image.delta_timestamps)}"
 
 
 def _size(image: ImageFeature) -> str:
@@ -190,31 +192,38 @@ def _size(image: ImageFeature) -> str:
     return f"{size[1]}x{size[0]}" if size else "any"
 
 
-def _moments(moments: Sequence[Moment]) -> str:
-    if tuple(moments) == NOW:
+def _times(delta_timestamps: Sequence[DeltaTimestamp]) -> str:
+    if tuple(delta_timestamps) == NOW:
         return ""
-    return " at " + ", ".join(f"-{one.seconds:g} s" if one.seconds else str(-one.steps) for one in moments)
+    return " at " + ", ".join(f"{one.seconds:g} s" if one.seconds else str(one.steps) for one in delta_timestamps)
 
 
 def _state_rows(states: Sequence[StateReader]) -> Rows:
     for state in states:
-        for part in state.parts:
-            at = _moments(state.feature.moments)
-            yield state.feature.key, str(part.part), str(part.size or "any"), f"{part.source}{at}"
+        for component in state.components:
+            at = _times(state.feature.delta_timestamps)
+            yield (
+                state.feature.key,
+                str(component.component),
+                str(component.size or "any"),
+                f"{component.source}{at}",
+            )
 
 
-def _action_rows(columns: Sequence[tuple[Part, slice]], arms: Mapping[str, Arm], config: Config) -> Rows:
-    for part, place in columns:
+def _action_rows(columns: Sequence[tuple[Component, slice]], arms: Mapping[str, Arm], config: Config) -> Rows:
+    for component, place in columns:
         size = str(place.stop - place.start)
-        if part.quantity == UNUSED:
-            yield "action", str(part), size, "ignored"
+        if component.quantity == UNUSED:
+            yield "action", str(component), size, "ignored"
             continue
-        arm = arms[part.arm]
+        arm = arms[component.arm]
         topic, joints = arm.config.command, arm.joints
-        if part.quantity == "gripper":
+        if component.quantity == "gripper":
             topic, joints = arm.config.gripper_topic or topic, arm.fingers
             if config.gripper.mode == "none" or not joints:
-                yield "action", str(part), size, "ignored (gripper.mode none, or no gripper_joint_names)"
+                yield "action", str(component), size, "ignored (gripper.mode none, or no gripper_joint_names)"
                 continue
-        frame = f" in {arm.kinematics.base_frame}" if arm.kinematics and part.quantity.startswith("tip_") else ""
-        yield "action", str(part), size, f"{topic}: {', '.join(joints) or arm.config.output}{frame}"
+        frame = (
+            f" in {arm.kinematics.base_frame}" if arm.kinematics and component.quantity.startswith("tip_") else ""
+        )
+        yield "action", str(component), size, f"{topic}: {', '.join(joints) or arm.config.output}{frame}"

@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import BY_OPTIONS, Part, parse_parts
-from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import BY_OPTIONS, Component, parse_components
+from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError, did_you_mean
 
 _IMAGE = re.compile(
     r"(?P<key>[^\s=?\[\]]+)(?P<optional>\?)?(\s*=\s*(?P<camera>[^\s\[\]]+))?"
     r"(\s*\[\s*(?P<width>[1-9]\d{0,4})\s*x\s*(?P<height>[1-9]\d{0,4})\s*\])?"
 )
-_STATE = re.compile(r"(?P<key>[^\s=\[\]]+)(\s*\[\s*(?P<size>[1-9]\d{0,4})\s*\])?\s*=\s*(?P<parts>.+)")
+_STATE = re.compile(r"(?P<key>[^\s=\[\]]+)(\s*\[\s*(?P<size>[1-9]\d{0,4})\s*\])?\s*=\s*(?P<components>.+)")
+_BOTH = "delta_timestamps and features.delta_indices"
 _FORMS = re.compile(r"\[([^\[\]]*\|[^\[\]]*)\]")
-_MOMENTS = re.compile(r"(?P<key>[^\s=]+)\s*=\s*(?P<moments>.+)")
-_MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
+_TIMES = {
+    "delta_timestamps": (re.compile(r"0(\.0+)?|-\d+(\.\d+)?"), "seconds", "-0.5, 0"),
+    "delta_indices": (re.compile(r"0|-\d+"), "steps", "-15, 0"),
+}
+Times = Mapping[str, tuple[DeltaTimestamp, ...]]
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
@@ -33,26 +37,28 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
     )
     images = {image.key: image for image in map(_image, section.images)}
     states = {state.key: state for state in map(_state, wanted)}
-    moments = dict(map(_moments, section.moments))
+    stated = [_time(option, text) for option in _TIMES for text in getattr(section, option)]
+    times = dict(stated)
     given = [*map(_key, section.images), *map(_key, section.state)]
-    twice = sorted({key for key in given if given.count(key) > 1})
-    if twice:
-        raise ConfigError(f"features.images and features.state: found {', '.join(twice)} twice, expected it once")
+    for options, listed in (("images and features.state", given), (_BOTH, [key for key, _ in stated])):
+        twice = sorted({key for key in listed if listed.count(key) > 1})
+        if twice:
+            raise ConfigError(f"features.{options}: found {', '.join(twice)} twice, expected it once")
     own_images = spec.images or tuple(images.values()) or tuple(map(ImageFeature, config.camera.keys))
     own_states = spec.state
     if spec.open:
         own_states += tuple(state for key, state in states.items() if key not in {own.key for own in spec.state})
     keys = {*images, *states, *(image.key for image in own_images), *(state.key for state in own_states)}
-    unknown = [key for key in moments if key not in keys]
+    unknown = [key for key in times if key not in keys]
     if unknown:
         raise ConfigError(
-            f"features.moments: found '{unknown[0]}', expected one of {', '.join(sorted(keys))}"
+            f"features.{_BOTH}: found '{unknown[0]}', expected one of {', '.join(sorted(keys))}"
             f"{did_you_mean(unknown[0], keys)}"
         )
     return replace(
         spec,
-        images=tuple(_with_image(image, images.get(image.key), moments) for image in own_images),
-        state=tuple(_with_state(state, states.get(state.key), moments) for state in own_states),
+        images=tuple(_with_image(image, images.get(image.key), times) for image in own_images),
+        state=tuple(_with_state(state, states.get(state.key), times) for state in own_states),
         action=_action(spec, action),
         rate_hz=spec.rate_hz or section.rate_hz or None,
     )
@@ -94,68 +100,64 @@ def _state(text: str) -> StateFeature:
     match = _STATE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"features.state: found {text!r}, expected KEY = PART + PART, such as "
+            f"features.state: found {text!r}, expected KEY = COMPONENT + COMPONENT, such as "
             "'observation/state = arm.joint_position + arm.gripper'"
         )
     try:
-        return StateFeature(match["key"], parse_parts(match["parts"]), int(match["size"] or 0))
+        return StateFeature(match["key"], parse_components(match["components"]), int(match["size"] or 0))
     except ConfigError as error:
         raise ConfigError(f"features.state: {error}") from None
 
 
-def _moments(text: str) -> tuple[str, tuple[Moment, ...]]:
-    match = _MOMENTS.fullmatch(text.strip())
-    found = [_MOMENT.fullmatch(moment.strip()) for moment in match["moments"].split(",")] if match else []
-    moments = tuple(
-        Moment(seconds=float(one["number"])) if one["seconds"] else Moment(int(one["number"]))
-        for one in found
-        if one and (one["seconds"] or one["number"].isdigit())
-    )
-    if match is None or len(moments) != len(found):
-        raise ConfigError(f"features.moments: found {text!r}, expected steps or seconds, such as 'front = -15, 0'")
-    return match["key"], moments
+def _time(option: str, text: str) -> tuple[str, tuple[DeltaTimestamp, ...]]:
+    pattern, unit, example = _TIMES[option]
+    key, _, listed = (piece.strip() for piece in text.partition("="))
+    numbers = [number.strip() for number in listed.split(",")]
+    if not key or not all(map(pattern.fullmatch, numbers)):
+        wanted = f"KEY = {unit}, zero or negative, such as 'front = {example}'"
+        raise ConfigError(f"features.{option}: found {text!r}, expected {wanted}")
+    if option == "delta_indices":
+        return key, tuple(DeltaTimestamp(int(number)) for number in numbers)
+    return key, tuple(DeltaTimestamp(seconds=float(number)) for number in numbers)
 
 
-Moments = Mapping[str, tuple[Moment, ...]]
-
-
-def _with_image(image: ImageFeature, said: ImageFeature | None, moments: Moments) -> ImageFeature:
+def _with_image(image: ImageFeature, said: ImageFeature | None, times: Times) -> ImageFeature:
     if said is not None:
         size = image.size if image.processor or image.size else said.size
         if size and image.takes and size != image.takes:
             found, taken = (f"{width}x{height}" for height, width in (size, image.takes))
             raise ConfigError(f"features.images: found {found} for '{image.key}', the policy takes {taken}")
         image = replace(image, camera=said.camera or image.camera, size=size)
-    return replace(image, moments=_when(image.key, image.moments, moments))
+    return replace(image, delta_timestamps=_when(image.key, image.delta_timestamps, times))
 
 
-def _with_state(state: StateFeature, said: StateFeature | None, moments: Moments) -> StateFeature:
+def _with_state(state: StateFeature, said: StateFeature | None, times: Times) -> StateFeature:
     if said is not None:
         if state.size and said.size and state.size != said.size:
             raise ConfigError(
                 f"features.state: found {said.size} numbers for '{state.key}', the policy expects {state.size}"
             )
-        if state.parts and said.parts != state.parts:
-            found = f"found {_text(said.parts)} for '{state.key}'"
-            raise ConfigError(f"features.state: {found}, the policy expects {_text(state.parts)}")
-        state = replace(state, parts=said.parts, size=state.size or said.size)
-    return replace(state, moments=_when(state.key, state.moments, moments))
+        if state.components and said.components != state.components:
+            found = f"found {_text(said.components)} for '{state.key}'"
+            raise ConfigError(f"features.state: {found}, the policy expects {_text(state.components)}")
+        state = replace(state, components=said.components, size=state.size or said.size)
+    return replace(state, delta_timestamps=_when(state.key, state.delta_timestamps, times))
 
 
-def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...]:
+def _when(key: str, own: tuple[DeltaTimestamp, ...], said: Times) -> tuple[DeltaTimestamp, ...]:
     wanted = said.get(key, own)
     if own not in (NOW, wanted):
-        raise ConfigError(f"features.moments: found {len(wanted)} for '{key}', but the policy requires {own}")
+        raise ConfigError(f"features.{_BOTH}: found {wanted} for '{key}', but the policy requires {own}")
     return wanted
 
 
-def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
-    """Return the policy's action parts, with open forms set from ``features.action``.
+def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Component, ...]:
+    """Return the policy's action components, with open forms set from ``features.action``.
 
-    If the policy has no action parts, return those of ``features.action``.
+    If the policy has no action components, return those of ``features.action``.
     """
     try:
-        said = parse_parts(" + ".join(section), action=True) if section else ()
+        said = parse_components(" + ".join(section), action=True) if section else ()
     except ConfigError as error:
         raise ConfigError(f"features.action: {error}") from None
     if not spec.action or not said:
@@ -172,5 +174,5 @@ def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
     return said
 
 
-def _text(parts: Sequence[Part]) -> str:
-    return " + ".join(map(str, parts))
+def _text(components: Sequence[Component]) -> str:
+    return " + ".join(map(str, components))

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from vla_ros.contract.parts import FEED, MOTIONS, Part
+from vla_ros.contract.components import MOTIONS, TOPIC, Component
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When a feature is measured, counted back from now."""
+class DeltaTimestamp:
+    """When a feature is measured, relative to the inference's frame, as in LeRobot: zero or negative."""
 
-    steps: int = 0  # control steps ago, at :attr:`PolicySpec.rate_hz` or else ``control.rate_hz``; not negative
-    seconds: float = 0.0  # seconds ago, instead of steps; not negative
+    steps: int = 0  # control steps, at :attr:`PolicySpec.rate_hz` or else ``control.rate_hz``
+    seconds: float = 0.0  # instead of steps
 
 
-NOW = (Moment(),)
+NOW = (DeltaTimestamp(),)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class ImageFeature:
     key: str  # the policy's name for the image
     # The image processor; None keeps the camera's size, or resizes with padding to ``size``.
     processor: ImageProcessor | None = None
-    moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [H, W, 3], T moments: [T, H, W, 3]
+    # Oldest first; the shape is [H, W, 3] for one, [T, H, W, 3] for T.
+    delta_timestamps: tuple[DeltaTimestamp, ...] = NOW
     required: bool = True  # False if the policy masks a missing image
     camera: str = ""  # a name of ``camera.keys``; "" if the camera has the name of the image
     size: tuple[int, int] | None = None  # (height, width) for a policy without an image processor
@@ -43,12 +44,12 @@ class ImageFeature:
 
 @dataclass(frozen=True)
 class StateFeature:
-    """A state vector that the policy takes: the concatenation of its parts."""
+    """A state vector that the policy takes: the concatenation of its components."""
 
     key: str  # the policy's name for the vector
-    parts: tuple[Part, ...] = ()  # empty if ``features.state`` must name them
+    components: tuple[Component, ...] = ()  # empty if ``features.state`` must name them
     size: int = 0  # N, numbers that the checkpoint expects; 0 for any
-    moments: tuple[Moment, ...] = NOW  # oldest first; one moment: [N], T moments: [T, N]
+    delta_timestamps: tuple[DeltaTimestamp, ...] = NOW  # oldest first; the shape is [N] for one, [T, N] for T
     # Middle of the training data (mean, or middle of the bounds), [N]; empty if the checkpoint does not state it.
     middle: tuple[float, ...] = ()
     largest: tuple[float, ...] = ()  # largest magnitude of each number in the training data, [N]; empty if unknown
@@ -62,8 +63,8 @@ class PolicySpec:
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
     state: tuple[StateFeature, ...] = ()  # state vectors, in the policy's order
     # Parts of the D numbers of an action; empty if ``features.action`` must name them.
-    action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
-    dimension: int = 7  # D; 0 if it follows from the action's parts
+    action: tuple[Component, ...] = (Component("arm", "tip_delta"), Component("arm", "gripper"))
+    dimension: int = 7  # D; 0 if it follows from the action's components
     horizon: int = 1  # K, actions in one chunk
     # Actions to execute before the next inference, as the checkpoint or its published evaluation says; 0: all.
     execute_steps: int = 0
@@ -84,14 +85,18 @@ class PolicySpec:
         return {image.key: image.processor for image in self.images if image.processor is not None}
 
     @property
-    def feeds(self) -> tuple[str, ...]:
-        """Feeds of ``robot.state_topics`` that the state vectors use, without duplicates."""
-        return tuple(dict.fromkeys(part.form for one in self.state for part in one.parts if part.quantity == FEED))
+    def state_topics(self) -> tuple[str, ...]:
+        """Names of ``robot.state_topics`` that the state vectors use, without duplicates."""
+        return tuple(
+            dict.fromkeys(
+                component.form for one in self.state for component in one.components if component.quantity == TOPIC
+            )
+        )
 
     @property
     def motion(self) -> str:
         """The quantity of :data:`MOTIONS` that moves every arm; "" if arms differ."""
-        found = {part.quantity for part in self.action if part.quantity in MOTIONS}
+        found = {component.quantity for component in self.action if component.quantity in MOTIONS}
         return found.pop() if len(found) == 1 else ""
 
     @property
@@ -99,30 +104,33 @@ class PolicySpec:
         """Columns of the action that open and close grippers."""
         if not self.action:
             return ()
-        return tuple(columns.start for part, columns in self.columns() if part.quantity == "gripper")
+        return tuple(columns.start for component, columns in self.columns() if component.quantity == "gripper")
 
     @property
     def gripper(self) -> int | None:
         """Column of the action for the only gripper; None unless there is exactly one gripper."""
         return self.grippers[0] if len(self.grippers) == 1 else None
 
-    def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
-        """Return every part of the action with its columns; raises ConfigError if they do not add up to D.
+    def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Component, slice], ...]:
+        """Return every component of the action with its columns; raises ConfigError if they do not add up to D.
 
         ``joints`` maps arms to their numbers of joints. Arms without an entry share the remaining columns evenly.
         """
-        known = [part.size(joints.get(part.arm, 0)) for part in self.action]
-        left, open_parts = self.dimension - sum(known), known.count(0)
-        if open_parts:
-            share, left = divmod(left, open_parts)
+        known = [component.size(joints.get(component.arm, 0)) for component in self.action]
+        left, unsized = self.dimension - sum(known), known.count(0)
+        if unsized:
+            share, left = divmod(left, unsized)
             known = [size or share for size in known]
         if left or min(known, default=1) < 1:
-            numbers = " + ".join(f"{part} ({size})" for part, size in zip(self.action, known, strict=True))
+            numbers = " + ".join(
+                f"{component} ({size})" for component, size in zip(self.action, known, strict=True)
+            )
             raise ConfigError(
                 f"the policy's actions have {self.dimension} numbers, found {numbers or 'nothing'} in "
                 "features.action"
             )
         starts = [sum(known[:index]) for index in range(len(known))]
         return tuple(
-            (part, slice(start, start + size)) for part, start, size in zip(self.action, starts, known, strict=True)
+            (component, slice(start, start + size))
+            for component, start, size in zip(self.action, starts, known, strict=True)
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
-from vla_ros.contract.parts import Part
+from vla_ros.contract.components import Component
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.end_effector import limit_pose, twist_between
 from vla_ros.control.envelope import Envelope
@@ -73,7 +73,7 @@ class ArmController:
     def __init__(
         self,
         config: Config,
-        columns: Sequence[tuple[Part, slice]],
+        columns: Sequence[tuple[Component, slice]],
         kinematics: Kinematics | None = None,
         name: str = "arm",
     ) -> None:

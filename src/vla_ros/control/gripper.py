@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from vla_ros.config import GripperConfig
-from vla_ros.contract.parts import Part
+from vla_ros.contract.components import Component
 
 
 class Gripper:
@@ -25,7 +25,7 @@ class Gripper:
         target: Last finger position sent, or None.
     """
 
-    def __init__(self, config: GripperConfig, part: Part | None = None) -> None:
+    def __init__(self, config: GripperConfig, part: Component | None = None) -> None:
         self.config = config
         self._part = part
         self.reset()

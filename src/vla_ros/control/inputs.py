@@ -1,4 +1,4 @@
-"""Stores the newest inputs other than images: joint states, further feeds and the instruction.
+"""Stores the newest inputs other than images: joint states, state topics and the instruction.
 
 Receiving threads write; the working thread reads a consistent snapshot. Nothing is queued.
 """
@@ -19,10 +19,10 @@ from vla_ros.types import JointState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The inputs at one moment."""
+    """The inputs at one time."""
 
     joints: JointState | None = None  # newest joint state of all arms, or None before the first
-    # Feed name to its newest message.
+    # Name in ``robot.state_topics`` to its newest message.
     state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
     instruction: str = ""  # newest instruction, "" before the first
     epoch: int = 0  # number of the task; inferences of an earlier task are void
@@ -81,10 +81,10 @@ class Inputs:
         return {arm: joints for arm, joints in best.items() if abs(joints.stamp - stamp) <= tolerance * 1e9}
 
     def set_state(self, key: str, state: JointState) -> None:
-        """Store the newest message of a feed (``robot.state_topics``)."""
+        """Store the newest message of one of ``robot.state_topics``."""
         with self._changed:
-            feeds = MappingProxyType({**self._snapshot.state, key: state})
-            self._snapshot = replace(self._snapshot, state=feeds)
+            newest = MappingProxyType({**self._snapshot.state, key: state})
+            self._snapshot = replace(self._snapshot, state=newest)
             self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
@@ -103,7 +103,7 @@ class Inputs:
             self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
-        """Forget joint states and feeds after a clock jump, but not the instruction."""
+        """Forget joint states and state topics after a clock jump, but not the instruction."""
         with self._changed:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()
@@ -113,13 +113,13 @@ class Inputs:
     ) -> bool:
         """Wait up to ``timeout`` seconds for inputs no older than ``stamp`` (lockstep).
 
-        These are the joint states of ``arms`` and the feeds ``keys``.
+        These are the joint states of ``arms`` and the state topics ``keys``.
         """
 
         def ready() -> bool:
             now = self._snapshot
-            feeds = [*(now.arms.get(arm) for arm in arms), *(now.state.get(key) for key in keys)]
-            return all(feed is not None and feed.stamp >= stamp for feed in feeds)
+            received = [*(now.arms.get(arm) for arm in arms), *(now.state.get(key) for key in keys)]
+            return all(each is not None and each.stamp >= stamp for each in received)
 
         with self._changed:
             return self._clock.wait_for(self._changed, ready, timeout)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_ros.config import ArmConfig, ControlConfig
 from vla_ros.contract.action import velocity_scale
-from vla_ros.contract.parts import MOTIONS, Part
+from vla_ros.contract.components import MOTIONS, Component
 from vla_ros.control.compliance import AT_REST, Response, respond
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
@@ -156,7 +156,7 @@ Motion = JointMotion | TipMotion
 
 
 def make_motion(
-    parts: Sequence[Part], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
+    parts: Sequence[Component], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
 ) -> Motion:
     """Return the motion that ``parts``, checked by ``contract.binding.bind``, describe."""
     found = {part.quantity: part for part in parts}
@@ -188,12 +188,12 @@ def make_motion(
     return JointMotion(quantity, scale * _UNITS.get(part.form, 1.0), offset, part.form == "1")
 
 
-def _all_limited(arm: ArmConfig, part: Part, names: Sequence[str], limits: FloatArray, what: str) -> None:
+def _all_limited(arm: ArmConfig, part: Component, names: Sequence[str], limits: FloatArray, what: str) -> None:
     free = [name for name, limit in zip(names, limits, strict=True) if not math.isfinite(limit)]
     if free:
         raise _lacks(arm, part, f"found no {what} limit for {free}")
 
 
-def _lacks(arm: ArmConfig, part: Part, found: str, advice: str = "") -> ConfigError:
+def _lacks(arm: ArmConfig, part: Component, found: str, advice: str = "") -> ConfigError:
     section = "robot" if arm.name == "arm" else arm.name
     return ConfigError(f"{section}.urdf: {found}, but the policy returns {part}{advice}")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import UNUSED, Part
+from vla_ros.contract.components import UNUSED, Component
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk
 
@@ -34,7 +34,7 @@ class Plausibility:
     def __init__(
         self,
         config: Config,
-        columns: Sequence[tuple[Part, slice]],
+        columns: Sequence[tuple[Component, slice]],
         kinematics: Mapping[str, Kinematics],
         factor: float,
     ) -> None:
@@ -71,7 +71,7 @@ class Plausibility:
         return f"{found}, {times}, expected up to {self._factor:g} (control.max_overshoot)"
 
 
-def _range(config: Config, part: Part, kinematics: Kinematics | None) -> tuple[ArrayLike, ArrayLike]:
+def _range(config: Config, part: Component, kinematics: Kinematics | None) -> tuple[ArrayLike, ArrayLike]:
     """Return the lowest and the highest that all or each of a part's numbers should be, in its unit."""
     unit = 180 / math.pi if part.form.startswith("deg") else 1.0
     if part.quantity == "gripper" and part.range is None:

@@ -1,7 +1,7 @@
 """Resamples a bag at one rate to episodes: state, images and action of each tick.
 
-At each tick, images, joint state and feeds are the newest received, unless they are older than their timeouts. The
-action leads to the command in force just before the next tick. docs/export.md has the rules.
+At each tick, images, joint state and state topics are the newest received, unless they are older than their
+timeouts. The action leads to the command in force just before the next tick. docs/export.md has the rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vla_ros.config import Config
 from vla_ros.contract.action import ActionWriter
 from vla_ros.contract.binding import make_arms
-from vla_ros.contract.parts import FEED, Part, parse_parts
+from vla_ros.contract.components import TOPIC, Component, parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, bind_state
 from vla_ros.export.dataset import ExportError
@@ -73,9 +73,9 @@ class Resampler:
         self._path, self._options = bag.path, options
         self._config = config = fit(config, selection)
         arms = make_arms(config)
-        state = parse_parts(options.state) if options.state else _everything(arms)
+        state = parse_components(options.state) if options.state else _everything(arms)
         named = options.action or " + ".join(config.features.action)
-        action = parse_parts(named, action=True) if named else _everything(arms)
+        action = parse_components(named, action=True) if named else _everything(arms)
         feature = StateFeature("observation.state", state)
         self._state = bind_state(feature, arms, dict(selection.state))
         self._action = ActionWriter(action, arms, config.control)
@@ -203,13 +203,13 @@ class Resampler:
         )
 
 
-def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
+def _everything(arms: Mapping[str, Arm]) -> tuple[Component, ...]:
     """Return the joint positions of every arm, and the gripper of arms with fingers."""
     parts = []
     for name, arm in arms.items():
-        parts.append(Part(name, "joint_position", "rad"))
+        parts.append(Component(name, "joint_position", "rad"))
         if arm.fingers:
-            parts.append(Part(name, "gripper", "0..1"))
+            parts.append(Component(name, "gripper", "0..1"))
     return tuple(parts)
 
 
@@ -219,7 +219,7 @@ def _runs(usable: NDArray[np.bool_]) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
+def names_of(parts: Sequence[Component], arms: Mapping[str, Arm]) -> tuple[str, ...]:
     """Return names in LeRobot's style: ``elbow.pos``, or ``left_elbow.pos`` with several arms."""
     several = len(arms) > 1
     found: list[str] = []
@@ -232,6 +232,6 @@ def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
             joints = arm.fingers if part.quantity == "fingers" else part.joints or arm.joints
             names = [f"{joint}.{_SUFFIXES.get(part.quantity, 'pos')}" for joint in joints]
         else:
-            names = [f"{part.form if part.quantity == FEED else part.quantity}.{index}" for index in range(size)]
+            names = [f"{part.form if part.quantity == TOPIC else part.quantity}.{index}" for index in range(size)]
         found += [f"{part.arm}_{name}" if several and part.arm else name for name in names]
     return tuple(found)

@@ -59,7 +59,7 @@ class ServedGoal(Protocol):
 
 
 class RawSubscription(Protocol):
-    """A subscription created by :attr:`Vocabulary.subscribe_raw`."""
+    """A subscription created by :attr:`Backend.subscribe_raw`."""
 
     def poll(self) -> None:
         """Run the callback for waiting messages on this thread; the graph may spin on another."""
@@ -68,7 +68,7 @@ class RawSubscription(Protocol):
         """Destroy the subscription."""
 
 
-class Vocabulary:
+class Backend:
     """Message classes and QoS profiles of a backend, and the endpoints for which rclpy's Node has no method."""
 
     backend: str
@@ -117,7 +117,7 @@ class Vocabulary:
     """
 
 
-class Graph(Vocabulary, ABC):
+class Graph(Backend, ABC):
     """A joined ROS 2 graph: creates nodes and runs their callbacks, one at a time, in :meth:`spin`."""
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ def create_action_server(
     start: Callable[[Any], None],
     cancel: Callable[[Any], None],
 ) -> RclpyActionServer:
-    """See :attr:`vla_ros.graph.node.Vocabulary.create_action_server`."""
+    """See :attr:`vla_ros.graph.node.Backend.create_action_server`."""
     goals: dict[bytes, RclpyServedGoal] = {}
 
     async def execute(handle: Any) -> Any:

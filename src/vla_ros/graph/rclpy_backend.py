@@ -25,7 +25,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.graph.node import Graph, Vocabulary
+from vla_ros.graph.node import Backend, Graph
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
@@ -40,7 +40,7 @@ _SEVERITIES = {
 }
 
 
-class RclpyVocabulary(Vocabulary):
+class RclpyBackend(Backend):
     """Message classes and QoS profiles of the sourced installation."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def _qos(name: str) -> QoSProfile:
     )
 
 
-class RclpyGraph(RclpyVocabulary, Graph):
+class RclpyGraph(RclpyBackend, Graph):
     """A graph on rclpy, with its own context, so that a process can have several graphs."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Node, RawSubscription, Vocabulary
+from vla_ros.graph.node import Backend, Node, RawSubscription
 from vla_ros.graph.origin import Origin
 
 _DISCOVERED = 2.0  # s; usually immediate
@@ -17,7 +17,7 @@ _DISCOVERED = 2.0  # s; usually immediate
 class Wiring:
     """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all."""
 
-    def __init__(self, graph: Vocabulary, node: Node) -> None:
+    def __init__(self, graph: Backend, node: Node) -> None:
         self.graph = graph
         self.node = node
         self._undo: list[Callable[[], Any]] = []
@@ -86,7 +86,7 @@ class Wiring:
         return client
 
     def action_client(self, type_name: str, name: str) -> Any:
-        """Create a client of ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
+        """Create a client of ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Backend.create_action_client`)."""
         client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
         self.undo(client.destroy)
         return client
@@ -99,7 +99,7 @@ class Wiring:
         start: Callable[[Any], None],
         cancel: Callable[[Any], None],
     ) -> None:
-        """Serve ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Vocabulary.create_action_server`)."""
+        """Serve ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Backend.create_action_server`)."""
         kind = self.graph.action(type_name)
         self.undo(self.graph.create_action_server(self.node, kind, name, accept, start, cancel).destroy)
 

@@ -1,10 +1,10 @@
 """Converts rotation matrices to the forms of states and actions, and back.
 
-``contract.parts.ROTATION_SIZES`` lists the forms. Quaternions are written with w >= 0, and read with either sign
-and any length but zero. Rotation vectors are written with an angle up to pi. Euler angles are roll, pitch and yaw
-about fixed axes (REP 103). :func:`nearest` finds other numbers of the same rotation. The 6-D rotation (Zhou et al.,
-"On the Continuity of Rotation Representations in Neural Networks", 2019) is orthonormalised by the Gram-Schmidt
-process.
+``contract.components.ROTATION_SIZES`` lists the forms. Quaternions are written with w >= 0, and read with either
+sign and any length but zero. Rotation vectors are written with an angle up to pi. Euler angles are roll, pitch and
+yaw about fixed axes (REP 103). :func:`nearest` finds other numbers of the same rotation. The 6-D rotation (Zhou et
+al., "On the Continuity of Rotation Representations in Neural Networks", 2019) is orthonormalised by the
+Gram-Schmidt process.
 """
 
 from __future__ import annotations

@@ -71,10 +71,10 @@ class InferenceRunner:
     ) -> None:
         """Start an inference on a frame; without ``beside``, wait for its result.
 
-        ``data`` holds the newest message of each camera, ``inputs`` the joint states, feeds and instruction. For
-        ``task`` and ``beside`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds. The
-        chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with None,
-        at the next step.
+        ``data`` holds the newest message of each camera, ``inputs`` the joint states, state topics and instruction.
+        For ``task`` and ``beside`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds.
+        The chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with
+        None, at the next step.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
         previous, position = None, schedule.position if position is None or not schedule.left else position

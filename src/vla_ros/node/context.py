@@ -54,7 +54,7 @@ class Context:
 
     options: LiveConfig
     clock: Clock
-    inputs: Inputs  # newest joint state, feeds and instruction
+    inputs: Inputs  # newest joint state, state topics and instruction
     safety: Safety
     suspension: Suspension
     watchdog: Watchdog  # which inputs are stale, frozen, late or invalid

@@ -238,7 +238,7 @@ class ControlLoop:
             frame = self._frames.newer(frame, self._limiter, self._patience)
         self._frames.use(frame)
         if self._config.control.lockstep:
-            keys = self._stepper.spec.feeds
+            keys = self._stepper.spec.state_topics
             arms = tuple(arm.name for arm in self._stepper.controller.arms)
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
                 late = f"no joint state for the frame's stamp within {_LOCKSTEP_WAIT} s"

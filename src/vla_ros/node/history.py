@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vla_ros.control.inputs import Snapshot
 from vla_ros.vision.messages import CdrBytes
 
-_SPARE = 0.25  # s kept beyond the longest moment: frames arrive during preparation, and some arrive late
+_SPARE = 0.25  # s kept beyond the oldest delta timestamp: frames arrive during preparation, and some arrive late
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,6 @@ class History:
     def _append(self, camera: int, past: Past) -> None:
         frames = self._frames[camera]
         frames.append(past)
-        # Keep one frame older than the longest moment: it may be the nearest to that moment.
+        # Keep one frame older than the oldest delta timestamp: it may be the nearest to that time.
         while len(frames) > 1 and frames[1].stamp < past.stamp - self._spans[camera]:
             frames.popleft()

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KEY=]FILE",
-        help="image file; without KEY, in the policy's order. Repeat it for each moment, oldest "
+        help="image file; without KEY, in the policy's order. Repeat it for each delta timestamp, oldest "
         "first, or give one for all",
     )
     parser.add_argument(
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KEY=]1,2,3",
-        help="numbers of a state vector; KEY is optional if the policy has only one. Moments as for --image",
+        help="numbers of a state vector; KEY is optional if the policy has only one. Past values as for --image",
     )
     parser.add_argument("--instruction", metavar="TEXT", help="the same as -p policy.instruction:=TEXT")
     noise = parser.add_mutually_exclusive_group()
@@ -111,8 +111,8 @@ def _observation(
         found = [preprocessor.raw(_read(Path(file)), index) for file in files.get(image.key, ())]
         if not found:
             continue
-        chosen = _at_moments(found, len(image.moments), f"--image: '{image.key}'")
-        if image.moments == NOW:
+        chosen = _for_each_time(found, len(image.delta_timestamps), f"--image: '{image.key}'")
+        if image.delta_timestamps == NOW:
             raw[image.key], makers[image.key] = chosen[0], partial(process, chosen[0])
         else:
             makers[image.key] = partial(_stack, chosen)
@@ -166,10 +166,10 @@ def _stack(images: Sequence[RawImage]) -> UInt8Array:
     return np.stack([process(image) for image in images])
 
 
-def _at_moments(found: list[Any], moments: int, what: str) -> list[Any]:
-    if len(found) not in (1, moments):
-        raise ConfigError(f"{what}: found {len(found)}, expected one, or one for each of {moments} moments")
-    return found if len(found) == moments else found * moments
+def _for_each_time(found: list[Any], times: int, what: str) -> list[Any]:
+    if len(found) not in (1, times):
+        raise ConfigError(f"{what}: found {len(found)}, expected one, or one for each of {times} delta timestamps")
+    return found if len(found) == times else found * times
 
 
 def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
@@ -184,8 +184,8 @@ def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
         wrong = [len(row) for row in rows if len(row) != (state.size or len(rows[0]))]
         if wrong:
             raise ConfigError(f"{option}: found {wrong[0]} numbers, expected {state.size or len(rows[0])}")
-        chosen = _at_moments(rows, len(state.moments), option)
-        vectors[state.key] = chosen[0] if state.moments == NOW else np.stack(chosen)
+        chosen = _for_each_time(rows, len(state.delta_timestamps), option)
+        vectors[state.key] = chosen[0] if state.delta_timestamps == NOW else np.stack(chosen)
     return vectors
 
 
@@ -222,7 +222,7 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
         "instruction": observation.instruction,
         "images": {key: _described(image) for key, image in observation.images.items()},
         "state": {key: vector.tolist() for key, vector in observation.state.items()},
-        "parts": [str(part) for part in spec.action],
+        "components": [str(component) for component in spec.action],
         "actions": chunk.actions.tolist(),
         "normalized": None if chunk.normalized is None else chunk.normalized.tolist(),
         "tokens": None if chunk.tokens is None else chunk.tokens.tolist(),
@@ -244,7 +244,7 @@ def render(result: Mapping[str, Any]) -> str:
     for name in ("actions", "normalized"):
         rows = result[name]
         if rows is not None:
-            what = f" ({' + '.join(result['parts'])})" if name == "actions" and result["parts"] else ""
+            what = f" ({' + '.join(result['components'])})" if name == "actions" and result["components"] else ""
             lines.append(f"{name}{what}")
             lines += ["  " + " ".join(f"{number:9.4f}" for number in row) for row in rows]
     if result["tokens"] is not None:

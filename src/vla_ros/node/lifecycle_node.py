@@ -16,7 +16,7 @@ from rclpy.parameter import Parameter
 from vla_ros.config import Config, build
 from vla_ros.config.contradictions import half_boxes
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.rclpy_backend import RclpyVocabulary
+from vla_ros.graph.rclpy_backend import RclpyBackend
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.ros_parameters import changed, declare
 from vla_ros.node.run import NODE_NAME, log_progress
@@ -73,7 +73,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load and warm up the model, and create the endpoints; takes as long as the checkpoint needs."""
-        node = PolicyNode(RclpyVocabulary(), self, self._config)
+        node = PolicyNode(RclpyBackend(), self, self._config)
         try:
             build({}, self._config)  # options that were set one at a time are complete now
             node.configure(self._progress())

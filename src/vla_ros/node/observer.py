@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.contract.binding import Binding
-from vla_ros.contract.spec import NOW, Moment
+from vla_ros.contract.spec import NOW, DeltaTimestamp
 from vla_ros.contract.state import Measured, StateError, StateReader
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
@@ -37,12 +37,12 @@ class Observer:
         self._first = next(iter(binding.cameras.values()))
         self._images = {image.key: image for image in binding.spec.images if image.key in binding.cameras}
         spans = {
-            index: self._span(self._images[key].key, self._images[key].moments)
+            index: self._span(self._images[key].key, self._images[key].delta_timestamps)
             for key, index in binding.cameras.items()
-            if self._images[key].moments != NOW
+            if self._images[key].delta_timestamps != NOW
         }
         features = [reader.feature for reader in binding.states]
-        states = [self._span(each.key, each.moments) for each in features if each.moments != NOW]
+        states = [self._span(each.key, each.delta_timestamps) for each in features if each.delta_timestamps != NOW]
         if states:
             spans[self._first] = max(*states, spans.get(self._first, 0.0))
         self._history = History(spans)
@@ -51,7 +51,7 @@ class Observer:
 
     @property
     def remembers(self) -> bool:
-        """True if any moment lies in the past, so that every frame must be passed to :meth:`remember`."""
+        """True if a feature takes past values, so that every frame must be passed to :meth:`remember`."""
         return bool(self._history)
 
     def begin(self) -> None:
@@ -95,11 +95,14 @@ class Observer:
         for key, image in raw.items():
             index, feature = self._binding.cameras[key], self._images[key]
             makers[key] = partial(process, image)
-            if feature.moments != NOW:
+            if feature.delta_timestamps != NOW:
                 now = Past(image.stamp, frames[index], inputs)
-                past = [self._history.at(index, self._when(moment, image.stamp), now) for moment in feature.moments]
+                past = [
+                    self._history.at(index, self._when(delta, image.stamp), now)
+                    for delta in feature.delta_timestamps
+                ]
                 makers[key] = partial(self._stack, index, past)
-        single = {key: image for key, image in raw.items() if self._images[key].moments == NOW}
+        single = {key: image for key, image in raw.items() if self._images[key].delta_timestamps == NOW}
         now = Past(stamp, frames[self._first] if self._looks_back(self._first) else None, inputs)
         states = {one.feature.key: self._state(one, now) for one in self._binding.states}
         return Observation(LazyImages(makers), inputs.instruction, stamp, states, single)
@@ -126,31 +129,32 @@ class Observer:
         return image
 
     def _state(self, reader: StateReader, now: Past) -> FloatArray:
-        moments = reader.feature.moments
-        whens = [] if moments == NOW else [self._when(moment, now.stamp) for moment in moments]
+        deltas = reader.feature.delta_timestamps
+        whens = [] if deltas == NOW else [self._when(delta, now.stamp) for delta in deltas]
         pasts = [self._history.at(self._first, when, now) for when in whens] or [now]
         measured = [(Measured(past.inputs.joints, past.inputs.state, past.inputs.arms), past) for past in pasts]
         try:
             vectors = [reader.read(each, past.stamp, self.timeouts.joint_state_age) for each, past in measured]
         except StateError as error:
             raise Refused(Reason.INPUT_MISSING, str(error)) from None
-        return vectors[0] if moments == NOW else np.stack(vectors)
+        return vectors[0] if deltas == NOW else np.stack(vectors)
 
-    def _when(self, moment: Moment, stamp: int) -> int:
-        return stamp - round(1e9 * self._seconds(moment))
+    def _when(self, delta: DeltaTimestamp, stamp: int) -> int:
+        return stamp + round(1e9 * self._seconds(delta))
 
-    def _seconds(self, moment: Moment) -> float:
-        return moment.seconds or (moment.steps / self._rate if moment.steps else 0.0)
+    def _seconds(self, delta: DeltaTimestamp) -> float:
+        return delta.seconds or (delta.steps / self._rate if delta.steps else 0.0)
 
-    def _span(self, key: str, moments: Sequence[Moment]) -> float:
-        if not self._rate and any(moment.steps for moment in moments):
+    def _span(self, key: str, deltas: Sequence[DeltaTimestamp]) -> float:
+        if not self._rate and any(delta.steps for delta in deltas):
             raise ConfigError(
-                f"control.rate_hz: found 0, but moments of '{key}' are in steps; set the rate, or give the "
-                "moments in seconds (features.moments)"
+                f"control.rate_hz: found 0, but '{key}' has past values in steps; set the rate, or give them in "
+                "seconds (features.delta_timestamps)"
             )
-        return max(map(self._seconds, moments))
+        return -min(map(self._seconds, deltas))
 
     def _looks_back(self, camera: int) -> bool:
         return any(
-            self._binding.cameras[key] == camera and image.moments != NOW for key, image in self._images.items()
+            self._binding.cameras[key] == camera and image.delta_timestamps != NOW
+            for key, image in self._images.items()
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.binding import paced
-from vla_ros.contract.feeds import message_type
+from vla_ros.contract.state_topics import state_message_type
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
@@ -24,7 +24,7 @@ from vla_ros.control.sources import Contest
 from vla_ros.control.suspension import LONGEST, Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Node, Vocabulary, say
+from vla_ros.graph.node import Backend, Node, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
@@ -53,7 +53,7 @@ class PolicyNode:
     ``graph.create_node``; callbacks run on the thread that spins it.
     """
 
-    def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
+    def __init__(self, graph: Backend, node: Node, config: Config) -> None:
         self._graph = graph
         self._node = node
         self._options = LiveConfig(config)
@@ -285,8 +285,10 @@ class PolicyNode:
 
         self._holder = Holder(self._context, stepper, self._outputs.prepare, poll)
         self.safety.gate = self._holder.gate
-        for feed in config.robot.feeds:
-            wiring.subscribe_from(message_type(feed.type), feed.topic, partial(states.feed, feed.key), "state")
+        for each in config.robot.parsed_state_topics:
+            wiring.subscribe_from(
+                state_message_type(each.type), each.name, partial(states.state_topic, each.key), "state"
+            )
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")

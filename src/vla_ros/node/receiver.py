@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.feeds import feed_of
+from vla_ros.contract.state_topics import read_state_message
 from vla_ros.control.arm import ArmController
 from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStates
@@ -115,7 +115,7 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states on ``topics``, from one or more publishers each, and further feeds."""
+    """Receives joint states on ``topics``, from one or more publishers each, and further state topics."""
 
     def __init__(self, context: Context, controller: RobotController) -> None:
         self._context = context
@@ -161,10 +161,10 @@ class StateReceiver:
         if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong, arm):
             self._context.inputs.set_joints(joints, arm, published)
 
-    def feed(self, key: str, message: Any, origin: Origin = _UNKNOWN) -> None:
-        """Receive a message of the feed ``key`` (``robot.state_topics``)."""
+    def state_topic(self, key: str, message: Any, origin: Origin = _UNKNOWN) -> None:
+        """Receive a message of ``robot.state_topics``, named ``key``."""
         if self._context.suspension.published(*origin) >= self._context.suspension.resumed:
-            self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
+            self._context.inputs.set_state(key, read_state_message(message, self._context.clock.ros()))
 
     def forget(self) -> None:
         """Discard all measurements, because the clock jumped and stamps may repeat."""

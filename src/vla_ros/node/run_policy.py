@@ -8,7 +8,7 @@ from typing import Any
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, ServedGoal, Vocabulary
+from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, ServedGoal
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
@@ -17,7 +17,7 @@ _PERIOD = 0.05  # s
 _FEEDBACK = 0.5  # s
 
 
-def has_run_policy(graph: Vocabulary) -> bool:
+def has_run_policy(graph: Backend) -> bool:
     """Return True if the action's type is available; rclpy needs the package rosetta_interfaces."""
     try:
         graph.action(TYPE)

@@ -9,7 +9,7 @@ import numpy as np
 from vla_ros.config import ArmConfig, ControlConfig
 from vla_ros.contract.action import velocity_scale
 from vla_ros.contract.binding import Binding
-from vla_ros.contract.parts import Part
+from vla_ros.contract.components import Component
 from vla_ros.contract.state import Arm
 from vla_ros.control.compliance import AT_REST, respond
 from vla_ros.kinematics.transforms import Pose, rotation_vector
@@ -44,7 +44,7 @@ def _units(binding: Binding, arms: Mapping[str, Arm]) -> Iterator[str]:
             yield f"{part}: {'; '.join(_unit(part, arms[part.arm], control))}"
 
 
-def _unit(part: Part, arm: Arm, control: ControlConfig) -> Iterator[str]:
+def _unit(part: Component, arm: Arm, control: ControlConfig) -> Iterator[str]:
     gripper, kinematics = arm.config.gripper, arm.kinematics
     if part.quantity == "tip_delta":
         scales = f"{control.translation_scale:g} m and {control.rotation_scale:g} rad"
@@ -99,7 +99,7 @@ def shortening(binding: Binding, arms: Mapping[str, Arm]) -> Iterator[str]:
             yield label + line
 
 
-def _tip(parts: Sequence[Part], arm: ArmConfig, binding: Binding) -> Iterator[str]:
+def _tip(parts: Sequence[Component], arm: ArmConfig, binding: Binding) -> Iterator[str]:
     control, stated = binding.config.control, binding.config.features.tip_step
     steps = np.array(stated)
     if any(part.quantity == "tip_delta" for part in parts) and not stated and control.clip != "none":
@@ -137,7 +137,7 @@ def _turn(angle: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
 
 
-def _joints(parts: Sequence[Part], arm: Arm, control: ControlConfig) -> Iterator[str]:
+def _joints(parts: Sequence[Component], arm: Arm, control: ControlConfig) -> Iterator[str]:
     shares = [part for part in parts if part.quantity == "joint_velocity" and part.form == "1"]
     if not shares or arm.kinematics is None:
         return

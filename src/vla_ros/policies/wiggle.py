@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.config.options import option
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
@@ -61,8 +61,8 @@ class WigglePolicy(Policy):
         ]
         self.spec = PolicySpec(
             tuple(map(ImageFeature, config.camera.keys)),
-            tuple(StateFeature(name, parse_parts(f"{name}.joint_position")) for name in self._arms),
-            parse_parts(" + ".join(parts), action=True),
+            tuple(StateFeature(name, parse_components(f"{name}.joint_position")) for name in self._arms),
+            parse_components(" + ".join(parts), action=True),
             dimension=0,
             rate_hz=RATE_HZ,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.feeds import feed_of
+from vla_ros.contract.state_topics import read_state_message
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
@@ -238,5 +238,5 @@ def _columns(message: Any, kind: str) -> tuple[Any, ...]:
     if kind == TRAJECTORY:
         point = message.points[0].positions if message.points else ()
         return stamp, tuple(message.joint_names), point
-    feed = feed_of(message)
+    feed = read_state_message(message)
     return stamp, feed.names, feed.positions.tolist()

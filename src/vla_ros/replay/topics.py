@@ -36,7 +36,7 @@ class Selection:
     truth: tuple[str, ...]  # topics of recorded actions or commands; several if arms have separate topics
     # Type of the ``truth`` topics. JointState without topics means differences of joint states; "" means no truth.
     truth_type: str
-    state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
+    state: tuple[tuple[str, str], ...] = ()  # name to topic (``robot.state_topics``)
 
     @property
     def described(self) -> dict[str, str]:
@@ -92,9 +92,9 @@ def select(
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
-    feeds = [(feed.key, expand(feed.topic)) for feed in config.robot.feeds]
+    state_topics = [(topic.key, expand(topic.name)) for topic in config.robot.parsed_state_topics]
     truth, truth_type = find.truth()
-    taken = {*truth, *(topic for _, topic in feeds)}
+    taken = {*truth, *(topic for _, topic in state_topics)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
     usual = tuple(dict.fromkeys(expand(arm.joint_states) for arm in config.arms))
     joints = find.topics("joint_states", (JOINTS,), usual, states)
@@ -104,7 +104,7 @@ def select(
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
     ]
     instructions = find.topics("instruction", (TEXT,), (expand(config.topics.instruction),), texts)
-    state = tuple((key, topic) for key, topic in feeds if topic in by_name)
+    state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
     return Selection(cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state)
 
 

@@ -132,7 +132,7 @@ class Service:
             self.worker.stop()
             raise
         longest = self._config.policy.max_instruction_length
-        self.vocabulary = wire.Vocabulary(spec, self._aliases, longest, self.limits.max_pixels)
+        self.schema = wire.RequestSchema(spec, self._aliases, longest, self.limits.max_pixels)
         self.metadata = self.metadata or pack(wire.metadata(self._config.policy.name, spec))
 
     def close(self, timeout: float) -> bool:
@@ -201,7 +201,7 @@ class Service:
     async def _reply(self, message: bytes | str, arrived: float, known: _Conversation) -> tuple[bytes | str, str]:
         """Return the reply, and the outcome for the metrics."""
         try:
-            request = wire.read_request(message, self.vocabulary, self.limits.max_message)
+            request = wire.read_request(message, self.schema, self.limits.max_message)
             known.restart |= request.reset or request.begins or request.session != known.session
             known.session = request.session
             if request.reset:
@@ -221,7 +221,7 @@ class Service:
 
     async def _ask(self, request: wire.Request, arrived: float, known: _Conversation) -> Done:
         loop = asyncio.get_running_loop()
-        arguments = request, self.vocabulary, time.time_ns()
+        arguments = request, self.schema, time.time_ns()
         if any(isinstance(image, bytes) for image in request.images.values()):
             pool = self._large if wire.pixels_to_decode(request) > _LARGE else self._pool
             observation = await loop.run_in_executor(pool, wire.observation, *arguments)

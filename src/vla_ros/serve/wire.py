@@ -32,7 +32,7 @@ _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class RequestSchema:
     """The names and shapes that a request may contain."""
 
     spec: PolicySpec  # the policy's inputs and outputs
@@ -54,9 +54,9 @@ class Request:
     """A checked request."""
 
     reset: bool = False  # True if it only begins an episode, without an observation
-    # Key to an image, uint8 [H, W, 3] ([T, H, W, 3] with T moments), or to an encoded JPEG.
+    # Key to an image, uint8 [H, W, 3] ([T, H, W, 3] at T times), or to an encoded JPEG.
     images: Mapping[str, UInt8Array | bytes] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)  # key to float64 [N], or [T, N] with T moments
+    state: Mapping[str, Any] = field(default_factory=dict)  # key to float64 [N], or [T, N] at T times
     instruction: str = ""
     begins: bool = False  # True if an episode begins with this observation
     seconds: float = 0.0  # how long the robot waits for the answer; 0 if unstated
@@ -73,8 +73,8 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
     def size(image: ImageFeature) -> tuple[int, int] | None:
         return image.processor.size if image.processor else image.takes
 
-    def moments(feature: ImageFeature | StateFeature) -> list[list[float]]:
-        return [[moment.steps, moment.seconds] for moment in feature.moments]
+    def times(feature: ImageFeature | StateFeature) -> list[list[float]]:
+        return [[delta.steps, delta.seconds] for delta in feature.delta_timestamps]
 
     return {
         "server": OWN,
@@ -85,16 +85,16 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
                 "size": size(image),
                 "resized": image.processor is not None,
                 "pipeline": client_pipeline(image.processor),
-                "moments": moments(image),
+                "delta_timestamps": times(image),
                 "required": image.required,
             }
             for image in spec.images
         },
         "state": {
             state.key: {
-                "parts": list(map(str, state.parts)),
+                "components": list(map(str, state.components)),
                 "size": state.size,
-                "moments": moments(state),
+                "delta_timestamps": times(state),
                 "middle": list(state.middle),
             }
             for state in spec.state
@@ -111,7 +111,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
     }
 
 
-def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
+def read_request(data: bytes | str, known: RequestSchema, limit: int) -> Request:
     """Read one request of at most ``limit`` bytes; raises WireError if it is invalid."""
     if isinstance(data, str):
         raise WireError("found a text message, expected a msgpack map in a binary message")
@@ -145,29 +145,29 @@ def read_request(data: bytes | str, known: Vocabulary, limit: int) -> Request:
     )
 
 
-def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
+def observation(request: Request, known: RequestSchema, stamp: int) -> Observation:
     """Convert a request to an observation; images are processed on first access."""
     processors = known.spec.processors
     images: dict[str, Callable[[], UInt8Array]] = {}
     single: dict[str, RawImage] = {}
     for key, image in request.images.items():
         pixels = decoded(image, key, known.max_pixels)
-        moments = [
+        past = [
             RawImage(each, processor=processors.get(key), stamp=stamp)
             for each in pixels.reshape(-1, *pixels.shape[-3:])
         ]
         if pixels.ndim == 3:
-            [single[key]] = moments
+            [single[key]] = past
             images[key] = partial(process, single[key])
         else:
-            images[key] = partial(_stacked, moments)
+            images[key] = partial(_stacked, past)
     return Observation(
         LazyImages(images), request.instruction, stamp, request.state, single, request.noise, request.previous
     )
 
 
-def _stacked(moments: Sequence[RawImage]) -> UInt8Array:
-    return np.stack([process(image) for image in moments])
+def _stacked(images: Sequence[RawImage]) -> UInt8Array:
+    return np.stack([process(image) for image in images])
 
 
 def pixels_to_decode(request: Request) -> int:
@@ -212,11 +212,11 @@ def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) ->
     return pack(message)
 
 
-def _find(flat: Mapping[str, Any], key: str, known: Vocabulary) -> Any:
+def _find(flat: Mapping[str, Any], key: str, known: RequestSchema) -> Any:
     return next((flat[name] for name in known.names[key] if name in flat), None)
 
 
-def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) -> UInt8Array | bytes | None:
+def _image(flat: Mapping[str, Any], feature: ImageFeature, known: RequestSchema) -> UInt8Array | bytes | None:
     key, leading = feature.key, _leading(feature)
     value = _find(flat, key, known)
     if value is None and not feature.required:
@@ -244,8 +244,8 @@ def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) ->
 
 
 def _leading(feature: ImageFeature | StateFeature) -> tuple[int, ...]:
-    """Return the leading axes of a feature: () with one moment, (T,) with T moments."""
-    return () if len(feature.moments) == 1 else (len(feature.moments),)
+    """Return the leading axes of a feature: () at one time, (T,) at T times."""
+    return () if len(feature.delta_timestamps) == 1 else (len(feature.delta_timestamps),)
 
 
 def _is_image(value: Any) -> bool:
@@ -254,7 +254,7 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
 
 
-def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) -> Any:
+def _state(flat: Mapping[str, Any], feature: StateFeature, known: RequestSchema) -> Any:
     key, leading = feature.key, _leading(feature)
     value = _find(flat, key, known)
     if value is None:
@@ -266,14 +266,14 @@ def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) ->
     return numbers
 
 
-def _noise(value: Any, known: Vocabulary) -> FloatArray | None:
+def _noise(value: Any, known: RequestSchema) -> FloatArray | None:
     noise = None if value is None else finite(value, "noise")
     if noise is not None and noise.shape != known.spec.noise:
         raise WireError(f"the noise is {described(value)}, expected {list(known.spec.noise)}")
     return noise
 
 
-def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
+def _previous(value: Any, known: RequestSchema) -> PreviousChunk | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not known.spec.continues_chunks:
@@ -290,7 +290,7 @@ def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
     return PreviousChunk(actions, delay)
 
 
-def _instruction(message: Mapping[str, Any], known: Vocabulary) -> str:
+def _instruction(message: Mapping[str, Any], known: RequestSchema) -> str:
     longest, value = known.max_instruction_length, next((message[key] for key in _PROMPTS if key in message), None)
     if value is None and not known.spec.instructed:
         return ""

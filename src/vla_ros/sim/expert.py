@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.config.options import option
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import write_rotation
@@ -35,8 +35,8 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 }
 """The expert's kinds of action, with the parts of each arm's action."""
 
-FEED = "objects"
-"""Name of the feed with the object positions."""
+OBJECTS_TOPIC = "objects"
+"""Name of the state topic with the object positions."""
 RATE_HZ = 10.0
 
 GAIN = 0.6
@@ -214,8 +214,8 @@ class ExpertPolicy(Policy):
         self._actions = options.actions
         self._rate_hz = max(config.control.rate_hz, 0.0) or RATE_HZ
 
-        def of_arms(*quantities: str, **more: bool) -> tuple[Part, ...]:
-            return parse_parts(" + ".join(f"{name}.{each}" for name in names for each in quantities), **more)
+        def of_arms(*quantities: str, **more: bool) -> tuple[Component, ...]:
+            return parse_components(" + ".join(f"{name}.{each}" for name in names for each in quantities), **more)
 
         action = of_arms(*ACTIONS[self._actions], action=True)
         self.spec = PolicySpec(
@@ -223,7 +223,7 @@ class ExpertPolicy(Policy):
             (
                 StateFeature("joints", of_arms("joint_position")),
                 StateFeature("fingers", of_arms("fingers")),
-                StateFeature("objects", parse_parts(f"feed.{FEED}[{3 * len(KINDS)}]")),
+                StateFeature("objects", parse_components(f"topic.{OBJECTS_TOPIC}[{3 * len(KINDS)}]")),
             ),
             action,
             dimension=sum(part.size(len(arm.JOINT_NAMES)) for part in action),
@@ -260,6 +260,6 @@ def _moved(pose: FloatArray, motion: FloatArray) -> tuple[FloatArray, FloatArray
 
 
 def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
-    """Return the centre [3] of each object in the scene by name, metres, from the feed's values."""
+    """Return each object's centre [3] in metres by name, from the numbers of :data:`OBJECTS_TOPIC`."""
     places = zip(KINDS, numbers.reshape(-1, 3), strict=True)
     return {name: place for name, place in places if place[2] > -0.5}

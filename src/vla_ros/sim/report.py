@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_ros.config import to_yaml
-from vla_ros.contract.parts import Part
+from vla_ros.contract.components import Component
 from vla_ros.policies.shipped import SHIPPED
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
@@ -141,7 +141,7 @@ def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Marku
     return tag("details", [summary, page.cards(parts)], open=opened)
 
 
-def groups(action: Sequence[Part]) -> list[tuple[str, Sequence[str]]]:
+def groups(action: Sequence[Component]) -> list[tuple[str, Sequence[str]]]:
     """Return, for each chart of an action, its title and the names of the values it shows."""
     found: list[tuple[str, Sequence[str]]] = []
     for part in action:

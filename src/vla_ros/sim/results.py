@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.report import page
 from vla_ros.sim.expert import RATE_HZ, ExpertPolicy
@@ -107,12 +107,12 @@ class DemoResult:
         return tuple(arm.name for arm in self.config.arms)
 
     @property
-    def action(self) -> tuple[Part, ...]:
+    def action(self) -> tuple[Component, ...]:
         """The parts of the policy's actions."""
         if self.config.policy.name == "expert":
             return ExpertPolicy(self.config).spec.action
         stated = self.config.features.action
-        return parse_parts(" + ".join(stated), action=True) if stated else PolicySpec().action
+        return parse_components(" + ".join(stated), action=True) if stated else PolicySpec().action
 
     @property
     def success_rate(self) -> float:

@@ -111,8 +111,8 @@ class SimulatedTime:
         world, stamp = self._world, self._clock.ros()
         for name, state in zip(self._node.arms, world.joint_states(stamp), strict=True):
             self._node.states.accept(state, stamp, name)
-        for feed in self._config.robot.feeds:
-            self._node.inputs.set_state(feed.key, world.object_state(stamp))
+        for topic in self._config.robot.parsed_state_topics:
+            self._node.inputs.set_state(topic.key, world.object_state(stamp))
 
     def _publish_images(self) -> UInt8Array:
         images = {camera: self._world.render(camera) for camera in {"front", *self._cameras}}

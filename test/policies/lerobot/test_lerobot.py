@@ -53,8 +53,8 @@ def policy(folder: Path, words: Path) -> LeRobotPolicy:
 
 
 def observation(policy: Policy, previous: PreviousChunk | None = None) -> Observation:
-    moments = len(policy.spec.images[0].moments)
-    random, past = np.random.default_rng(0), () if moments == 1 else (moments,)
+    times = len(policy.spec.images[0].delta_timestamps)
+    random, past = np.random.default_rng(0), () if times == 1 else (times,)
     image = random.integers(0, 256, (*past, 64, 96, 3), dtype=np.uint8)
     return Observation(
         {"front": image}, "lift the cube", 5, state={"state": random.normal(size=(*past, 7))}, previous=previous
@@ -159,8 +159,8 @@ def test_the_spec_has_the_checkpoints_features(folder: Path, policy: LeRobotPoli
     spec = policy.spec
     assert [image.key for image in spec.images] == ["front"]
     assert [(state.key, state.size) for state in spec.state] == [("state", 7)]
-    assert (len(spec.images[0].moments), spec.horizon) == {"diffusion": (2, 8)}.get(folder.name, (1, 10))
-    assert spec.images[0].moments[-1].steps == 0
+    assert (len(spec.images[0].delta_timestamps), spec.horizon) == {"diffusion": (2, 8)}.get(folder.name, (1, 10))
+    assert spec.images[0].delta_timestamps[-1].steps == 0
     assert spec.continues_chunks == (folder.name in ("smolvla", "pi0", "pi05"))
 
 

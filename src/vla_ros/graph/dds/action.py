@@ -83,7 +83,7 @@ class DdsServedGoal:
 
 
 class DdsActionServer:
-    """Serves an action; see :attr:`vla_ros.graph.node.Vocabulary.create_action_server`."""
+    """Serves an action; see :attr:`vla_ros.graph.node.Backend.create_action_server`."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
 from vla_ros.types import PreviousChunk
 
@@ -113,15 +113,17 @@ def read_spec(folder: Path) -> PolicySpec:
     """
     config = _config(folder)
     # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
-    moments = tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
+    times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
     images, state = [], []
     for name, feature in config["input_features"].items():
         if is_image(name):
             height, width, _ = image_shape(name, feature["shape"])
-            images.append(ImageFeature(key_of(name), moments=moments, takes=(height, width)))
+            images.append(ImageFeature(key_of(name), delta_timestamps=times, takes=(height, width)))
         else:
             size, (middle, largest) = int(feature["shape"][0]), _statistics(folder, name)
-            state.append(StateFeature(key_of(name), size=size, moments=moments, middle=middle, largest=largest))
+            state.append(
+                StateFeature(key_of(name), size=size, delta_timestamps=times, middle=middle, largest=largest)
+            )
     executed = int(config.get("n_action_steps") or 0)
     horizon = executed or int(config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])

@@ -51,8 +51,11 @@ class LeRobotPolicy(Policy):
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
         known = self.describe()
-        moments = [*(image.moments for image in known.images), *(state.moments for state in known.state)]
-        steps = max(map(len, moments), default=1)
+        times = [
+            *(image.delta_timestamps for image in known.images),
+            *(state.delta_timestamps for state in known.state),
+        ]
+        steps = max(map(len, times), default=1)
         past = () if steps == 1 else (steps,)
         inputs = self._checkpoint.policy.config.input_features.items()
         blank = {name: np.zeros((*past, *_shape(name, feature)), np.uint8) for name, feature in inputs}

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
@@ -176,7 +176,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
             return None
         return engine
 
-    def _action(self, dimension: int, undeclared: str) -> tuple[Part, ...]:
+    def _action(self, dimension: int, undeclared: str) -> tuple[Component, ...]:
         """Return the parts of an action: delta and gripper if it has seven numbers, else none.
 
         The gripper has the range that ``features.action`` declares, or the form ``undeclared``. Without parts,
@@ -184,9 +184,11 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         """
         if dimension != PolicySpec.dimension:
             return ()
-        declared = parse_parts(" + ".join(self._declared), action=True) if self._declared else ()
+        declared = parse_components(" + ".join(self._declared), action=True) if self._declared else ()
         ranges = [part.form for part in declared if part.quantity == "gripper" and part.range is not None]
-        return Part("arm", "tip_delta"), Part("arm", "gripper", ranges[0] if len(ranges) == 1 else undeclared)
+        return Component("arm", "tip_delta"), Component(
+            "arm", "gripper", ranges[0] if len(ranges) == 1 else undeclared
+        )
 
     def _chunk(
         self,

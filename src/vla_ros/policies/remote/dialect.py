@@ -35,7 +35,7 @@ KEY_HINT = "; set policy.api_key_file"
 class Query:
     """One observation, independent of the dialect."""
 
-    # Feature key to an image, uint8 [H, W, 3], or a state vector [D]; with T moments [T, ...], oldest first.
+    # Feature key to an image, uint8 [H, W, 3], or a state vector [D]; at T times [T, ...], oldest first.
     features: Mapping[str, Array]
     instruction: str  # the command in natural language
     session: str = ""  # name of the episode, for servers that tell episodes apart by name

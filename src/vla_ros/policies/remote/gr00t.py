@@ -63,8 +63,8 @@ def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
     groups: dict[str, dict[str, Any]] = {"video": {}, "state": {}}
     for key, value in query.features.items():
         group, axes = ("video", 3) if is_image(value) else ("state", 1)
-        moments = value[None] if value.ndim == axes else value
-        batch = moments if old else moments[None]
+        past = value[None] if value.ndim == axes else value
+        batch = past if old else past[None]
         numbers = batch if old or group == "video" else batch.astype(np.float32)
         groups[group][key.removeprefix(f"{group}.")] = numbers
     language = metadata.get("language") or metadata.get("annotation") or {}

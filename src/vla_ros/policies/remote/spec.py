@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vla_ros.contract.parts import parse_parts
-from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.contract.components import parse_components
+from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.policies.published import UNKNOWN, Loop
 from vla_ros.policies.remote.dialect import OWN, Metadata
@@ -21,10 +21,10 @@ _SPACES = {
     "cartesian_position": "tip_position",
     "cartesian_velocity": "tip_delta",
 }
-_MOST = 64  # maximum number of features, of moments of a feature, and of axes of the noise
+_MOST = 64  # maximum number of features, of delta timestamps of a feature, and of axes of the noise
 _LONGEST = 4096  # maximum number of values in an action, and of actions in a chunk
 _FARTHEST = 1e9  # maximum of a number in a state
-_OLDEST = 10_000.0  # maximum age of a moment, in steps or seconds
+_OLDEST = -10_000  # minimum of a delta timestamp, in steps or seconds
 
 
 def learned(metadata: Metadata, horizon: int, loop: Loop = UNKNOWN) -> PolicySpec:
@@ -81,10 +81,15 @@ def _check_modality(
         raise ConfigError(f"the server takes the {group} {sorted(theirs)}, but {option} has {sorted(ours)}")
     indices = section.get("delta_indices")
     for feature in features:
-        steps = [-moment.steps for moment in feature.moments]
-        if isinstance(indices, list) and not any(moment.seconds for moment in feature.moments) and steps != indices:
+        steps = [delta.steps for delta in feature.delta_timestamps]
+        if (
+            isinstance(indices, list)
+            and not any(delta.seconds for delta in feature.delta_timestamps)
+            and steps != indices
+        ):
             raise ConfigError(
-                f"the server takes the {group} at steps {indices}, but {feature.key} has {steps} (features.moments)"
+                f"the server takes the {group} at steps {indices}, but {feature.key} has {steps} "
+                "(features.delta_indices)"
             )
 
 
@@ -116,7 +121,7 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
                 ImageFeature(
                     str(key),
                     _processor(image),
-                    moments=_moments(image),
+                    delta_timestamps=_delta_timestamps(image),
                     required=image.get("required") is not False,
                     takes=_size(image["size"]) if image.get("resized") is False else None,
                 )
@@ -125,14 +130,14 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
             tuple(
                 StateFeature(
                     str(key),
-                    _parts(state["parts"]),
+                    _components(state["components"]),
                     _number(state["size"], 0),
-                    _moments(state),
+                    _delta_timestamps(state),
                     _middle(state.get("middle", [])),
                 )
                 for key, state in _few(metadata["state"]).items()
             ),
-            _parts(metadata["action"], action=True),
+            _components(metadata["action"], action=True),
             _number(metadata["dimension"], 0),
             _number(metadata["horizon"], 1),
             _number(metadata.get("execute_steps", 0), 0),
@@ -181,13 +186,14 @@ def _size(size: Any) -> tuple[int, int] | None:
     return height, width
 
 
-def _moments(feature: Mapping[str, Any]) -> tuple[Moment, ...]:
+def _delta_timestamps(feature: Mapping[str, Any]) -> tuple[DeltaTimestamp, ...]:
     pairs = [
-        (_number(steps, 0, _OLDEST), _number(seconds, 0.0, _OLDEST)) for steps, seconds in _few(feature["moments"])
+        (_number(steps, _OLDEST, 0), _number(seconds, float(_OLDEST), 0))
+        for steps, seconds in _few(feature["delta_timestamps"])
     ]
     if not pairs:
-        raise ValueError("found no moment, expected at least one")
-    return tuple(Moment(*pair) for pair in pairs)
+        raise ValueError("found no delta timestamp, expected at least one")
+    return tuple(DeltaTimestamp(*pair) for pair in pairs)
 
 
 def _middle(values: Any) -> tuple[float, ...]:
@@ -196,8 +202,8 @@ def _middle(values: Any) -> tuple[float, ...]:
     return tuple(_number(value, -_FARTHEST, _FARTHEST) for value in values)
 
 
-def _parts(texts: Any, *, action: bool = False) -> tuple[Any, ...]:
-    return tuple(part for text in _few(texts) for part in parse_parts(text, action=action))
+def _components(texts: Any, *, action: bool = False) -> tuple[Any, ...]:
+    return tuple(component for text in _few(texts) for component in parse_components(text, action=action))
 
 
 def _number(value: Any, low: Any, high: float = _LONGEST) -> Any:

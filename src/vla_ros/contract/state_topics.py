@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config.sections import FEED_TYPES
+from vla_ros.config.sections import STATE_TOPIC_TYPES
 from vla_ros.types import JointState
 
 _POSE = ("x", "y", "z", "qx", "qy", "qz", "qw")
 _WRENCH = ("fx", "fy", "fz", "tx", "ty", "tz")
 
 
-def message_type(name: str) -> str:
-    """Return the full name of a message type of :data:`~vla_ros.config.sections.FEED_TYPES`."""
-    return f"{FEED_TYPES[name]}/msg/{name}"
+def state_message_type(name: str) -> str:
+    """Return the full name of a message type of :data:`~vla_ros.config.sections.STATE_TOPIC_TYPES`."""
+    return f"{STATE_TOPIC_TYPES[name]}/msg/{name}"
 
 
-def feed_of(message: Any, now: int = 0) -> JointState:
-    """Convert a message of one of :data:`~vla_ros.config.sections.FEED_TYPES` to named numbers.
+def read_state_message(message: Any, now: int = 0) -> JointState:
+    """Convert a message of one of :data:`~vla_ros.config.sections.STATE_TOPIC_TYPES` to named numbers.
 
     A ``JointState`` yields its positions, a ``PoseStamped`` its position and quaternion x, y, z, w, and a
     ``WrenchStamped`` its force and torque. A message without a stamp gets the stamp ``now``, in nanoseconds.

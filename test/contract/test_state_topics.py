@@ -1,4 +1,4 @@
-"""Conversion of feed messages to numbers."""
+"""Conversion of messages to numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
-from vla_ros.config.sections import FEED_TYPES
-from vla_ros.contract.feeds import feed_of, message_type
+from vla_ros.config.sections import STATE_TOPIC_TYPES
+from vla_ros.contract.state_topics import read_state_message, state_message_type
 from vla_ros.graph.messages import message_types
 
 
 def fill(kind: str) -> tuple[Any, list[float]]:
     """A filled message, and its numbers in order."""
-    message = message_types().message(message_type(kind))()
+    message = message_types().message(state_message_type(kind))()
     if kind == "JointState":
         message.name, message.position = ["b", "a"], [0.0, 1.0]
         return message, [0.0, 1.0]
@@ -32,13 +32,13 @@ def fill(kind: str) -> tuple[Any, list[float]]:
     return message, [float(number) for number in range(len(places))]
 
 
-@pytest.mark.parametrize("kind", FEED_TYPES)
-def test_every_message_type_is_converted_with_its_stamp(kind: str) -> None:
+@pytest.mark.parametrize("kind", STATE_TOPIC_TYPES)
+def test_every_state_message_type_is_converted_with_its_stamp(kind: str) -> None:
     message, numbers = fill(kind)
-    found = feed_of(message, now=7)
+    found = read_state_message(message, now=7)
     assert found.positions.tolist() == numbers
     assert len(found.names) == len(numbers)
     assert found.stamp == 7, "measured when it came, where it has no stamp"
     if hasattr(message, "header"):
         message.header.stamp.sec, message.header.stamp.nanosec = 2, 5
-        assert feed_of(message, now=7).stamp == 2_000_000_005
+        assert read_state_message(message, now=7).stamp == 2_000_000_005

@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from vla_ros.config import GripperConfig
-from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.control.gripper import Gripper
 from vla_ros.errors import ConfigError
 
@@ -15,19 +15,22 @@ from vla_ros.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("arm.joint_position", (Part("arm", "joint_position", "rad"),)),
-        ("left.joint_position[ deg ]", (Part("left", "joint_position", "deg"),)),
-        ("arm.joint_position[-100..100]", (Part("arm", "joint_position", "-100..100"),)),
-        ("arm.joint_position(a, b)[deg]", (Part("arm", "joint_position", "deg", ("a", "b")),)),
-        ("arm.gripper", (Part("arm", "gripper", "0..1"),)),
-        ("arm.gripper[1..0]+feed.force[6]", (Part("arm", "gripper", "1..0"), Part("", "feed", "force", count=6))),
-        ("unused[2] + feed.box", (Part("", "unused", count=2), Part("", "feed", "box"))),
-        ("arm.tip_rotation[rot6d]", (Part("arm", "tip_rotation", "rot6d"),)),
+        ("arm.joint_position", (Component("arm", "joint_position", "rad"),)),
+        ("left.joint_position[ deg ]", (Component("left", "joint_position", "deg"),)),
+        ("arm.joint_position[-100..100]", (Component("arm", "joint_position", "-100..100"),)),
+        ("arm.joint_position(a, b)[deg]", (Component("arm", "joint_position", "deg", ("a", "b")),)),
+        ("arm.gripper", (Component("arm", "gripper", "0..1"),)),
+        (
+            "arm.gripper[1..0]+topic.force[6]",
+            (Component("arm", "gripper", "1..0"), Component("", "topic", "force", count=6)),
+        ),
+        ("unused[2] + topic.box", (Component("", "unused", count=2), Component("", "topic", "box"))),
+        ("arm.tip_rotation[rot6d]", (Component("arm", "tip_rotation", "rot6d"),)),
     ],
 )
-def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
-    assert parse_parts(text) == parts
-    assert parse_parts(" + ".join(map(str, parts))) == parts
+def test_parts_are_read_and_written(text: str, parts: tuple[Component, ...]) -> None:
+    assert parse_components(text) == parts
+    assert parse_components(" + ".join(map(str, parts))) == parts
 
 
 @pytest.mark.parametrize(
@@ -43,19 +46,21 @@ def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
         ("arm.gripper[0..1e999]", True, "too large"),
         ("arm.joint_position(a)", True, "only a state's"),
         ("arm.tip_position(a)", False, "only a state's"),
-        ("feed.force", True, "a feed cannot be an action"),
-        ("feed.force[N]", False, "expected its size"),
+        ("topic.force", True, "a topic cannot be an action"),
+        ("topic.force[N]", False, "expected its size"),
         ("unused", True, "the number of unused"),
         ("unused[0]", True, "the number of unused"),
     ],
 )
 def test_errors_explain_a_wrong_part(text: str, action: bool, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_parts(text, action=action)
+        parse_components(text, action=action)
 
 
 def test_sizes_follow_the_arm_or_the_form() -> None:
-    parts = parse_parts("a.joint_position + a.joint_velocity(x, y) + a.fingers + a.gripper + a.tip_rotation[rot6d]")
+    parts = parse_components(
+        "a.joint_position + a.joint_velocity(x, y) + a.fingers + a.gripper + a.tip_rotation[rot6d]"
+    )
     assert [part.size(7, 2) for part in parts] == [7, 2, 2, 1, 6]
 
 
@@ -66,18 +71,18 @@ def test_sizes_follow_the_arm_or_the_form() -> None:
 def test_a_range_keeps_its_numbers(low: float, high: float) -> None:
     assume(low != high)
     for form in (f"{low!r}..{high!r}", f"{low:+.17e} .. {high:+.17E}"):
-        (part,) = parse_parts(f"arm.gripper[{form}]", action=True)
+        (part,) = parse_components(f"arm.gripper[{form}]", action=True)
         assert part.range == (low, high)
-        assert parse_parts(f"unused[1] + {part} + unused[2]")[1] == part
+        assert parse_components(f"unused[1] + {part} + unused[2]")[1] == part
 
 
 def test_a_gripper_of_a_million_counts_is_half_open_at_half_a_million() -> None:
     """Taken as metres, the fingers would open to the end of their range."""
     for form, half in (("0..1000000", 500_000.0), ("0..0.00005", 0.000025), ("0..1e6", 5e5)):
-        (part,) = parse_parts(f"arm.gripper[{form}]", action=True)
+        (part,) = parse_components(f"arm.gripper[{form}]", action=True)
         config = GripperConfig(mode="continuous", open_position=0.04)
         assert Gripper(config, part).command(half, 0.02, 0.1) == (0.02, False)
 
 
 def test_a_range_has_two_ends() -> None:
-    assert [part.range for part in parse_parts("a.gripper[1..-1] + a.gripper[m]")] == [(1.0, -1.0), None]
+    assert [part.range for part in parse_components("a.gripper[1..-1] + a.gripper[m]")] == [(1.0, -1.0), None]

@@ -1,10 +1,10 @@
-"""The notation for the parts of a state vector or an action.
+"""The notation for the components of a state vector or an action.
 
 ``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. The arm of a
 one-armed robot is called ``arm``. JOINTS selects joints of the arm (states only; default: all). FORM is a unit, a
 range or a rotation's form. The default is the quantity's first form, except for an action's ``gripper`` and
-``tip_delta``, which follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two parts
-have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``; ``unused[SIZE]`` is zeros in a state and
+``tip_delta``, which follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two kinds
+have no arm: ``topic.NAME[SIZE]`` is a message of ``robot.state_topics``; ``unused[SIZE]`` is zeros in a state and
 ignored in an action.
 
 A rotation has several numbers in every form but the 6-D ones. ``[FORM near 3.14 0 0]`` names those at an episode's
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from vla_ros.config.sections import NUMBER
 from vla_ros.errors import ConfigError, did_you_mean
 
-FEED, UNUSED = "feed", "unused"
+TOPIC, UNUSED = "topic", "unused"
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ QUANTITIES = {
 MOTIONS = ("joint_position", "joint_velocity", "joint_delta", "tip_delta", "tip_position")
 """Quantities that move an arm; an action has one per arm. ``tip_position`` requires ``tip_rotation`` as well."""
 BY_OPTIONS = ("gripper", "tip_delta")
-"""Quantities of an action whose form follows the options if the part has none."""
+"""Quantities of an action whose form follows the options if the component has none."""
 
-_PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
+_COMPONENT = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
 _RANGE = re.compile(rf"({NUMBER})\s*\.\.\s*({NUMBER})")
 _SIGNS = re.compile(r"-?m(\s*,\s*-?m)+")
 _CHOICE = re.compile(rf"(.*?)\s+(?:({CLIPPED}|{WRAPPED})|near((?:\s+{NUMBER})+))")
@@ -69,23 +69,23 @@ _PLUS = re.compile(r"\+(?![^\[]*\])")  # a plus between brackets belongs to a nu
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a state vector or an action."""
+class Component:
+    """A component of a state vector or an action."""
 
-    arm: str  # the arm; "" for a feed and for unused numbers
-    quantity: str  # a name of :data:`QUANTITIES`, ``feed`` or ``unused``
-    # Unit, range or form of a rotation; the name of a feed; "" if the options decide (:data:`BY_OPTIONS`).
+    arm: str  # the arm; "" for a topic and for unused numbers
+    quantity: str  # a name of :data:`QUANTITIES`, ``topic`` or ``unused``
+    # Unit, range or form of a rotation; the name of a topic; "" if the options decide (:data:`BY_OPTIONS`).
     form: str = ""
     joints: tuple[str, ...] = ()  # joints in this order; empty for all joints of the arm
-    count: int = 0  # size of a feed (0: as many numbers as its message has) or of an unused part; otherwise 0
+    count: int = 0  # size of a topic (0: as many numbers as its message has) or of an unused component; otherwise 0
     choice: str = ""  # :data:`WRAPPED` for a rotation, :data:`CLIPPED` for a range, or ""
     near: tuple[float, ...] = ()  # a rotation's numbers, near those at an episode's beginning; () if not stated
 
     def __str__(self) -> str:
         if self.quantity == UNUSED:
             return f"unused[{self.count}]"
-        if self.quantity == FEED:
-            return f"feed.{self.form}" + (f"[{self.count}]" if self.count else "")
+        if self.quantity == TOPIC:
+            return f"topic.{self.form}" + (f"[{self.count}]" if self.count else "")
         joints = f"({', '.join(self.joints)})" if self.joints else ""
         near = " ".join(("near", *map(_exact, self.near))) if self.near else self.choice
         return f"{self.arm}.{self.quantity}{joints}" + (f"[{f'{self.form} {near}'.strip()}]" if self.form else "")
@@ -103,8 +103,8 @@ class Part:
         return tuple(-1.0 if one.strip().startswith("-") else 1.0 for one in self.form.split(",")) if found else ()
 
     def size(self, joints: int, fingers: int = 0) -> int:
-        """Return the part's size, given an arm's numbers of joints and fingers; 0 for a feed of any length."""
-        if self.quantity in (FEED, UNUSED):
+        """Return the number of values, given an arm's joints and fingers; 0 for a topic of any length."""
+        if self.quantity in (TOPIC, UNUSED):
             return self.count
         size = QUANTITIES[self.quantity].size
         if size < 0:
@@ -112,13 +112,13 @@ class Part:
         return size or len(self.joints) or (fingers if self.quantity == "fingers" else joints)
 
 
-def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parse ``PART + PART + ...``; a caller adds the option's name to the ConfigErrors raised."""
+def parse_components(text: str, *, action: bool = False) -> tuple[Component, ...]:
+    """Parse ``COMPONENT + COMPONENT + ...``; a caller adds the option's name to the ConfigErrors raised."""
     return tuple(_parse(term.strip(), action) for term in _PLUS.split(text))
 
 
-def _parse(term: str, action: bool) -> Part:
-    match = _PART.fullmatch(term)
+def _parse(term: str, action: bool) -> Component:
+    match = _COMPONENT.fullmatch(term)
     if match is None:
         raise ConfigError(f"found {term!r}, expected ARM.QUANTITY[FORM] such as arm.joint_position[rad]")
     head, tail, form = match["head"], match["tail"], (match["form"] or "").strip()
@@ -126,14 +126,14 @@ def _parse(term: str, action: bool) -> Part:
     if head == UNUSED and tail is None:
         if not form.isdigit() or int(form) == 0:
             raise ConfigError(f"found {term!r}, expected the number of unused values, such as unused[2]")
-        return Part("", UNUSED, count=int(form))
+        return Component("", UNUSED, count=int(form))
     if tail is None:
         raise ConfigError(f"found {term!r}, expected ARM.QUANTITY, such as arm.{head}")
-    if head == FEED:
+    if head == TOPIC:
         if action or (form and not form.isdigit()):
-            where = "a feed cannot be an action" if action else "expected its size, such as feed.force[6]"
+            where = "a topic cannot be an action" if action else "expected its size, such as topic.force[6]"
             raise ConfigError(f"found {term!r}: {where}")
-        return Part("", FEED, tail, count=int(form or 0))
+        return Component("", TOPIC, tail, count=int(form or 0))
     quantity = QUANTITIES.get(tail)
     if quantity is None or not (quantity.action if action else quantity.state):
         fitting = [name for name, known in QUANTITIES.items() if (known.action if action else known.state)]
@@ -143,25 +143,27 @@ def _parse(term: str, action: bool) -> Part:
     if joints and (action or quantity.size != 0):
         raise ConfigError(f"found joints in {term!r}; only a state's joint quantities accept a choice of joints")
     if action and tail in BY_OPTIONS and not form:
-        return Part(head, tail)
+        return Component(head, tail)
     match = _CHOICE.fullmatch(form)
     name, choice = (match[1], match[2] or "") if match else (form, "")
     near = tuple(map(float, match[3].split())) if match and match[3] else ()
-    part = Part(head, tail, _form(term, quantity, name), joints, choice=choice, near=near)
-    _check_choice(term, part)
-    return part
+    component = Component(head, tail, _form(term, quantity, name), joints, choice=choice, near=near)
+    _check_choice(term, component)
+    return component
 
 
-def _check_choice(term: str, part: Part) -> None:
+def _check_choice(term: str, component: Component) -> None:
     """Check that a rotation has the numbers it may be near to, and that the choice fits the form."""
-    size = ROTATION_SIZES.get(part.form, 0)
-    unique = part.form.startswith("rot6d")
-    if (part.near or part.choice == WRAPPED) and (not size or unique):
+    size = ROTATION_SIZES.get(component.form, 0)
+    unique = component.form.startswith("rot6d")
+    if (component.near or component.choice == WRAPPED) and (not size or unique):
         why = "is unique" if unique else "is no rotation"
-        raise ConfigError(f"found {term!r}: [{part.form}] {why}, so it takes neither near nor {WRAPPED}")
-    if part.near and len(part.near) != size:
-        raise ConfigError(f"found {term!r}: near {len(part.near)} numbers, expected {size} for {part.form}")
-    if part.choice == CLIPPED and part.range is None:
+        raise ConfigError(f"found {term!r}: [{component.form}] {why}, so it takes neither near nor {WRAPPED}")
+    if component.near and len(component.near) != size:
+        raise ConfigError(
+            f"found {term!r}: near {len(component.near)} numbers, expected {size} for {component.form}"
+        )
+    if component.choice == CLIPPED and component.range is None:
         raise ConfigError(f"found {term!r}: only a range such as [0..1] may be {CLIPPED}")
 
 
