@@ -1,4 +1,4 @@
-"""Modules import only the rooms that the table in docs/architecture.md allows."""
+"""Modules import only the rooms that docs/architecture.md allows, and the code is no larger than it states."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools.size import FOLDERS, ROOT, count_lines, files, repeated_names
+
 SOURCE = ROOT / "src" / "vla_ros"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 EVERYWHERE = "types"
 
 
 def table() -> list[tuple[set[str], set[str]]]:
     """Modules of each room, and the names in its last column."""
     rooms = []
-    for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
+    for line in PAGE.splitlines():
         cells = line.strip("|").split("|")
         if line.startswith("| `") and len(cells) == 3:
             rooms.append((set(re.findall("`([a-z_]+)`", cells[0])), set(re.findall("`([a-z_]+)`", cells[2]))))
@@ -79,3 +81,18 @@ def test_no_two_rooms_import_each_other() -> None:
     rooms = [f"row of {min(modules)}" for modules, _ in table()]
     graph = {rooms[index]: {rooms[ROOM_OF[name]] for name in allowed} for index, (_, allowed) in enumerate(table())}
     TopologicalSorter(graph).prepare()
+
+
+def limits() -> list[int]:
+    """The column "at most" of the section "Size"."""
+    section = PAGE.split("## Size\n")[1].split("\n## ")[0]
+    return [int(number.replace(",", "")) for number in re.findall(r"^\| .* \| ([\d,]+) \|$", section, re.MULTILINE)]
+
+
+def test_the_code_is_no_larger_than_the_page_states() -> None:
+    *wholes, longest, names = limits()
+    sizes = [sum(map(count_lines, files(*folders))) for folders in FOLDERS.values()]
+    too_large = [what for what, size, most in zip(FOLDERS, sizes, wholes, strict=True) if size > most]
+    assert not too_large, f"{sizes} lines of {list(FOLDERS)}, at most {wholes}"
+    assert [path for path in files("src") if count_lines(path) > longest] == []
+    assert len(found := repeated_names()) <= names, f"give these things names of their own: {found}"

@@ -1,0 +1,76 @@
+"""Prints the size of the code, its longest files, and the top-level names that several files define.
+
+    python -m tools.size
+
+test/test_architecture.py holds these figures to the limits that docs/architecture.md states.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {
+    "src": ("src",),
+    "src, tools, benchmarks, fuzz": ("src", "tools", "benchmarks", "fuzz"),
+    "test": ("test",),
+}
+INTERFACES = frozenset(("logger", "add_arguments", "run", "main", "query", "answer", "metadata", "reset"))
+"""Names that many files define on purpose: each file's logger, a command's and a wire dialect's functions."""
+
+
+def files(*folders: str) -> list[Path]:
+    """Return the Python files of ``folders``."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def repeated_names() -> dict[str, list[str]]:
+    """Return the top-level names that several files of the package define, each with these files.
+
+    Classes, functions and constants count. Names with a leading underscore, type variables and
+    :data:`INTERFACES` do not.
+    """
+    found = defaultdict[str, set[str]](set)
+    for path in files("src"):
+        for name in _defined(ast.parse(path.read_text(encoding="utf-8"))):
+            found[name].add(path.relative_to(ROOT / "src" / "vla_ros").as_posix())
+    return {name: sorted(where) for name, where in sorted(found.items()) if len(where) > 1}
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign) and not _is_type_variable(node.value):
+            names = [one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        else:
+            continue
+        yield from (name for name in names if not name.startswith("_") and name not in INTERFACES)
+
+
+def _is_type_variable(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "TypeVar"
+
+
+def main() -> None:
+    for title, folders in FOLDERS.items():
+        print(f"{title}: {sum(map(count_lines, files(*folders))):,} lines")
+    longest = sorted(files("src"), key=count_lines, reverse=True)[:5]
+    print("longest files:", ", ".join(f"{path.relative_to(ROOT)} {count_lines(path)}" for path in longest))
+    names = repeated_names()
+    print(f"names defined in several files: {len(names)}")
+    for name, where in names.items():
+        print(f"  {name}: {', '.join(where)}")
+
+
+if __name__ == "__main__":
+    main()
