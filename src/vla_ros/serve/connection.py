@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ProtocolError
 from websockets.frames import Frame
+
+from vla_ros.policies.remote.frames import limit_frames
 
 logger = logging.getLogger(__name__)
 
-FRAMES_PER_SECOND = 250
-"""Maximum rate of small frames (pings, pongs, empty fragments, tiny messages) of one connection, on average."""
-_BURST = 500  # small frames at once
 _SMALL = 1024  # bytes, below which a frame counts as small
 ACCEPTED = 32
 """Maximum number of connections that are accepted before the first of them can be closed."""
@@ -65,16 +63,14 @@ def bounded(most: int, refusals: Refusals) -> type[ServerConnection]:
     connected: set[ServerConnection] = set()
 
     class Connection(ServerConnection):
-        _tokens, _counted = float(_BURST), 0.0
-
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
             if len(connected) < most:
                 connected.add(self)
-                self._parsed = self.protocol.recv_frame
-                self.protocol.recv_frame = self._receive  # type: ignore[method-assign]
+                # Reading stays paused until the closing handshake times out.
+                limit_frames(self.protocol, _is_small, transport.pause_reading)
                 super().connection_made(transport)
                 return
-            assert isinstance(transport, asyncio.Transport)
             transport.abort()
             refusals.log(f"{most} are open, all that --max-robots or ulimit -n allow")
 
@@ -83,15 +79,9 @@ def bounded(most: int, refusals: Refusals) -> type[ServerConnection]:
                 connected.discard(self)
                 super().connection_lost(exc)
 
-        def _receive(self, frame: Frame) -> None:
-            """Count a frame while it is parsed, so that no more of a full receive buffer is parsed."""
-            if len(frame.data) < _SMALL:
-                now = time.monotonic()
-                self._tokens = min(float(_BURST), self._tokens + FRAMES_PER_SECOND * (now - self._counted)) - 1
-                self._counted = now
-                if self._tokens < 0:
-                    self.transport.pause_reading()  # until the closing handshake times out
-                    raise ProtocolError(f"more than {FRAMES_PER_SECOND} small frames per second")
-            self._parsed(frame)
-
     return Connection
+
+
+def _is_small(frame: Frame) -> bool:
+    """Return True for pings, pongs, fragments and messages of few bytes."""
+    return len(frame.data) < _SMALL

@@ -82,7 +82,7 @@ ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4
         ({b"nd": True, b"type": [["a", "<f4"]], b"kind": b"V", b"shape": [1], b"data": b""}, "objects and records"),
         ({b"__npgeneric__": True, b"dtype": "|u1", b"data": 300}, "number of dtype"),
         ({b"__npgeneric__": True, b"dtype": "<f4", b"data": "x"}, "number of dtype"),
-        ({"__ndarray_class__": True, "as_npy": b"\x93NUMPY\x01\x00\x05\x00(((((((" * 2}, "with the header"),
+        ({"__ndarray_class__": True, "as_npy": b"\x93NUMPY\x01\x00\x05\x00(((((((" * 2}, "not a .npy file"),
         ({"__ndarray_class__": True, "as_npy": b"pickle"}, "not a .npy file"),
         (msgpack.ExtType(3, b"x"), "extension"),
     ],

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # s
 _LOOK = 0.1  # s between checks of an idle connection, and the longest duration of a check
 _CONNECT = 5.0  # s to connect and get the metadata; openpi's servers accept no connection during an inference
+_LEAST = 1.0  # s for an attempt, also for the last one before the timeout of :meth:`Link.start`
 
 
 def pause(failures: int, chance: float = 0.5) -> float:
@@ -68,6 +69,7 @@ class Link:
         self._failures = 0
         self._lost: float | None = None  # time of ``time.monotonic``
         self._unanswered = False  # the last request was lost with the connection
+        self._deadline = float("inf")  # of the pending request, a time of ``time.monotonic``
         self._using = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -84,7 +86,7 @@ class Link:
             if left <= 0:
                 advice = "check that the server runs and that host and port are right"
                 raise ServerLostError(f"policy.server: {self._why} (tried for {timeout:g} s); {advice}")
-            error = self._attempt(min(left, _CONNECT))
+            error = self._attempt(min(max(left, _LEAST), _CONNECT))
             if error is not None and not isinstance(error, ServerLostError):
                 raise error
             if self._peer is None:
@@ -119,7 +121,8 @@ class Link:
             WireError: The server returned an error, or something other than actions.
         """
         deadline = time.monotonic() + seconds
-        with self._using:  # for at most _LOOK, _look() has it
+        with self._using:  # _look() holds it briefly
+            self._deadline = deadline
             self._unanswered |= self._peer is None
             peer = self.peer
             dialect, transport = peer.dialect, peer.transport
@@ -165,6 +168,7 @@ class Link:
         if peer is not None:
             self._why = why
             self._lost = self._lost or time.monotonic()
+            peer.transport.abort()
             peer.transport.close()
             self._wake.set()
 
@@ -210,8 +214,11 @@ class Link:
                 self._attempt(_CONNECT)
 
     def _look(self) -> None:
-        if not self._using.acquire(blocking=False):
-            return  # a request is pending
+        peer = self._peer
+        if not self._using.acquire(blocking=False):  # a request is pending
+            if peer is not None and time.monotonic() > self._deadline:
+                peer.transport.abort()  # a server that sends but does not read may block it beyond its deadline
+            return
         try:
             if self._peer is not None:
                 self._peer.transport.poll(time.monotonic() + _LOOK)

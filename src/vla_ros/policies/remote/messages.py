@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,9 +23,7 @@ _MAX_ITEMS = 1 << 16  # entries of all lists and maps of a message; the numbers 
 _MAX_DEPTH = 12
 _MAX_AXES = 8
 _MAX_TEXT = 1 << 20
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([^']{2,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,99})\), \} *\n"
-)
+_NPY_HEADER = 256  # bytes; np.save pads the headers of numeric arrays to 128
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _DTYPES = {order + kind: np.dtype(order + kind) for kind in _KINDS for order in ("", "<", ">", "|", "=")}
 
@@ -194,16 +191,15 @@ def _scalar(kind: Any, value: Any) -> np.generic:
 
 def _from_npy(data: Any) -> Array:
     """Read an array from a .npy file of format 1.0, as written by ``np.save``."""
-    if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
-        raise WireError("found an array that is not a .npy file of format 1.0")
-    begin = 10 + int.from_bytes(data[8:10], "little")
-    header = _NPY_HEADER.fullmatch(data[10:begin])
-    if header is None:
-        raise WireError(f"found a .npy file with the header {data[10:begin][:80]!r}")
-    kind, fortran, lengths = (group.decode() for group in header.groups())
-    shape = [int(length) for length in lengths.split(",") if length.strip()]
-    rest = memoryview(data)[begin:]
-    return array(kind, shape[::-1], rest).T if fortran == "True" else array(kind, shape, rest)
+    try:
+        header = io.BytesIO(data[:_NPY_HEADER])
+        if np.lib.format.read_magic(header) != (1, 0):
+            raise ValueError("expected format 1.0")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
+    except Exception as error:  # numpy raises many kinds
+        raise WireError(f"found an array that is not a .npy file ({str(error)[:80]})") from None
+    rest, lengths = memoryview(data)[header.tell() :], list(shape)
+    return array(dtype.str, lengths[::-1], rest).T if fortran else array(dtype.str, lengths, rest)
 
 
 def _no_extension(code: int, data: bytes) -> Any:
