@@ -128,10 +128,10 @@ def receive(arguments: argparse.Namespace) -> None:
     from rclpy.executors import SingleThreadedExecutor
     from sensor_msgs.msg import CompressedImage, Image
 
-    from vla_ros.allocator import keep_freed_memory
     from vla_ros.control.clock import Clock
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.graph.rclpy_frames import subscribe_raw
+    from vla_ros.process import keep_freed_memory
     from vla_ros.vision.messages import image_header, image_stamp, read_compressed
 
     if arguments.raw:

@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import numpy as np
 from websockets.asyncio.client import connect
 
-from vla_ros.allocator import keep_freed_memory
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Session
@@ -37,6 +36,7 @@ from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack, unpack
 from vla_ros.policies.remote.transport import Target
+from vla_ros.process import keep_freed_memory
 from vla_ros.types import ActionChunk, Observation
 
 IMAGES = ("observation/exterior_image_1_left", "observation/wrist_image_left")

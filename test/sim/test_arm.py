@@ -46,7 +46,7 @@ def test_forward_kinematics_agree_between_pinocchio_mujoco_and_numpy(model, worl
 
 def test_two_arms_stand_where_their_urdf_says():
     """The model that MuJoCo composes and the URDF of `robot.urdf: demo_two_arms`."""
-    description = urdf.read(urdf.DEMO_TWO_ARMS)
+    description = urdf.read_urdf(urdf.DEMO_TWO_ARMS)
     model = pinocchio.buildModelFromXML(description.text)
     assert description.root == "table"
     data, random = model.createData(), np.random.default_rng(2)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vla_ros import __version__
 from vla_ros.errors import VlaRosError
-from vla_ros.interpreter import end_process, use_environment
+from vla_ros.process import end_process, use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),

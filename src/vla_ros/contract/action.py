@@ -43,7 +43,7 @@ class ActionWriter:
         self.dimension = sum(size for size, _ in self._components)
 
     def begin(self) -> None:
-        """Begin an episode, in which rotations are continuous."""
+        """Begin an episode, in which rotation values do not jump."""
         for reader in self._readers:
             reader.begin()
 

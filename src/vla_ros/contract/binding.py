@@ -174,10 +174,10 @@ def _check_form(component: Component, arm: Arm, control: ControlConfig) -> None:
         )
 
 
-Rows = Iterator[tuple[str, str, str, str]]
+_Rows = Iterator[tuple[str, str, str, str]]
 
 
-def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) -> Rows:
+def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) -> _Rows:
     for image in spec.images:
         if image.key not in cameras:
             yield image.key, "image", "", "no camera (optional)"
@@ -198,7 +198,7 @@ def _times(delta_timestamps: Sequence[DeltaTimestamp]) -> str:
     return " at " + ", ".join(f"{one.seconds:g} s" if one.seconds else str(one.steps) for one in delta_timestamps)
 
 
-def _state_rows(states: Sequence[StateReader]) -> Rows:
+def _state_rows(states: Sequence[StateReader]) -> _Rows:
     for state in states:
         for component in state.components:
             at = _times(state.feature.delta_timestamps)
@@ -210,7 +210,7 @@ def _state_rows(states: Sequence[StateReader]) -> Rows:
             )
 
 
-def _action_rows(columns: Sequence[tuple[Component, slice]], arms: Mapping[str, Arm], config: Config) -> Rows:
+def _action_rows(columns: Sequence[tuple[Component, slice]], arms: Mapping[str, Arm], config: Config) -> _Rows:
     for component, place in columns:
         size = str(place.stop - place.start)
         if component.quantity == UNUSED:

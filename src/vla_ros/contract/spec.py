@@ -76,7 +76,6 @@ class PolicySpec:
 
     @property
     def image_keys(self) -> tuple[str, ...]:
-        """The policy's names for its images."""
         return tuple(image.key for image in self.images)
 
     @property

@@ -38,7 +38,6 @@ class Arm:
 
     @property
     def fingers(self) -> tuple[str, ...]:
-        """The arm's finger joints."""
         return self.config.robot.gripper_joint_names
 
 
@@ -53,33 +52,31 @@ class Measured:
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, arm: str) -> JointState | None:
-        """Return the joint state of an arm."""
         return self.arms.get(arm) if self.arms else self.joints
 
 
 Read = Callable[[Measured], tuple[FloatArray, int]]
+"""Returns the values of a component, in its form, and the stamp of the measurement in nanoseconds."""
 
 
-class Continuous:
-    """Chooses among the numbers of one rotation, so that they neither jump nor leave the training data.
+class ContinuousRotation:
+    """Chooses among the equivalent values of a rotation, so that they neither jump nor leave the training data.
 
-    At an episode's beginning, they are those nearest to ``reference``, or the wrapped ones without a reference;
-    then those nearest to the previous ones.
+    At an episode's beginning, it chooses those nearest to ``reference`` (None: the wrapped ones), later those
+    nearest to the previous ones.
     """
 
     def __init__(self, form: str, reference: FloatArray | None) -> None:
         self._form, self._reference, self._last = form, reference, reference
 
-    def begin(self) -> None:
-        """Begin an episode."""
+    def begin_episode(self) -> None:
         self._last = self._reference
 
-    def __call__(self, numbers: FloatArray) -> FloatArray:
-        """Return the chosen numbers of the rotation."""
+    def __call__(self, values: FloatArray) -> FloatArray:
         if self._last is not None:
-            numbers = nearest(numbers, self._form, self._last)
-        self._last = numbers
-        return numbers
+            values = nearest(values, self._form, self._last)
+        self._last = values
+        return values
 
 
 @dataclass(frozen=True)
@@ -90,12 +87,12 @@ class ComponentReader:
     size: int  # number of values; 0 for a topic of any length
     source: str  # topic, joints and frame, for the printed table
     read: Read
-    continuous: Continuous | None = None  # of a rotation
+    continuous: ContinuousRotation | None = None
 
 
 @dataclass(frozen=True)
 class StateReader:
-    """Reads one state vector, in the order of time; one thread uses it."""
+    """Reads one state vector. Not thread-safe; frames must be read in the order of their stamps."""
 
     feature: StateFeature
     components: tuple[ComponentReader, ...]
@@ -126,10 +123,10 @@ class StateReader:
                 yield f"state '{self.feature.key}': {one.component}: {found}"
 
     def begin(self) -> None:
-        """Begin an episode, in which rotations are continuous."""
+        """Begin an episode, in which rotation values do not jump."""
         for one in self.components:
             if one.continuous:
-                one.continuous.begin()
+                one.continuous.begin_episode()
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
         """Return the vector, float64 [N]; raises StateError, which names the feature and the component.
@@ -193,7 +190,7 @@ def _continuing(feature: StateFeature, readers: tuple[ComponentReader, ...]) -> 
             learned = middle[start:end]
             reference = np.array(learned if len(learned) == one.size else component.near)
             said = f", near {np.array2string(reference, precision=3)} (checkpoint)" if learned else ""
-            chosen = Continuous(component.form, reference if reference.size else None)
+            chosen = ContinuousRotation(component.form, reference if reference.size else None)
             one = replace(one, continuous=chosen, source=one.source + said)
         start = end
         yield one

@@ -23,7 +23,6 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Backend, Graph
 from vla_ros.graph.qos import profile
@@ -31,6 +30,7 @@ from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
 from vla_ros.middleware.checks import uses_iceoryx
 from vla_ros.middleware.daemons import answered_by_roudi
+from vla_ros.process import keep_freed_memory
 
 _SEVERITIES = {
     "debug": LoggingSeverity.DEBUG,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.kinematics import urdf as description_of
 from vla_ros.kinematics.transforms import Pose
+from vla_ros.kinematics.urdf import Urdf, read_urdf, unknown_name
 from vla_ros.types import FloatArray
 
 _SINGULAR = 0.05  # damping sets in below this singular value (m/rad, or dimensionless)
@@ -80,14 +80,14 @@ class Kinematics:
             base_frame: Empty for the root link.
             tip_frame: Empty for the end of the chain, before fingers branch off.
         """
-        description = description_of.read(urdf)
+        description = read_urdf(urdf)
         for option, link in (("robot.base_frame", base_frame), ("robot.tip_frame", tip_frame)):
             if link and link not in description.links:
-                raise description_of.unknown(option, link, description.links, description.path)
+                raise unknown_name(option, link, description.links, description.path)
         movable = {joint.name: joint for joint in description.joints if joint.is_movable}
         for name in joint_names:
             if name not in movable:
-                raise description_of.unknown("robot.joint_names", name, movable, description.path)
+                raise unknown_name("robot.joint_names", name, movable, description.path)
         base = base_frame or description.root
         if not tip_frame:
             ends = [movable[name].child for name in joint_names]
@@ -240,7 +240,7 @@ def _bounded(step: FloatArray) -> FloatArray:
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 
 
-def _model(description: description_of.Description, joint_names: tuple[str, ...]) -> Any:
+def _model(description: Urdf, joint_names: tuple[str, ...]) -> Any:
     """Return Pinocchio's model, with all joints but ``joint_names`` locked at zero."""
     try:
         import pinocchio

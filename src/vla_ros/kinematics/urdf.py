@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.config.files import read_bytes
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, did_you_mean
 
 DEMO, DEMO_TWO_ARMS = "demo", "demo_two_arms"
-TWO_ARMS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
+DEMO_MOUNTS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
 """Where ``demo_two_arms`` mounts its arms on the link ``table``, metres; both face +x."""
 _MOVABLE = ("revolute", "prismatic", "continuous")
 _MOST_BYTES = 16 << 20
@@ -21,7 +20,7 @@ _UNBOUNDED = 1e6  # rad; limit of a continuous joint
 
 
 @dataclass(frozen=True)
-class Joint:
+class UrdfJoint:
     """One joint of a URDF."""
 
     name: str
@@ -31,18 +30,17 @@ class Joint:
 
     @property
     def is_movable(self) -> bool:
-        """True if the joint has one degree of freedom: revolute, continuous or prismatic."""
         return self.kind in _MOVABLE
 
 
 @dataclass(frozen=True)
-class Description:
+class Urdf:
     """A URDF whose continuous joints are rewritten as revolute joints with very wide limits."""
 
     path: Path
     text: str  # the XML, for Pinocchio
     links: tuple[str, ...]
-    joints: tuple[Joint, ...]
+    joints: tuple[UrdfJoint, ...]
 
     @property
     def root(self) -> str:
@@ -50,10 +48,10 @@ class Description:
         children = {joint.child for joint in self.joints}
         return next(link for link in self.links if link not in children)
 
-    def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
+    def chain(self, base: str, tip: str) -> tuple[UrdfJoint, ...]:
         """Return the joints from ``base`` to ``tip``; raises ConfigError if they are not connected."""
         above = {joint.child: joint for joint in self.joints}
-        found: list[Joint] = []
+        found: list[UrdfJoint] = []
         link = tip
         while link != base:
             if link not in above:
@@ -91,13 +89,13 @@ class Description:
 
 
 def resolve(urdf: str) -> Path:
-    """Return the file that ``robot.urdf`` names; the two demo names stand for the simulation's arm."""
+    """Return the file that ``robot.urdf`` names; the demo names stand for the simulation's arm."""
     if urdf in (DEMO, DEMO_TWO_ARMS):
         return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
     return Path(urdf).expanduser()
 
 
-def read(urdf: str) -> Description:
+def read_urdf(urdf: str) -> Urdf:
     """Read the URDF that ``robot.urdf`` names; raises ConfigError if the file is not a URDF."""
     path = resolve(urdf)
     try:
@@ -118,13 +116,13 @@ def read(urdf: str) -> Description:
         if parent is None or child is None:
             raise ConfigError(f"robot.urdf: joint '{element.get('name')}' in {path} has no parent or no child")
         kind = element.get("type", "")
-        joints.append(Joint(element.get("name", ""), kind, parent.get("link", ""), child.get("link", "")))
+        joints.append(UrdfJoint(element.get("name", ""), kind, parent.get("link", ""), child.get("link", "")))
         if kind == "continuous":
             _bound(element)
     links = tuple(element.get("name", "") for element in root.findall("link"))
     if root.tag != "robot" or not joints:
         raise ConfigError(f"robot.urdf: {path} contains <{root.tag}> with {len(joints)} joints, expected a robot")
-    return Description(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
+    return Urdf(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
 
 
 def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
@@ -132,7 +130,7 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
     table = ElementTree.Element("robot", name="vla_ros_two_arms")
     table.extend(arm.findall("material"))
     ElementTree.SubElement(table, "link", name="table")
-    for name, place in TWO_ARMS.items():
+    for name, place in DEMO_MOUNTS.items():
         copy = deepcopy(arm)
         for tag, attribute in (
             ("link", "name"),
@@ -160,9 +158,7 @@ def _bound(joint: ElementTree.Element) -> None:
     limit.set("upper", str(_UNBOUNDED))
 
 
-def unknown(option: str, name: str, known: Iterable[str], where: Path) -> ConfigError:
-    """Return an error about a name that is not in the URDF, with the nearest names."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else f"it has {names}"
-    return ConfigError(f"{option}: found '{name}', which {where} does not have; {hint}")
+def unknown_name(option: str, name: str, known: Collection[str], where: Path) -> ConfigError:
+    """Return an error about a name that is not in the URDF ``where``, with the nearest of the names it has."""
+    hint = did_you_mean(name, known, cutoff=0.4) or f"; it has {list(known)}"
+    return ConfigError(f"{option}: found '{name}', which {where} does not have{hint}")

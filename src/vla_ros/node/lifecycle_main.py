@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.interpreter import end_process, use_environment
+from vla_ros.process import end_process, keep_freed_memory, use_environment
 
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
@@ -62,7 +62,6 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
-    from vla_ros.allocator import keep_freed_memory
     from vla_ros.errors import VlaRosError
     from vla_ros.middleware.checks import uses_iceoryx
     from vla_ros.middleware.daemons import answered_by_roudi, wait_for_roudi

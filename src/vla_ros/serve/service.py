@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from vla_ros.allocator import keep_freed_memory
 from vla_ros.config import Config
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.process import keep_freed_memory
 from vla_ros.serve import wire
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
 from vla_ros.types import ActionChunk

@@ -61,7 +61,7 @@ class Mount(NamedTuple):
 
 
 ONE_ARM = (Mount("arm"),)
-TWO_ARMS = tuple(Mount(name, f"{name}_", place) for name, place in urdf.TWO_ARMS.items())
+TWO_ARMS = tuple(Mount(name, f"{name}_", place) for name, place in urdf.DEMO_MOUNTS.items())
 
 _TOOL_OFFSET = 0.117  # m from the last joint
 _DAMPING, _EYE = 0.01**2 * np.eye(6), np.eye(7)

@@ -11,12 +11,12 @@ from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
-from vla_ros.allocator import keep_freed_memory
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.wire import endpoint_qos, wire_type
 from vla_ros.graph.environment import DdsEnvironment
 from vla_ros.graph.messages import MessageTypes
 from vla_ros.graph.qos import QoSProfile
+from vla_ros.process import keep_freed_memory
 
 
 class _Domains:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import simplejpeg
 
-from vla_ros.allocator import keep_freed_memory
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
@@ -26,6 +25,7 @@ from vla_ros.policies.remote.link import Link, Peer
 from vla_ros.policies.remote.messages import WireError, finite
 from vla_ros.policies.remote.options import API_KEY, RemoteOptions, read_key
 from vla_ros.policies.remote.transport import Target
+from vla_ros.process import keep_freed_memory
 from vla_ros.types import ActionChunk, FloatArray, Observation
 from vla_ros.vision.resize_with_pad import resize_with_pad
 
