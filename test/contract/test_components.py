@@ -1,4 +1,4 @@
-"""Parts of states and actions, as text and back."""
+"""Components of states and actions, as text and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vla_ros.errors import ConfigError
         ("arm.tip_rotation[rot6d]", (Component("arm", "tip_rotation", "rot6d"),)),
     ],
 )
-def test_parts_are_read_and_written(text: str, parts: tuple[Component, ...]) -> None:
+def test_components_are_read_and_written(text: str, parts: tuple[Component, ...]) -> None:
     assert parse_components(text) == parts
     assert parse_components(" + ".join(map(str, parts))) == parts
 
@@ -52,7 +52,7 @@ def test_parts_are_read_and_written(text: str, parts: tuple[Component, ...]) -> 
         ("unused[0]", True, "the number of unused"),
     ],
 )
-def test_errors_explain_a_wrong_part(text: str, action: bool, message: str) -> None:
+def test_errors_explain_a_wrong_component(text: str, action: bool, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_components(text, action=action)
 

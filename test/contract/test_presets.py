@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from test.conventions.free_arm import revolute, urdf
 from vla_ros import config as package
 from vla_ros.config import Config, build, flatten, load, read_file
 from vla_ros.contract.binding import Binding, bind, make_arms
@@ -25,31 +25,14 @@ PRESETS = sorted(path.stem for path in (Path(str(package.__file__)).parent / "pr
 OPEN = PolicySpec((), action=(), dimension=0, horizon=4, open=True)  # as a policy on a server
 STAMP = 1_700_000_000_000_000_000
 
-LINK = '<link name="{child}"/>'
-JOINT = """<joint name="{name}" type="revolute"><parent link="{parent}"/><child link="{child}"/>
-  <origin xyz="0.1 0 0.05"/><axis xyz="{axis}"/><limit lower="-2" upper="2" effort="9" velocity="3"/></joint>"""
-FINGER = """<link name="jaw"/><joint name="finger" type="prismatic"><parent link="hand"/><child link="jaw"/>
-  <axis xyz="0 1 0"/><limit lower="0" upper="0.04" effort="9" velocity="1"/></joint>"""
-AXES = ("0 0 1", "0 1 0")
-
-
-def chain(joints: int) -> str:
-    """A URDF of so many joints and a finger."""
-    links = ["base", *(f"link_{number}" for number in range(1, joints)), "hand"]
-    parts = [LINK.format(child=name) for name in links]
-    for number, (parent, child) in enumerate(pairwise(links)):
-        parts.append(JOINT.format(name=f"j{number + 1}", parent=parent, child=child, axis=AXES[number % 2]))
-    return f"<robot name='chain'>{''.join(parts)}{FINGER}</robot>"
-
 
 @pytest.fixture
 def robot(tmp_path: Path) -> Any:
     """Options of a robot with so many joints in each arm."""
 
     def make(joints: int) -> dict[str, Any]:
-        path = tmp_path / f"{joints}.urdf"
-        path.write_text(chain(joints))
-        return {"robot.urdf": str(path), "robot.tip_frame": "hand", "robot.gripper_joint_names": ["finger"]}
+        path = urdf(tmp_path, revolute(joints), velocity=3.0, reach=2.0)
+        return {"robot.urdf": path, "robot.tip_frame": "hand", "robot.gripper_joint_names": ["finger"]}
 
     return make
 

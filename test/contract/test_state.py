@@ -10,7 +10,7 @@ import pytest
 
 from vla_ros.config import build
 from vla_ros.contract.binding import make_arms
-from vla_ros.contract.components import parse_components
+from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, StateReader, bind_state
 from vla_ros.kinematics.rotations import write_rotation
@@ -68,15 +68,7 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
         "topic.force": np.arange(6.0),
         "unused[2]": [0.0, 0.0],
     }
-    for form in (
-        "rotation_vector",
-        "quaternion_xyzw",
-        "quaternion_wxyz",
-        "euler_xyz",
-        "rot6d",
-        "rot6d_columns",
-        "rot6d_interleaved",
-    ):
+    for form in ROTATION_SIZES:
         expected[f"arm.tip_rotation[{form}]"] = write_rotation(pose.rotation, form)
     for text, numbers in expected.items():
         np.testing.assert_allclose(read(arms, text), numbers, atol=1e-12, err_msg=text)
@@ -86,7 +78,7 @@ def test_every_quantity_and_form(arms: dict[str, Arm]) -> None:
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.08, [100.0]), (-0.08, [0.0])])
-def test_a_gripper_opening_is_clipped_if_the_part_says_so(
+def test_a_gripper_opening_is_clipped_if_the_component_says_so(
     arms: dict[str, Arm], left: float, expected: list[float]
 ) -> None:
     joints = replace(JOINTS, positions=np.array([left, left, *Q[::-1]]))
@@ -110,7 +102,7 @@ def test_a_gripper_opening_is_clipped_if_the_part_says_so(
         ("topic.force[7]", JOINTS, "found 6 numbers, expected 7"),
     ],
 )
-def test_missing_stale_and_invalid_parts_are_named(
+def test_missing_stale_and_invalid_components_are_named(
     arms: dict[str, Arm], text: str, joints: JointState | None, message: str
 ) -> None:
     with pytest.raises(StateError, match=message):
@@ -119,10 +111,7 @@ def test_missing_stale_and_invalid_parts_are_named(
 
 def test_joints_of_the_same_name_belong_to_their_arm() -> None:
     both = {
-        "left.joint_states": "/left",
-        "right.joint_states": "/right",
-        "left.command": "/l",
-        "right.command": "/r",
+        f"{arm}.{topic}": f"/{arm}_{topic}" for arm in ("left", "right") for topic in ("joint_states", "command")
     }
     arms = make_arms(build({"robot.urdf": "demo", "robot.arms": ["left", "right"], **both}))
     made = reader(arms, "right.joint_position(joint_1) + left.joint_position(joint_1)")

@@ -445,24 +445,17 @@ def aloha(path: str, **more: Any) -> Config:
 # SO-101
 
 
-def test_goals_of_so101_in_degrees(tmp_path: Path) -> None:
-    _so101("so101.degrees", "deg", tmp_path)
-
-
-def test_goals_of_so101_in_shares_of_the_calibrated_range(tmp_path: Path) -> None:
-    _so101("so101.m100_100", "-100..100", tmp_path)
-
-
-def _so101(name: str, form: str, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "form"), [("so101.degrees", "deg"), ("so101.m100_100", "-100..100")])
+def test_goals_of_so101(name: str, form: str, tmp_path: Path) -> None:
     """The joints' goals are encoder counts: 4096 a turn, counted from the middle of the calibrated range."""
     found = entry(name)
     low, high = found["range_min"].astype(float), found["range_max"].astype(float)
     middle, turn = (low + high) / 2, 2 * np.pi / 4096 * (4096 / 4095)
-    text = Path(urdf(folder, revolute(5))).read_text()
+    text = Path(urdf(tmp_path, revolute(5))).read_text()
     for joint in range(5):  # the description's limits are the ends of the calibrated range
         half = (high - low)[joint] / 2 * turn
         text = text.replace('lower="-20.0" upper="20.0"', f'lower="{-half}" upper="{half}"', 1)
-    path = folder / "so101.urdf"
+    path = tmp_path / "so101.urdf"
     path.write_text(text)
     config = options(
         str(path),
