@@ -52,6 +52,11 @@ def line(outcome: Outcome) -> str:
         f"| {len(outcome.violations):>10} | {outcome.seed:>6} | {outcome.seconds:>6.0f} |"
     )
     shown = [f"    {violation}" for violation in outcome.violations[:5]]
+    if outcome.interrupted:
+        corrected = ", ".join(f"{seconds:.3f}" for seconds in outcome.interrupted)
+        shown.append(
+            f"    sending when it was suspended: {len(outcome.interrupted)}, corrected after {corrected} s"
+        )
     return "\n".join([text, *shown])
 
 
@@ -95,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records, given.backend)
     injections = sum(len(outcome.injections) for outcome in outcomes)
     violations = sum(len(outcome.violations) for outcome in outcomes)
-    print(f"\n{injections} injections, {violations} violations, {time.monotonic() - began:.0f} s")
+    interrupted = sum(len(outcome.interrupted) for outcome in outcomes)
+    print(
+        f"\n{injections} injections, {violations} violations, {interrupted} interrupted while sending, "
+        f"{time.monotonic() - began:.0f} s"
+    )
     if given.json:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1, default=str))
     return 1 if violations else 0

@@ -33,6 +33,7 @@ class Injection:
 
     begin: float
     end: float = 0.0
+    signalled: float = 0.0  # after the signals that begin it
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Outcome:
     injections: list[Injection] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)  # each with the time since the row began
     motions: int = 0  # motions that the robot received
+    interrupted: list[float] = field(default_factory=list)  # Judge.interrupted
     seconds: float = 0.0  # duration of the row
 
 
@@ -138,6 +140,7 @@ class Director:
         self._outcome.injections.append(injection)
         before = len(rig.motions)
         self._signal(0)
+        injection.signalled = time.monotonic()
         size = 0
         if row.traced:
             time.sleep(0.05)  # wait for a write in progress
@@ -241,13 +244,18 @@ class Director:
             steps=row.horizon,
             simulated=row.simulated,
             pieces=row.pieces,
-            resumed=[injection.end for injection in self._outcome.injections] if row.suspended else (),
+            suspensions=[
+                (injection.signalled, injection.end)
+                for injection in self._outcome.injections
+                if row.suspended and injection.end
+            ],
         )
         self._outcome.motions = len(rig.motions)
         for arm in ("", *row.arms[1:]):
             own = [record for record in rig.records if record.arm == arm or record.kind == "frame"]
             for violation in judge.check(own, self._permissions):
                 self._complain_at(violation)
+        self._outcome.interrupted = judge.interrupted
         injections = self._outcome.injections
         for injection, following in zip_longest(injections, injections[1:]):
             until = following.begin if following else float("inf")

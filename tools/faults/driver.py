@@ -360,13 +360,13 @@ class Robot:
         stamp = stamp_of(message)
         parts = (message.twist.linear, message.twist.angular)
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
-        self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
+        self._emit("command", stamp=stamp, ros=self._now(), delay=self._delay, positions=values, names=TWIST)
 
     def _on_velocity(self, message: Any) -> None:
         """Move the joints until the next command or the driver's timeout."""
         stamp = stamp_of(message)
         names, values = tuple(message.name), tuple(float(value) for value in message.velocity)
-        self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=names)
+        self._emit("command", stamp=stamp, ros=self._now(), delay=self._delay, positions=values, names=names)
         if names == ARM and len(values) == len(ARM) and np.isfinite(values).all():
             self._velocity = np.array([*values, 0.0, 0.0])
             self._moves_until = time.monotonic() + _DRIVER_TIMEOUT

@@ -26,6 +26,7 @@ _RECORDED = 0.05  # s; by which the robot may record a joint state before it sen
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
+_CORRECTED = 1.0  # s; a command that was being sent during a suspension must be corrected within this time
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class Judge:
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
-        resumed: When the node resumed after it was suspended, ascending. Every command that arrives afterwards must
-            be based on a joint state that the robot sent afterwards, and its age is that on arrival.
+        suspensions: When the node was suspended and when it resumed, ascending. Every command that arrives
+            afterwards must be based on a joint state that the robot sent afterwards; its age is that on arrival.
+
+    Attributes:
+        interrupted: For each command that the middleware was sending when the node was suspended, by its source
+            timestamp, seconds from its arrival to the hold that corrects it. No process can prevent such a command.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class Judge:
         steps: int = 1,
         simulated: bool = False,
         pieces: bool = False,
-        resumed: Sequence[float] = (),
+        suspensions: Sequence[tuple[float, float]] = (),
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -88,7 +93,9 @@ class Judge:
         self._steps = steps
         self._simulated = simulated
         self._pieces = pieces
-        self._resumed = resumed
+        self._suspensions = suspensions
+        self._resumed = [resumed for _, resumed in suspensions]
+        self.interrupted: list[float] = []
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
@@ -102,12 +109,14 @@ class Judge:
             permissions: When motion was allowed, in order of time; before the first one, motion is forbidden.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
+        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
+        late = [*self._late(commands, frames)]
+        commands = [command for command in commands if not self._was_interrupted(command)]
         if self._config.control.output in VELOCITY_OUTPUTS:
-            return [*self._velocities(records, frames, permissions)]
+            return [*late, *self._velocities(records, commands, frames, permissions)]
         measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
         times = [record.time for record in measured]
-        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
-        return [
+        found = [
             violation
             for command in commands
             for violation in self._one(
@@ -116,7 +125,31 @@ class Judge:
                 measured[bisect_right(times, self._since(command)) : bisect_right(times, command.time)],
                 permissions,
             )
-        ] + [*self._between(commands, frames)]
+        ]
+        return [*late, *found, *self._between(commands, frames)]
+
+    def _was_interrupted(self, command: Record) -> bool:
+        """Return True if the node was suspended between sending a command and its arrival."""
+        sent = command.time - command.delay
+        return any(sent <= begin and end <= command.time for begin, end in self._suspensions)
+
+    def _late(self, commands: Sequence[Record], frames: Mapping[int, float]) -> Iterator[Violation]:
+        """Check that a hold follows each motion during whose sending the node was suspended."""
+        for index, command in enumerate(commands):
+            if not self._was_interrupted(command):
+                continue
+            holds = (each for each in commands[index:] if not self._moves(each, frames))
+            took = next(holds, Record("command", math.inf)).time - command.time
+            self.interrupted.append(took)
+            if took > _CORRECTED:
+                yield Violation(
+                    "corrected", command.time, f"by a hold {took:.3g} s later, allowed {_CORRECTED:g} s"
+                )
+
+    def _moves(self, command: Record, frames: Mapping[int, float]) -> bool:
+        if self._config.control.output in VELOCITY_OUTPUTS:
+            return bool(np.any(command.positions or ()))
+        return command.stamp in frames
 
     def _since(self, command: Record) -> float:
         """Return the time at which the node last resumed before a command, or -infinity."""
@@ -171,7 +204,7 @@ class Judge:
 
     def _delay(self, command: Record) -> float:
         """Return the seconds from sending to receiving a command, for which the node is not to blame."""
-        return 0.0 if self._resumed else command.delay
+        return 0.0 if self._suspensions else command.delay
 
     def _usable(self, record: Record) -> bool:
         """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
@@ -192,10 +225,13 @@ class Judge:
         return nearest
 
     def _velocities(
-        self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
+        self,
+        records: Sequence[Record],
+        commands: Sequence[Record],
+        frames: Mapping[int, float],
+        permissions: Sequence[Permission],
     ) -> Iterator[Violation]:
         """Check that velocities are permitted, within limits, based on a frame, and end in time."""
-        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
         stands = (self._config.timeouts.twist or 2 * self._period) + self._slack + self._memory
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
         for command, following in zip_longest(commands, commands[1:]):

@@ -25,7 +25,7 @@ PERIOD = 1 / 30
 PERMISSIONS = [Permission(0.5, True)]
 
 
-def found(records: list[Record], permissions: list[Permission] | None = None, **options: float | bool) -> set[str]:
+def found(records: list[Record], permissions: list[Permission] | None = None, **options: object) -> set[str]:
     judge = Judge(CONFIG, KINEMATICS, PERIOD, **options)
     return {violation.name for violation in judge.check(records, permissions or PERMISSIONS)}
 
@@ -108,6 +108,30 @@ def test_no_command_may_be_based_on_an_impossible_joint_state() -> None:
     records = [replace(record, positions=wild) if record.kind == "joints" else record for record in good()]
     records = [replace(record, positions=wild) if record.kind == "command" else record for record in records]
     assert found(records) == {"blind"}
+
+
+SUSPENDED = [(1.95, 2.95)]
+HOLD = Record("command", 3.1, at(3.08), at(3.1), HOME, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("sent", "hold", "names"),
+    [
+        (2.96, HOLD, {"age", "blind"}),  # after the node resumed, from what it knew before
+        (1.94, HOLD, set()),  # before it was suspended: the middleware was sending
+        (1.94, None, {"corrected"}),
+        (1.94, replace(HOLD, time=4.0), {"corrected"}),
+    ],
+)
+def test_only_what_was_being_sent_may_arrive_after_a_suspension(
+    sent: float, hold: Record | None, names: set[str]
+) -> None:
+    came = 2.97
+    records = [each for each in good() if each.time < SUSPENDED[0][0]]
+    records += [Record("joints", t, at(t), at(t), HOME, NAMES) for t in (3.0, 3.04, 3.08)]
+    records.append(Record("command", came, at(1.9) | 1, at(came), HOME, NAMES, delay=came - sent))
+    records += [hold] if hold else []
+    assert found(records, suspensions=SUSPENDED) == names
 
 
 def test_motion_before_arming_and_after_it_was_forbidden_is_named() -> None:
