@@ -217,7 +217,7 @@ class Program:
             assert time.monotonic() < deadline, f"it did not say {text!r}:\n{self.output}"
             time.sleep(0.02)
 
-    def end(self, number: int = signal.SIGINT, timeout: float = 5.0) -> int:
+    def end(self, number: int = signal.SIGINT, timeout: float = 20.0) -> int:
         """Send a signal, and wait at most ``timeout`` seconds for the end."""
         self.process.send_signal(number)
         try:

@@ -101,7 +101,7 @@ def test_a_policy_that_answers_with_chunks_is_asked_ahead(robot: Any, program: C
         *("instruction:=pick up the red cube", "armed:=true", options),
     )
     robot.drive()
-    robot.wait(lambda: len(robot.commands) > 60, "commands", 60)
+    robot.wait(lambda: len(robot.commands) > 60, "commands", 200)
     assert "16 step(s), rtc; " in launch.output
     motions = [(at, message) for at, message in robot.commands if robot.is_motion(message)]
     frames = [message.header.stamp for _, message in motions]

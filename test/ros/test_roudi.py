@@ -151,7 +151,7 @@ def test_a_terminated_roudi_shuts_the_node_down_cleanly(
     node, robot = policy("control.armed:=true"), robot_process()
     wait_for_commands(robot, node, 3)
     roudi.process.send_signal(number)
-    assert node.process.wait(5) == 0, node.output
+    assert node.process.wait(20) == 0, node.output
     assert "ended by SIGTERM: the arm holds" in node.output
 
 
@@ -179,7 +179,7 @@ def test_vla_ros_run_also_exits_with_an_error(
     robot = robot_process()
     wait_for_commands(robot, node, 3)
     roudi.process.kill()
-    assert node.process.wait(5) == 1, node.output
+    assert node.process.wait(20) == 1, node.output
     assert "stopped (middleware_gone" in node.output
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,27 @@ def test_a_signal_during_start_ends_the_node_quietly(
     assert node.end(number) == 0
     assert "Traceback" not in node.output
     assert re.search(f"ended by {number.name}: (the arm holds|nothing was started)$", node.output.strip())
+
+
+SLOW_NODE = """
+import time
+from vla_ros.node import lifecycle_main, lifecycle_node
+
+class Slow:
+    def __init__(self, **options):
+        print("creation begins", flush=True)
+        time.sleep(60)
+
+lifecycle_node.VlaPolicyNode = Slow
+raise SystemExit(lifecycle_main.main([]))
+"""
+
+
+def test_a_signal_while_the_node_is_created_is_answered(program: Callable[..., Any]) -> None:
+    node = program(sys.executable, "-c", SLOW_NODE)
+    node.wait_for("creation begins")
+    assert node.end(signal.SIGINT) == 0
+    assert node.output.strip().endswith("ended by SIGINT: nothing was started")
 
 
 SLOW_POLICY = """

@@ -23,7 +23,8 @@ def test_the_demos_checkpoint_answers_with_the_same_bits() -> None:
     local.load()
     generator = np.random.default_rng(0)
     with served(create(load(demo, ["policy.self_test:=false"]))) as (_, port):
-        remote = create(load((), ["policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}"]))
+        words = ["policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}", "timeouts.inference:=60.0"]
+        remote = create(load((), words))
         remote.load()
         here, there = local.start_session(), remote.start_session()
         for size in ((224, 224), (96, 128), (480, 640)):

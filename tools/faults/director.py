@@ -33,7 +33,7 @@ class Injection:
 
     begin: float
     end: float = 0.0
-    signalled: float = 0.0  # after the signals that begin it
+    signalled: float = 0.0  # after the signals that begin it; a suspended process has stopped
 
 
 @dataclass

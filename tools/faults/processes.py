@@ -56,9 +56,22 @@ def freeze(process: int, state: str) -> None:
     group.mkdir(exist_ok=True)
     (group / "cgroup.procs").write_text(str(process))
     (group / "freezer.state").write_text(state)
+    if not wait_until(lambda: (group / "freezer.state").read_text().strip() == state, 10.0):
+        raise VlaRosError(f"process {process} was not {state.lower()} within 10 s")
     if state == "THAWED":
         (_CGROUP / "cgroup.procs").write_text(str(process))
         group.rmdir()
+
+
+def _is_stopped(process: int) -> bool:
+    """Return True if every thread is stopped or the process has ended."""
+    tasks = Path(f"/proc/{process}/task")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return all(
+            (task / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()[0] in "TtZX"
+            for task in tasks.iterdir()
+        )
+    return True
 
 
 @contextlib.contextmanager
@@ -92,7 +105,10 @@ class Process:
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Send a signal; ``DISK_FULL``: prevent its files from growing; ``FREEZE``, ``THAW``: :func:`freeze`."""
+        """Send a signal; ``DISK_FULL``: prevent its files from growing; ``FREEZE``, ``THAW``: :func:`freeze`.
+
+        Returns once no thread of a suspended process runs.
+        """
         if name in _FREEZER:
             freeze(self.process.pid, _FREEZER[name])
         elif name == "DISK_FULL" and self.alive:
@@ -101,6 +117,8 @@ class Process:
             self.process.send_signal(getattr(signal, name))
         if name == "SIGKILL":
             self.process.wait(10)
+        if name == "SIGSTOP" and not wait_until(lambda: _is_stopped(self.process.pid), 10.0):
+            raise VlaRosError(f"process {self.process.pid} was not suspended within 10 s")
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
         """End the process and return its exit status."""

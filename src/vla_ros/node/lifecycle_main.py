@@ -93,7 +93,8 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
         _say(str(error))
         status = 1
     except KeyboardInterrupt:
-        pass
+        if node is None:
+            raise
     finally:
         signals.ignore()
         if node is not None:
