@@ -57,10 +57,10 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# Three workers with one thread each, for two cores: one worker runs nodes and mostly waits (test/conftest.py). RETRY=1
+# Four workers with one thread each, for two cores: two workers run nodes and mostly wait (test/conftest.py). RETRY=1
 # runs failed tests once more, alone.
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test

@@ -68,28 +68,31 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
     return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
 
 
-REAL_TIME = ("graph", "node", "replay", "ros", "serve", "tools/faults", "test_security.py")
-"""Tests of running nodes: one worker runs them one after another."""
-LOCKSTEP = ("sim",)
-"""Tests in which a simulation waits for its node: another worker runs them one after another."""
+ONE_BY_ONE = {
+    "nodes": ("node", "test_security.py"),
+    "real time": ("graph", "replay", "ros", "serve", "tools/faults"),
+    "lockstep": ("sim",),
+}
+"""Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait, and
+simulations that wait for their node."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Lower the priority of workers that only compute, in favour of the one that runs nodes."""
-    if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) != "real time" and os.nice(0) == 0:
+    """Lower the priority of workers that only compute, in favour of those that run nodes."""
+    if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) not in ("nodes", "real time") and os.nice(0) == 0:
         os.nice(10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with running nodes and with slow files, so that no worker ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    order = {"real time": 0, "lockstep": 1}
-    items.sort(key=lambda item: (order.get(_worker(item.nodeid), 2), item.path not in slow))
+    order = {group: rank for rank, group in enumerate(ONE_BY_ONE)}
+    items.sort(key=lambda item: (order.get(_worker(item.nodeid), len(order)), item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep a file's tests, all in real time, and all in lockstep, on one worker each."""
+    """Keep a file's tests, and those of a group, on one worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -100,6 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _worker(nodeid: str) -> str:
+    """Return the group of a test, or its file: what one worker runs."""
     file = nodeid.partition("::")[0]
     place = file.partition("/")[2]
-    return "real time" if place.startswith(REAL_TIME) else "lockstep" if place.startswith(LOCKSTEP) else file
+    return next((group for group, rooms in ONE_BY_ONE.items() if place.startswith(rooms)), file)

@@ -211,10 +211,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     claimed = {reason for marker in item.iter_markers("causes") for reason in marker.args}
     if claimed:
         robot: Robot = item.funcargs["robot"]  # type: ignore[attr-defined]
-        last = (
-            len(robot.statuses) + 1
-        )  # what only counts is on the next status, a second from the one before at most
-        robot.until(lambda: claimed <= robot.reported or len(robot.statuses) > last, patience=3)
+        last = len(robot.statuses) + 1  # what only counts is on the next status, a second later
+        robot.until(lambda: claimed <= robot.reported or len(robot.statuses) > last)
         assert claimed <= robot.reported, f"the node never named {sorted(claimed - robot.reported)}"
     return result
 

@@ -21,6 +21,7 @@ from vla_ros.errors import VlaRosError
 
 PATIENCE = 30.0
 """Seconds within which an expected event must occur, on a busy machine."""
+_STARTS = 100.0  # s; a process must start within this time
 
 
 class Rig(AbstractContextManager["Rig"]):
@@ -124,7 +125,7 @@ class Rig(AbstractContextManager["Rig"]):
         log = self.log.with_name("successor")
         words = ("-p", "control.armed:=true", "--ros-args", "-r", "__node:=successor")
         self._successor = NodeProcess(self._domain, log, self._options, (*self._node_words, *words), self._lease)
-        self.wait(lambda: "not armed: " in log.read_text(encoding="utf-8"), "answer of the successor")
+        self.wait(lambda: "not armed: " in log.read_text(encoding="utf-8"), "answer of the successor", _STARTS)
 
     def end_successor(self) -> None:
         """End the other node, if there is one."""
@@ -141,7 +142,7 @@ class Rig(AbstractContextManager["Rig"]):
             ready = well and not self.status["holds"] and not self.status["blocks"]
             return ready or not self.node.alive
 
-        self.wait(is_ready, "readiness")
+        self.wait(is_ready, "readiness", _STARTS)
         if not self.node.alive:
             raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
 
@@ -160,16 +161,16 @@ class Rig(AbstractContextManager["Rig"]):
         before = time.monotonic()
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
-    def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``ready()`` is True; raises VlaRosError after :data:`PATIENCE`."""
+    def wait(self, ready: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        """Wait until ``ready()`` is True; raises VlaRosError after ``patience`` seconds."""
 
         def asked() -> bool:
             with self._lock:
                 return ready()
 
-        if not wait_until(asked, PATIENCE):
+        if not wait_until(asked, patience):
             raise VlaRosError(
-                f"recovery: no {what} within {PATIENCE:g} s; the node says: {self.status.get('explanation')}; "
+                f"recovery: no {what} within {patience:g} s; the node says: {self.status.get('explanation')}; "
                 f"{self.last_words()}"
             )
 
