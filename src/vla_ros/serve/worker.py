@@ -286,10 +286,10 @@ class InferenceWorker:
 def _useless(job: Job, now: float) -> VlaRosError | None:
     """Return the error for a job that need not be computed, or None."""
     if not job.wanted():
-        return VlaRosError("the robot has disconnected; the request was not computed")
+        return VlaRosError("the robot disconnected before its request was computed")
     if now > job.deadline:
-        waited = f"{now - job.arrived:.2f} s, allowed {job.deadline - job.arrived:.2f} s"
-        return ExpiredError(f"the request waited {waited}; it was not computed")
+        queued, limit = now - job.arrived, job.deadline - job.arrived
+        return ExpiredError(f"deadline exceeded: queued {queued:.2f} s (limit {limit:.2f} s)")
     return None
 
 

@@ -111,7 +111,7 @@ def _change(config, name, value):
         (
             "vision_towers",
             [{"width": 8.5, "blocks": 1, "heads": 1, "mlp_width": 1, "used_blocks": 1}],
-            "width is 8.5",
+            "width: expected an int, at least 0, got 8.5",
         ),
     ],
 )

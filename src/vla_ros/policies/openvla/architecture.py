@@ -55,6 +55,7 @@ NEUTRAL = {
 """Settings of greedy decoding with the only supported value."""
 
 _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
+_EXPECTED = {tuple: "three numbers", int: "an int, at least 0", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,8 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
         else:
             good = type(value) is type(usual[name]) and value >= 0
         if not good:
-            raise CheckpointError(
-                f"{path}: vision_towers: {name} is {value!r}, expected something like {usual[name]!r}"
-            )
+            expected = _EXPECTED[type(usual[name])]
+            raise CheckpointError(f"{path}: vision_towers: {name}: expected {expected}, got {value!r}")
         values[name] = tuple(map(float, value)) if isinstance(value, list) else value
     return TowerShape(**values)
 
