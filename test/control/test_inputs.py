@@ -51,19 +51,3 @@ def test_only_a_different_instruction_begins_a_new_epoch() -> None:
     assert inputs.snapshot.epoch == 0
     assert inputs.set_instruction("b")
     assert inputs.snapshot.epoch == 1
-
-
-def test_waiting_for_a_stamp_ends_when_joints_and_state_topics_have_it() -> None:
-    events = [
-        (2_000_000_000, lambda: inputs.set_joints(JOINTS)),
-        (3_000_000_000, lambda: inputs.set_state("x", JOINTS)),
-    ]
-    clock = SimulatedClock(events=events)
-    inputs = Inputs(clock)
-    assert not inputs.wait_for_stamp(10, (), 1.5)
-    assert clock.steady() == 1.5
-    assert inputs.wait_for_stamp(10, (), 1.5)
-    assert clock.steady() == 2
-    assert inputs.wait_for_stamp(10, ("x",), 1.5)
-    assert clock.steady() == 3
-    assert not inputs.wait_for_stamp(11, (), 0.5)

@@ -89,14 +89,3 @@ def test_a_simulated_clock_is_never_suspended() -> None:
         suspension.notice()
         clock.sleep(10.0)
     assert suspension.resumed == -math.inf
-
-
-def test_in_lockstep_a_delay_is_no_suspension() -> None:
-    """A simulation that waits for the node publishes nothing meanwhile: waiting for it would never end."""
-    scene = Scene()
-    for longest, resumed in ((math.inf, -math.inf), (0.25, 300.0)):
-        suspension = Suspension(scene, longest)
-        suspension.notice()
-        scene.now_s += 100.0
-        suspension.notice()
-        assert suspension.resumed == resumed

@@ -191,15 +191,6 @@ def test_the_observation_contains_the_rest_of_the_plan_and_the_delay() -> None:
         np.testing.assert_array_equal(actions[asked : asked + previous.delay], previous.actions[: previous.delay])
 
 
-def test_lockstep_keeps_the_seam_and_lets_nothing_pass_meanwhile() -> None:
-    live = ahead(continues=True, control__lockstep=True, control__execute_steps=10)
-    live.policy.during = lambda: None
-    live.run(2.0)
-    told = [observation.previous for observation in live.policy.asked[1:]]
-    assert told
-    assert {(len(previous.actions), previous.delay) for previous in told if previous} == {(6, 0)}
-
-
 @pytest.mark.parametrize("schedule", ["sync", "append"])
 def test_a_delay_can_be_injected(schedule: str) -> None:
     live = ahead(control__schedule=schedule, control__inject_delay_ms=150.0)

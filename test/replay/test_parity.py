@@ -42,7 +42,7 @@ def commands_equal(path, outcome, config, tolerance=0.0):
 
 
 def replayed(play, path, speed=0.0):
-    config = load([DEMO], ["control.lockstep:=true"])
+    config = load([DEMO], ["control.rate_hz:=0.0"] if speed else [])  # it was recorded faster than in real time
     outcome = play(path, ExpertPolicy(config), Options(speed=speed), config=config)
     assert outcome.samples.problem == ""
     return outcome, config
@@ -62,7 +62,7 @@ def test_a_recorded_live_run_is_answered_identically(play, speed):
 
 def test_recorded_joint_commands_come_back_as_actions(tmp_path):
     path = ROOT / "test" / "data" / "bags" / "demo_jpeg"
-    arguments = ["--config", DEMO, "-p", "policy.name:=expert", "-p", "control.lockstep:=true"]
+    arguments = ["--config", DEMO, "-p", "policy.name:=expert"]
     arguments += ["--topics", "truth=/arm/joint_command"]
     assert main(["replay", *map(str, (path, *arguments, "--json", tmp_path / "a.json"))]) == 0
     content = json.loads((tmp_path / "a.json").read_text())

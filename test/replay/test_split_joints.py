@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def demo_config():
-    return load([ROOT / "config" / "demo.yaml"], ["control.lockstep:=true"])
+    return load([ROOT / "config" / "demo.yaml"])
 
 
 def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, demo_config):
@@ -107,7 +107,7 @@ def test_velocities_and_efforts_are_read_where_a_publisher_gives_them(write_bag,
     with Bag(write_bag("dynamic", messages)) as bag:
         recording = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b", "c"))
         plain = series.read(bag, select(bag.topics, demo_config, {})).joints
-    found = recording.inputs(make.start + 1500, 0, "go").joints
+    found = recording.inputs(make.start + 1500, "go").joints
     assert found.names == ("a", "b", "c")
     np.testing.assert_array_equal(found.velocities, [1.0, 2.0, np.nan])
     np.testing.assert_array_equal(found.efforts, [np.nan, np.nan, 3.0])

@@ -52,21 +52,29 @@ class Watched(ExpertPolicy):
 
 @pytest.fixture
 def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
+    """Start policy nodes on a participant and a thread of their own."""
     nodes: list[PolicyNode] = []
+    own, ended = open_graph("dds", (), "error"), threading.Event()
+    thread = threading.Thread(target=own.spin, args=(ended.is_set, 0.05))
 
     def start(*assignments: str, config: Config | None = None) -> Watched:
         config = config or load([config_file("demo")], [*LOCKSTEP, *assignments])
         answering = Watched(config)
         answering.brightness, answering.instructions = [], []
-        node = PolicyNode(graph, graph.create_node("vla_policy"), config)
+        node = PolicyNode(own, own.create_node("vla_policy"), config)
         nodes.append(node)
         node.configure(policy=answering)
         node.activate()
+        thread.start()
         return answering
 
     yield start
+    ended.set()
+    if nodes:
+        thread.join()
     for node in nodes:
         node.cleanup()
+    own.close()
 
 
 def of_demo(*words: str) -> tuple[Config, TableTop]:
@@ -231,7 +239,7 @@ def test_a_stopped_node_ends_the_run_at_once(graph, world, policy, kind, monkeyp
 
 def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
     """A loaded machine may be late and push the object away, so there are three tries with many steps."""
-    policy("control.lockstep:=false", "timeouts.frame_age:=5.0")
+    policy("node.clock:=ros", "timeouts.frame_age:=5.0")
     real_time = runner(graph, world, kind=RealTime, max_steps=300)
     reasons = []
     for seed in (1, 1, 1):

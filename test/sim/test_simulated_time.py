@@ -54,7 +54,7 @@ def test_a_delay_uses_the_clock_of_the_mode(words: tuple[str, ...], mode: str) -
     arguments = parsed(*words)
     config = plan(arguments).config
     assert mode_of(arguments) == mode
-    assert config.control.lockstep == (mode == "lockstep")
+    assert (config.node.clock == "inputs") == (mode == "lockstep")
     assert config.control.inject_delay_ms == arguments.delay_ms
 
 

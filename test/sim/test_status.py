@@ -14,13 +14,15 @@ def follow(states: list[tuple[float, str]]) -> PolicyStatus:
     status = PolicyStatus(lambda: now)
     for at, state in states:
         now = 100.0 + at
-        status.update(json.dumps({"state": state, "explanation": "why"}))
+        told = {"state": state, "explanation": "why", "instruction": "go", "frames": {"dropped": {"replaced": 2}}}
+        status.update(json.dumps(told))
     return status
 
 
 def test_a_stop_is_hopeless_at_once() -> None:
     status = follow([(0, "armed"), (1, "stopped")])
     assert status.stopped == status.hopeless == "why"
+    assert (status.instruction, status.dropped) == ("go", 2)
 
 
 @pytest.mark.parametrize("state", ["holding", "disarmed"])

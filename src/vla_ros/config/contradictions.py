@@ -56,6 +56,8 @@ def _of_control(config: Config) -> Iterator[str]:
     found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"
     if control.command_rate_hz and velocities:
         yield f"{found} {velocities[0]}, whose velocities last until the next step; set command_rate_hz to 0"
+    if control.command_rate_hz and config.node.clock == "inputs":
+        yield f"{found} node.clock inputs, where no time passes between steps; set command_rate_hz to 0"
     if control.command_rate_hz and control.rate_hz == 0:
         yield f"{found} control.rate_hz 0, so the length of a step is unknown; set rate_hz"
     length = len(policy.instruction)

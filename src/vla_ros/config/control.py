@@ -31,7 +31,7 @@ class ControlConfig:
     command_rate_hz: float = option(
         0.0,
         "Rate of commands interpolated between steps, rounded to a whole number per step; 0: no commands between "
-        "steps. Not with velocities or lockstep",
+        "steps. Not with velocities or node.clock inputs",
         "Hz",
         0,
         1000,
@@ -122,7 +122,6 @@ class ControlConfig:
     arms_hold_alone: bool = option(
         False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
     )
-    lockstep: bool = option(False, "Simulation only: wait for joint states and state topics with the frame's stamp")
     delta_from: str = option(
         "measured",
         "Position to which a delta is added: the measured or the last commanded one (Bridge)",

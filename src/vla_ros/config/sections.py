@@ -331,6 +331,12 @@ class NodeConfig:
         "auto: rclpy if it imports, otherwise the embedded DDS participant",
         choices=("auto", "rclpy", "dds"),
     )
+    clock: str = option(
+        "ros",
+        "inputs: for a simulation in lockstep, which waits for the node's commands. Time is the stamp of images, "
+        "joint states and state topics, which are used once all of them have arrived with the same stamp",
+        choices=("ros", "inputs"),
+    )
     log_level: str = option("info", "Minimum severity of log messages", choices=("debug", "info", "warn", "error"))
     trace: str = option("", "JSON-lines file with one line per frame, from camera to command; empty: none")
     metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)

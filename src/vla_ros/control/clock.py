@@ -74,6 +74,9 @@ class SimulatedClock(Clock):
         ros: Start of the ROS clock, nanoseconds; the steady clock starts at 0.
         events: Times of the ROS clock in nanoseconds, ascending, each with an action to call at that time.
         speed: Simulated seconds per real second of :meth:`work`; with 0, work takes no time.
+
+    Attributes:
+        limit: The latest time to which waiting advances the ROS clock, nanoseconds; a longer wait ends there.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class SimulatedClock(Clock):
         self._events = iter(events)
         self._next = next(self._events, None)
         self._speed = speed
+        self.limit: float = math.inf
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._job_seconds: float | None = None  # seconds that the current job has slept; None outside jobs
@@ -99,6 +103,13 @@ class SimulatedClock(Clock):
     def awake(self) -> float:
         """Return 0: what waits for this clock is never suspended."""
         return 0.0
+
+    def jump(self, ros: int) -> int:
+        """Set the ROS clock to ``ros`` and return the nanoseconds passed; from 0, no time passes."""
+        if not self._now:
+            self._begin = self._now = ros
+        passed, self._now = ros - self._now, ros
+        return passed
 
     @property
     def exhausted(self) -> bool:
@@ -141,6 +152,7 @@ class SimulatedClock(Clock):
             self.sleep((time.perf_counter() - began) * self._speed)
 
     def _advance(self, until: int, ready: Callable[[], bool]) -> None:
+        until = int(min(until, self.limit))
         while not ready():
             event = self._next[0] if self._next is not None else math.inf
             later = self._later[0][0] if self._later else math.inf

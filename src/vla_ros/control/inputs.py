@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import unicodedata
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -108,18 +109,15 @@ class Inputs:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()
 
-    def wait_for_stamp(
-        self, stamp: int, keys: tuple[str, ...], timeout: float, arms: tuple[str, ...] = ("arm",)
-    ) -> bool:
-        """Wait up to ``timeout`` seconds for inputs no older than ``stamp`` (lockstep).
 
-        These are the joint states of ``arms`` and the state topics ``keys``.
-        """
-
-        def ready() -> bool:
-            now = self._snapshot
-            received = [*(now.arms.get(arm) for arm in arms), *(now.state.get(key) for key in keys)]
-            return all(each is not None and each.stamp >= stamp for each in received)
-
-        with self._changed:
-            return self._clock.wait_for(self._changed, ready, timeout)
+def why_refused(instruction: str, longest: int) -> str:
+    """Return why an instruction is refused, or ""; ``longest`` is its maximum number of characters."""
+    if not instruction:
+        return "empty instruction ignored: the previous one remains in force"
+    if len(instruction) > longest:
+        found = f"instruction of {len(instruction)} characters"
+        return f"{found} refused, policy.max_instruction_length is {longest}"
+    for character in instruction:
+        if unicodedata.category(character) == "Cc":  # a terminal that shows the log would obey it
+            return f"instruction with control character U+{ord(character):04X} refused, expected one line"
+    return ""

@@ -19,7 +19,7 @@ class MeasuredArm:
     def __init__(self, names: tuple[str, ...], kinematics: Kinematics | None) -> None:
         self._names = names
         self._kinematics = kinematics
-        self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
+        self._columns: tuple[tuple[str, ...] | None, IntArray] = (None, np.zeros(0, np.int64))
 
     def positions(self, joints: JointState | None) -> FloatArray:
         """Return the arm's positions [N].

@@ -39,12 +39,10 @@ class Suspension:
         resumed: When the process last resumed, as noticed; -infinity if it was never suspended.
         lasted: Seconds for which it was suspended then.
         settled: When reliable messages that got lost meanwhile, such as a stop, have been sent again.
-        longest: Seconds without a call of :meth:`notice` that are no suspension yet; infinite in lockstep, where
-            the robot stands still until the node has answered.
     """
 
-    def __init__(self, clock: Clock, longest: float = LONGEST) -> None:
-        self._clock, self.longest = clock, longest
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._last = math.inf
         self._delays: dict[bytes, _Delay] = {}
@@ -55,7 +53,7 @@ class Suspension:
         with self._lock:
             now = self._clock.awake()
             last, self._last = self._last, now
-            if now - last > self.longest:
+            if now - last > LONGEST:
                 self.lasted, self.resumed = now - last, now
                 if self.lasted > _LONG:
                     self.settled = now + _REPAIRED

@@ -171,7 +171,7 @@ class Resampler:
             self.notes["ticks with a stale or missing joint state"] += 1
             return None
         try:
-            state = self._state.read(Measured(now, recorded.recording.inputs(tick, 0, "").state), now.stamp, 0.0)
+            state = self._state.read(Measured(now, recorded.recording.inputs(tick, "").state), now.stamp, 0.0)
         except StateError as error:
             self.notes[str(error)] += 1
             return None

@@ -29,7 +29,6 @@ from vla_ros.node.sender import Sender
 from vla_ros.node.stepper import Inference, Stepper
 
 _PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
-_LOCKSTEP_WAIT = 5.0  # s; for the joint state that belongs to a frame
 
 
 class Did(Enum):
@@ -135,19 +134,14 @@ class ControlLoop:
         if self._runner.finished:
             self._land()
             return Did.INFERRED
-        if not self._planned or (self._config.control.lockstep and not self._tick()):
+        if not self._planned:
             return Did.WAITED
         self._continue()
         return Did.CONTINUED
 
     @property
     def _step_due(self) -> float:
-        """Earliest time of the next step or frame; infinite while the loop waits for an inference or for rest.
-
-        In lockstep it is -infinity: the simulation sets the rhythm.
-        """
-        if self._config.control.lockstep:
-            return -math.inf
+        """Earliest time of the next step or frame; infinite while the loop waits for an inference or for rest."""
         inferring = self._runner.pending is not None
         if self._failed is not None or (inferring and not self._planned and not self._runner.finished):
             return math.inf
@@ -158,13 +152,12 @@ class ControlLoop:
     @property
     def _is_ahead(self) -> bool:
         """True if the plan is executed while the policy infers."""
-        return self._stepper.schedule.kind != "sync" and not self._config.control.lockstep
+        return self._stepper.schedule.kind != "sync"
 
     @property
     def _is_beside(self) -> bool:
         """True if commands are sent during an inference: the plan's steps, or commands towards its last step."""
-        control = self._config.control
-        return self._is_ahead or (control.command_rate_hz > 0 and not control.lockstep)
+        return self._is_ahead or self._config.control.command_rate_hz > 0
 
     @property
     def _planned(self) -> int:
@@ -234,16 +227,9 @@ class ControlLoop:
         frame = self._frames.waiting()
         if frame is None:
             return
-        if not self._planned and not self._config.control.lockstep:
+        if not self._planned:
             frame = self._frames.newer(frame, self._limiter, self._patience)
         self._frames.use(frame)
-        if self._config.control.lockstep:
-            keys = self._stepper.spec.state_topics
-            arms = tuple(arm.name for arm in self._stepper.controller.arms)
-            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
-                late = f"no joint state for the frame's stamp within {_LOCKSTEP_WAIT} s"
-                self._refuse(Refused(Reason.JOINT_STATE_STALE, late), frame)
-                return
         fresh = self._sender.fresh_joints()
         inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
         task, period = self._sender.task, self._limiter.period
@@ -309,13 +295,6 @@ class ControlLoop:
             raise refused
         return answer
 
-    def _tick(self) -> bool:
-        """Wait for the frame by which the simulation, in lockstep, requests the next step of the plan."""
-        if not self._frames.wait(_PATIENCE) or (frame := self._frames.waiting()) is None:
-            return False
-        self._frames.use(frame)
-        return True
-
     def _continue(self) -> None:
         """Execute the next step of the plan."""
         dt = self._limiter.planned_time(self._clock.steady())
@@ -359,8 +338,6 @@ class ControlLoop:
             self._stepper.schedule.reset()  # a hold may end before the next iteration
             self._rest()
         if frame is None:
-            if self._config.control.lockstep:
-                self._frames.finish(COMMANDED if sent else SHOWN, ended=now.ros)
             return sent
         # Also while disarmed, because a dry run shows the age that motion would have.
         total = (now.steady - frame.arrived.steady) / 1e6

@@ -6,8 +6,6 @@ holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node both call t
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from functools import partial
 from typing import Any
 
@@ -15,13 +13,13 @@ from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.binding import paced
 from vla_ros.contract.state_topics import state_message_type
 from vla_ros.control.clock import Clock
-from vla_ros.control.inputs import Inputs
+from vla_ros.control.inputs import Inputs, why_refused
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import BEFORE_ARMING
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.sources import Contest
-from vla_ros.control.suspension import LONGEST, Suspension
+from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Backend, Node, say
@@ -32,6 +30,7 @@ from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.holder import Holder
+from vla_ros.node.lockstep import Lockstep
 from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -57,7 +56,10 @@ class PolicyNode:
         self._graph = graph
         self._node = node
         self._options = LiveConfig(config)
-        self._clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
+        self._lockstep = Lockstep(graph, node, config) if config.node.clock == "inputs" else None
+        self._wiring = self._lockstep or Wiring(graph, node)
+        real = Clock(lambda: int(node.get_clock().now().nanoseconds))
+        self._clock = self._lockstep.clock if self._lockstep else real
         self.safety = Safety(self._clock.ros)
         self.safety.listen(self._on_event)
         self.stats = Stats()
@@ -67,7 +69,6 @@ class PolicyNode:
         self._holder: Holder | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
-        self._wiring = Wiring(graph, node)
         self._throttled = ThrottledLogger(self._logger)
 
     @property
@@ -87,7 +88,7 @@ class PolicyNode:
         try:
             self._wiring.undo(claim_name(self._node.get_fully_qualified_name()).close)
             stepper.load(progress)
-            wait_until_alone(self._node, self._logger, progress, self._clock)
+            wait_until_alone(self._node, self._logger, progress, Clock())
             self._stepper = stepper
             self._options.current = stepper.binding.config
             self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
@@ -120,7 +121,11 @@ class PolicyNode:
         self._loop = ControlLoop(
             self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
         )
-        self._loop.start()
+        if self._lockstep:
+            reset = self._states.forget, self._stepper.forget_commands
+            self._lockstep.begin(self._loop.run_once, self._supervise, reset)
+        else:
+            self._loop.start()
         if self.config.control.armed:
             armed, why = self.enable(True)
             if not armed:
@@ -134,6 +139,8 @@ class PolicyNode:
         Returns False if an inference did not end in time; it is abandoned, and its command is not sent.
         """
         self.safety.disarm()
+        if self._lockstep:
+            self._lockstep.end()
         if self._holder is not None:
             self._holder.finish(self.config.timeouts.joint_state)
         loop, self._loop = self._loop, None
@@ -167,7 +174,7 @@ class PolicyNode:
             return True, "disarmed: the arm holds"
         if self._loop is None:
             return False, "not active: nothing can be commanded yet"
-        if not self._loop.alive:
+        if not self._loop.alive and not self._lockstep:
             return False, "the control thread has ended with an error (see the log): start the node again"
         for waiting in filter(None, [mailbox.take() for mailbox in self._mailboxes]):
             self._context.report(waiting.outcome(BEFORE_ARMING))
@@ -198,17 +205,9 @@ class PolicyNode:
         An instruction that is too long, empty or has control characters is ignored.
         """
         text = instruction.strip()
-        longest = self.config.policy.max_instruction_length
-        if not text:
-            return False, "empty instruction ignored: the previous one remains in force"
-        if len(text) > longest:
-            return (
-                False,
-                f"instruction of {len(text)} characters refused, policy.max_instruction_length is {longest}",
-            )
-        control = next((character for character in text if unicodedata.category(character) == "Cc"), "")
-        if control:  # a terminal that shows the log would obey it
-            return False, f"instruction with control character U+{ord(control):04X} refused, expected one line"
+        refused = why_refused(text, self.config.policy.max_instruction_length)
+        if refused:
+            return False, refused
         return True, f"instruction: {text}" if self._set_instruction(text) else ""
 
     def _set_instruction(self, text: str) -> bool:
@@ -216,6 +215,8 @@ class PolicyNode:
         changed = self.inputs.set_instruction(text)
         if text:
             self.safety.clear(Reason.NO_INSTRUCTION)
+        if changed and self._telemetry is not None:
+            self._telemetry.changed()
         return changed
 
     def reconfigure(self, config: Config) -> None:
@@ -255,7 +256,7 @@ class PolicyNode:
             self._clock,
             self.inputs,
             self.safety,
-            Suspension(self._clock, math.inf if config.control.lockstep else LONGEST),
+            Suspension(self._clock),
             self._watchdog,
             self.stats,
             self._telemetry,

@@ -80,7 +80,7 @@ class FrameReceiver:
         if context.suspension.published(*origin) < context.suspension.resumed:
             context.report(Frame(b"", stamp, topic, now).outcome(Reason.SUSPENDED.value))
             return
-        if not stamp and not config.control.lockstep:
+        if not stamp:
             stamp, data = now.ros, with_stamp(data, now.ros)
             self._warn_of_no_stamp(topic)
         seconds = now.steady / 1e9
@@ -120,8 +120,6 @@ class StateReceiver:
     def __init__(self, context: Context, controller: RobotController) -> None:
         self._context = context
         config = context.options.current
-        # In lockstep a simulation resets its arm between episodes, faster than any limit.
-        lockstep = config.control.lockstep
         self._arms = {arm.name: arm for arm in controller.arms}
         self.topics: dict[str, list[str]] = {}  # the arms covered by each topic
         for options in config.arms:
@@ -130,7 +128,7 @@ class StateReceiver:
         self._joint_states = {
             arm.name: JointStates(
                 arm.arm_names,
-                {} if lockstep else arm.joint_speeds,
+                arm.joint_speeds,
                 (*arm.arm_names, *options.measured_fingers) if several else (),
             )
             for arm, options in zip(controller.arms, config.arms, strict=True)

@@ -9,6 +9,7 @@ from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.suspension import LONGEST
 from vla_ros.node.between import Between
 from vla_ros.node.context import Context
 from vla_ros.node.stepper import Stepper
@@ -130,7 +131,7 @@ class Sender:
                     continue
                 interrupted = self._safety.interruptions != self._interruptions
                 void = interrupted or (not late and self.is_void(self.task))
-                old = self._clock.steady() - self._joints_read > self._context.suspension.longest
+                old = self._clock.steady() - self._joints_read > LONGEST
                 old = old or self._context.suspension.resumed != self._resumed
                 allowed = may_move and not void and not old and not self.ended
                 if allowed:

@@ -166,7 +166,7 @@ class Player:
         if self._episode(now) is not None:
             self._stepper.reset()
         recording = self._recording
-        inputs = recording.inputs(now, stamp if self._config.control.lockstep else 0, self._instructions[-1])
+        inputs = recording.inputs(now, self._instructions[-1])
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         try:
             step = self._stepper.step(frames, inputs, self._period, reference)

@@ -69,15 +69,6 @@ class Feed:
         received = [int(table.times[row]) for table in self.tables if (row := table.newest(time)) >= 0]
         return time - max(received, default=0)
 
-    def at(self, time: int, stamp: int) -> JointState | None:
-        """Return the newest message at ``time``.
-
-        With a ``stamp`` (lockstep), returns the first message with this stamp or a later one.
-        """
-        rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables if stamp]
-        found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
-        return min(found, key=lambda state: state.stamp) if found else self.newest(time)
-
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
         """Return the message received by ``now`` whose header stamp is nearest to ``stamp``.
 
@@ -121,10 +112,10 @@ class Recording:
     state: dict[str, Feed] = field(default_factory=dict)  # further feeds by name
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
-    def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
-        """Return the inputs of a frame, found with :meth:`Feed.at`."""
-        state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
-        return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
+    def inputs(self, time: int, instruction: str) -> Snapshot:
+        """Return the newest inputs at ``time``, when a frame arrived."""
+        state = {key: found for key, feed in self.state.items() if (found := feed.newest(time))}
+        return Snapshot(self.joints.newest(time) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
         """Return the instruction at ``time``; the first instruction also applies earlier."""

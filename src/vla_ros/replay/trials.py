@@ -196,8 +196,7 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
         joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
         recording = recording or series.read(frame.bag, frame.selection, joints)
         instruction = samples.instructions[int(samples.episodes[frame.row])]
-        stamp = int(samples.stamps[frame.row]) if frame.config.control.lockstep else 0
-        yield frame, recording.inputs(frame.time, stamp, instruction)
+        yield frame, recording.inputs(frame.time, instruction)
 
 
 def _actions(

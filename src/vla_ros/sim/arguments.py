@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from vla_ros.sim.episode import EpisodeOptions
     from vla_ros.sim.world import TableTop, WorldOptions
 
-# In lockstep the simulation waits, so nothing is late; only a policy node that hangs times out.
-LOCKSTEP = (
-    "control.lockstep:=true",
-    *(f"timeouts.{name}:=600.0" for name in ("camera", "joint_state", "inference", "driver")),
-    *(f"timeouts.{name}:=0.0" for name in ("frame_age", "joint_state_age")),
-)
+LOCKSTEP = ("node.clock:=inputs",)
 _OPTIONS = {
     "schedule": "control.schedule",
     "delay_ms": "control.inject_delay_ms",

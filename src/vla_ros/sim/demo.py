@@ -112,6 +112,8 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
         with console.spinner("waiting for the policy node"):
             node.wait_for_policy(arguments.start_timeout, alive)
         kind = RealTime if arguments.real_time else Lockstep
+        if recorder is not None and kind is Lockstep:
+            recorder.clock = lambda: node.stamp
         return _run_all(arguments, config, kind(world, node, chosen, alive).run)
 
 

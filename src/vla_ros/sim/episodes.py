@@ -16,8 +16,7 @@ from vla_ros.sim.world import TIMESTEP, TableTop
 from vla_ros.types import FloatArray, UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
-_SETTLE = 0.3  # s to wait for the command of the first frame after a new instruction; doubled at each attempt
-_SETTLE_ATTEMPTS = 4
+_RESET = 3.0  # s of simulated time between two episodes, so that the arm may be elsewhere
 _ACTION_WAIT = 0.2  # s to wait for the action of a command
 _TICK = 0.02  # s: joint states at 50 Hz or a little more
 _RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
@@ -61,16 +60,16 @@ class Runner:
 
 
 class Lockstep(Runner):
-    """Waits for the commands for each frame, then advances by a control step.
+    """Waits for the commands of each frame, then advances by a control step; ``node.clock`` is ``inputs``.
 
-    Results do not depend on the machine's speed.
+    Stamps are simulated time, so results do not depend on the machine's speed.
     """
 
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``."""
         world, node, options = self._world, self._node, self._options
-        episode = Episode(world, seed, options)
-        self._chunks: dict[str, int] = {}  # by driver, the stamp of the last command that was obeyed
+        episode, period = Episode(world, seed, options), world.substeps * TIMESTEP
+        stamp = self._first = node.next_stamp(_RESET)
         self._instruct(episode.instruction)
         node.publish_episode(runs=True)
         node.forget_commands()
@@ -80,9 +79,9 @@ class Lockstep(Runner):
                 asked = episode.instruction
                 self._instruct(asked)
             node.actions = []
-            stamp, image = self._publish()
+            _, image = self._publish(stamp)
             episode.record(image)
-            commands = self._wait_for_commands(stamp, options.step_timeout)
+            commands = self._wait_for_commands(stamp, period)
             if not commands:
                 reason = "no_command"
                 break
@@ -91,58 +90,42 @@ class Lockstep(Runner):
             for command in commands:
                 obey(world, command)
             episode.step()
+            stamp = node.next_stamp(period)
         node.publish_episode(runs=False)
         episode.record(world.render())
         return episode.result(reason, commands_of(node.received, world))
 
     def _instruct(self, instruction: str) -> None:
-        """Publish the instruction, then frames until commands arrive; these commands are discarded.
-
-        Messages on different topics may overtake each other, so only a command proves that the instruction has
-        arrived. The node may drop the frame that it is processing when the instruction arrives.
-        """
+        """Publish the instruction and wait until the node reports it, because a frame could overtake it."""
         self._node.publish_instruction(instruction)
-        first = self._instructed = self._node.next_stamp()
-        for attempt in range(_SETTLE_ATTEMPTS):
-            self._publish()
-            if self._wait_for_commands(first, _SETTLE * 2**attempt, resend=False):
-                return
 
-    def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[Command]:
-        """Wait until every driver has a command for the frame ``stamp``; return [] after ``timeout`` seconds.
+        def received() -> bool:
+            return self._node.policy.instruction == instruction or self._hopeless()
 
-        A command counts if it has this stamp or a later one, or is the next step of the last chunk. Once a frame
-        has been resent, chunks for earlier frames of this instruction count, too.
-        """
-        deadline = time.monotonic() + timeout
-        found: dict[str, Command] = {}
+        self._node.spin(received, self._options.step_timeout)
+
+    def _wait_for_commands(self, stamp: int, period: float) -> list[Command]:
+        """Wait until every driver has a command for the frame ``stamp``; return [] after ``step_timeout``."""
+        deadline = time.monotonic() + self._options.step_timeout
+        dropped, found = self._node.policy.dropped, dict[str, Command]()
 
         def complete() -> bool:
             return len(found) == len(self._node.command_topics)
 
         def answered() -> bool:
-            taken = self._node.take_commands()
-            found.update(
-                {
-                    topic: command
-                    for topic, command in taken.items()
-                    if command.stamp >= oldest or command.stamp == self._chunks.get(topic)
-                }
-            )
+            taken = self._node.take_commands().items()
+            found.update({topic: command for topic, command in taken if command.stamp >= self._first})
             return complete() or self._hopeless()
 
-        again = oldest = stamp
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return []
-            if resend:
-                # Resend the frame, which may be lost. If it was not, the node dropped its result (for example, in a
-                # short hold) and will not use the frame again, so resend it with new stamps after that.
-                self._publish(again)
-                again, oldest = 0, self._instructed
+            # The frame may be lost. If the node has dropped it, it needs another one.
+            if self._node.policy.dropped > dropped:
+                stamp, dropped = self._node.next_stamp(period), self._node.policy.dropped
+            self._publish(stamp)
         if not complete():
             self._check()
-        self._chunks.update({topic: command.stamp for topic, command in found.items()})
         return list(found.values()) if complete() else []
 
 

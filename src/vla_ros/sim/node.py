@@ -88,6 +88,7 @@ class SimNode:
         actions: The policy's actions since the list was last cleared, float64 [D] each.
         received: (Arrival time in seconds, command) of the first arm's commands since :meth:`forget_commands`.
         policy: Status of the policy node.
+        stamp: The newest stamp, nanoseconds; 0 before the first.
         command_topics: Topics of the commands.
     """
 
@@ -115,7 +116,7 @@ class SimNode:
         text = graph.message("std_msgs/msg/String")
         self._node.create_subscription(text, STATUS_TOPIC, self._on_status, graph.qos("instruction"))
         self._commands: dict[str, Command] = {}
-        self._stamp = 0
+        self.stamp = 0
         self.actions: list[FloatArray] = []
         self.received: list[tuple[float, Command]] = []
 
@@ -129,10 +130,13 @@ class SimNode:
 
     # --- out ---
 
-    def next_stamp(self) -> int:
-        """Return the ROS time in nanoseconds, always later than the previous result."""
-        self._stamp = max(int(self._node.get_clock().now().nanoseconds), self._stamp + 1)
-        return self._stamp
+    def next_stamp(self, after: float = 0.0) -> int:
+        """Return the next stamp, nanoseconds: the ROS time, or the last stamp ``after`` so many seconds."""
+        if self.stamp and after:
+            self.stamp += round(after * SECOND)
+        else:
+            self.stamp = max(int(self._node.get_clock().now().nanoseconds), self.stamp + 1)
+        return self.stamp
 
     def publish_instruction(self, text: str) -> None:
         """Publish the instruction; late subscribers receive it, too."""
@@ -186,7 +190,7 @@ class SimNode:
         self.received, self._commands = [], {}
 
     def _on_command(self, driver: Driver, message: Any) -> None:
-        command = read_command(driver, message, self._node.get_clock().now().nanoseconds)
+        command = read_command(driver, message, self.stamp)
         self._commands[driver.topic] = command
         if driver is self._drivers[0]:
             self.received.append((time.monotonic(), command))
@@ -237,7 +241,7 @@ class SimNode:
 
 
 def read_command(driver: Driver, message: Any, now: int) -> Command:
-    """Read a driver's command from a message; ``now`` (nanoseconds) replaces a missing stamp."""
+    """Read a driver's command from a message; ``now``, nanoseconds, replaces a missing stamp."""
     is_velocity, stamp = driver.output.startswith("joint_velocity"), now
     if driver.output in _UNNAMED:
         names, values = driver.joints, message.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ _LATCHED = frozenset({"/vla_policy/instruction"})
 
 
 class BagRecorder:
-    """Writes messages to a new bag with their arrival times, as ``ros2 bag record`` does."""
+    """Writes messages to a new bag, as ``ros2 bag record`` does; ``clock`` returns their times in nanoseconds."""
+
+    clock: Callable[[], int] = staticmethod(time.time_ns)
 
     def __init__(self, path: Path) -> None:
         try:
@@ -41,7 +43,7 @@ class BagRecorder:
                 topic, kind, typestore=self._store, offered_qos_profiles=[_qos(topic in _LATCHED)]
             )
         data = message if isinstance(message, bytes) else _serialize(message, kind)
-        self._last = max(self._last, time.time_ns())
+        self._last = max(self._last + 1, self.clock())
         with self._named_errors():
             self._writer.write(self._connections[topic], self._last, data)
 

@@ -17,11 +17,17 @@ class PolicyFailedError(VlaRosError):
 
 
 class PolicyStatus:
-    """State of the policy node; ``clock`` returns monotonic seconds."""
+    """State of the policy node; ``clock`` returns monotonic seconds.
+
+    Attributes:
+        instruction: The instruction that the node has received.
+        dropped: Number of frames that led to no command.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._state = self._explanation = ""
+        self._state = self._explanation = self.instruction = ""
+        self.dropped = 0
         self._received, self._idle = clock(), 0.0
 
     def update(self, text: str) -> None:
@@ -29,6 +35,7 @@ class PolicyStatus:
         try:
             status = json.loads(text)
             state, explanation = str(status["state"]), str(status["explanation"])
+            instruction, dropped = str(status["instruction"]), sum(status["frames"]["dropped"].values())
         except (ValueError, TypeError, KeyError):
             return
         if state == "disarmed":
@@ -37,6 +44,7 @@ class PolicyStatus:
         idles = "armed" not in (state, self._state or "armed")  # in this message and the previous one
         self._idle = self._idle + min(_LONGEST_GAP, now - self._received) if idles else 0.0
         self._state, self._explanation, self._received = state, explanation, now
+        self.instruction, self.dropped = instruction, dropped
 
     @property
     def stopped(self) -> str:
