@@ -47,9 +47,9 @@ def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
 
 
 def _nearest_vector(vector: FloatArray, to: FloatArray) -> FloatArray:
-    """Compare unit quaternions: a vector and the one a turn longer are the two signs of one quaternion.
+    """Return the rotation vector whose quaternion is nearest: 2 pi more of length changes the quaternion's sign.
 
-    Distances between the vectors themselves choose wrongly for long vectors: for four of 160 poses of a LIBERO
+    The distance between the vectors themselves chooses wrongly for long vectors: for four of 160 poses of a LIBERO
     trajectory, near (pi, 0, 0).
     """
     angle, length = float(np.linalg.norm(vector)), float(np.linalg.norm(to))
