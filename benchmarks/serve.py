@@ -31,7 +31,7 @@ from websockets.asyncio.client import connect
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Session
-from vla_ros.policies.remote.dialect import Query
+from vla_ros.policies.remote.dialect import Request
 from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack, unpack
@@ -281,7 +281,7 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time single requests to a policy that takes no time, alternating between the servers."""
     features = request(224)
     text = features.pop("prompt")
-    query = Query(features, text)
+    message = Request(features, text)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(
             process(arguments, "own", arguments.port or 18777, "--batch-ms", "0", "--each-ms", "0")
@@ -290,7 +290,7 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
         link = Link(Target(url, OPENPI))
         link.start(30.0)
         stack.callback(link.close)
-        pairs = {"vla_ros": lambda: link.ask(query, 10.0)}
+        pairs = {"vla_ros": lambda: link.request(message, 10.0)}
         if arguments.openpi:
             sys.path.insert(0, str(arguments.openpi))
             from openpi_client.websocket_client_policy import WebsocketClientPolicy

@@ -19,7 +19,7 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.messages import nd, npy, openpi, pack
-from vla_ros.serve.wire import metadata
+from vla_ros.policies.remote.openpi import OPENPI
 from vla_ros.vision.messages import encode_compressed, encode_image
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -87,7 +87,7 @@ def wire() -> dict[str, bytes]:
         "answer/gr00t_nd": pack([{"arm": chunk}, {}], nd),
         "answer/modality": pack(modality),
         "answer/oft": json.dumps(rows).encode(),
-        "answer/metadata": pack(metadata("openvla", spec)),
+        "answer/metadata": OPENPI.encode_metadata("openvla", spec),
     }
 
 

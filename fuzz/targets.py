@@ -11,9 +11,8 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.dialect import read_map
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI
-from vla_ros.policies.remote.spec import learned
 from vla_ros.replay.bag import Bag
-from vla_ros.serve.wire import RequestSchema, observation, read_request
+from vla_ros.serve.requests import RequestSchema, check_request, observation
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import image_stamp
 
@@ -29,18 +28,18 @@ TYPES = (
 MOST_RECORDS = 10_000
 """Most records that a bag may yield; a seed has six."""
 
-VOCABULARY = RequestSchema(
+SCHEMA = RequestSchema(
     PolicySpec(
         tuple(map(ImageFeature, ("exterior_image_1_left", "wrist_image_left"))),
         (StateFeature("joint_position"), StateFeature("gripper_position")),
     )
 )
 ANSWERS: Mapping[str, Callable[[bytes], object]] = {
-    "openpi": OPENPI.answer,
-    "gr00t": GR00T.answer,
-    "modality": GR00T.metadata,
-    "oft": OFT.answer,
-    "metadata": lambda data: learned(read_map(data, "metadata"), 64),
+    "openpi": OPENPI.decode_response,
+    "gr00t": GR00T.decode_response,
+    "modality": GR00T.decode_metadata,
+    "oft": OFT.decode_response,
+    "metadata": lambda data: OPENPI.spec(read_map(data, "metadata"), 64),
 }
 
 _SUFFIXES = (".mcap", ".db3")
@@ -78,7 +77,7 @@ def bag(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     """A robot's request, as the policy server reads it: arrays, JPEGs, observation."""
-    observation(read_request(data, VOCABULARY, len(data)), VOCABULARY, 0)
+    observation(check_request(OPENPI.decode_request(data), SCHEMA), SCHEMA, 0)
 
 
 def answer(data: bytes) -> None:

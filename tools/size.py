@@ -18,8 +18,8 @@ FOLDERS = {
     "src, tools, benchmarks, fuzz": ("src", "tools", "benchmarks", "fuzz"),
     "test": ("test",),
 }
-INTERFACES = frozenset(("logger", "add_arguments", "run", "main", "query", "answer", "metadata", "reset"))
-"""Names that many files define on purpose: each file's logger, a command's and a wire dialect's functions."""
+INTERFACES = frozenset(("logger", "add_arguments", "run", "main"))
+"""Names that many files define on purpose: each file's logger and a command's functions."""
 
 
 def files(*folders: str) -> list[Path]:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
-from vla_ros.policies.remote.spec import learned
-from vla_ros.serve import wire
+from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.vision.processors import ResizeNaive
 
 pytest.importorskip("torch")
@@ -56,5 +55,5 @@ def test_lerobot() -> None:
 def test_a_server_passes_it_on() -> None:
     feature = StateFeature("state", size=3, middle=(3.0, -0.25, 0.5))
     spec = PolicySpec((ImageFeature("image", ResizeNaive((8, 8))),), (feature,))
-    sent = json.loads(json.dumps(wire.metadata("test", spec)))
-    assert learned(sent, 4).state == (feature,)
+    sent = json.loads(json.dumps(encode_spec("test", spec)))
+    assert decode_spec(sent).state == (feature,)

@@ -26,13 +26,13 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.reasons import Level, Reason, reason_of
 from vla_ros.errors import ConfigError, ServerLostError
 from vla_ros.policies.base import create
+from vla_ros.policies.remote.dialects import GR00T, OPENPI
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.options import API_KEY
 from vla_ros.policies.remote.policy import RemotePolicy
-from vla_ros.policies.remote.spec import check, from_metadata
+from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.serve.cli import tls
 from vla_ros.serve.service import Service
-from vla_ros.serve.wire import metadata
 from vla_ros.types import ImageProcessor, Observation, PreviousChunk
 from vla_ros.vision.processors import LiberoResize, ResizeNaive, ResizeWithPad
 
@@ -99,7 +99,7 @@ def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -
 def test_the_client_has_the_served_policys_spec(serving: Start, remote: Any, policy: Any) -> None:
     _, port = serving()
     assert remote(config(port)).spec == policy.spec
-    assert from_metadata(metadata("mirror", policy.spec)) == policy.spec
+    assert decode_spec(encode_spec("mirror", policy.spec)) == policy.spec
 
 
 def test_sessions_are_separate_and_can_be_reset(serving: Start, remote: Any, policy: Any) -> None:
@@ -128,7 +128,7 @@ def test_a_missed_deadline_is_a_lost_server(serving: Start, remote: Any, policy:
     session = client.start_session()
     policy.may_answer.clear()
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match="no answer within the deadline; reconnecting") as lost:
+    with pytest.raises(ServerLostError, match="no response within the deadline; reconnecting") as lost:
         client.infer(session, observation())
     assert time.monotonic() - began < 5.0
     assert reason_of(lost.value) is Reason.SERVER_LOST
@@ -146,7 +146,7 @@ def test_the_answer_to_another_request_is_refused(
     other = pack({"actions": np.ones((2, 3)), "vla_ros": {"number": 7}})
     with monkeypatch.context() as patched:
         patched.setattr("vla_ros.policies.remote.link._exchange", lambda *_: other)
-        with pytest.raises(WireError, match="answered another request: found 7, expected 1"):
+        with pytest.raises(WireError, match="responded to another request: found 7, expected 1"):
             client.infer(session, observation())
     until(lambda: answers(client, session))
     session.close()
@@ -216,7 +216,7 @@ def test_robots_connect_over_tls(
 )
 def test_damaged_metadata_are_refused(policy: Any, changed: dict[str, Any]) -> None:
     with pytest.raises(WireError, match=r"do not describe a policy .*(found|Error)"):
-        from_metadata({**metadata("mirror", policy.spec), **changed})
+        decode_spec({**encode_spec("mirror", policy.spec), **changed})
 
 
 ARENA = {
@@ -270,7 +270,7 @@ def test_metadata_are_compared_with_the_features(
 ) -> None:
     bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *features))
     with pytest.raises(ConfigError, match=reason) if reason else nullcontext():
-        check(metadata, bound, ("gripper",))
+        (GR00T if "version" in metadata else OPENPI).check(metadata, bound, ("gripper",))
 
 
 def test_the_order_of_named_actions_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -286,7 +286,7 @@ def test_the_order_of_named_actions_is_logged_once(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("processor", [ResizeWithPad((48, 64)), ResizeNaive((48, 64))])
 def test_images_are_resized_on_the_robot_without_a_difference(processor: ImageProcessor) -> None:
     spec = PolicySpec((ImageFeature("image", processor),))
-    assert from_metadata(metadata("p", spec)).images == (ImageFeature("image", processor),)
+    assert decode_spec(encode_spec("p", spec)).images == (ImageFeature("image", processor),)
     for height, width in ((720, 1280), (33, 90), (48, 64), (10, 7)):
         image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
         sent = processor(image)
@@ -296,7 +296,7 @@ def test_images_are_resized_on_the_robot_without_a_difference(processor: ImagePr
 @pytest.mark.parametrize("processor", [ResizeNaive((48, 64), 0.9), LiberoResize((48, 64)), None])
 def test_other_processors_need_the_whole_image(processor: ImageProcessor | None) -> None:
     spec = PolicySpec((ImageFeature("image", processor),))
-    assert from_metadata(metadata("p", spec)).images[0].processor is None
+    assert decode_spec(encode_spec("p", spec)).images[0].processor is None
 
 
 @pytest.mark.parametrize(("family", "scenario"), [("roboarena", "default_config"), ("sglang", "openpi_policy")])

@@ -116,10 +116,10 @@ def _server(
     *what: str,
     reasons: tuple[str, ...] = ("server_lost",),
     ahead: bool = False,
-    max_answer: str = "64",
+    max_response: str = "64",
 ) -> Row:
     more = dict(AHEAD) if ahead else {"options": {}}
-    more["options"] = {**more["options"], "policy.name": "remote", "policy.max_answer": max_answer}
+    more["options"] = {**more["options"], "policy.name": "remote", "policy.max_response": max_response}
     return Row(
         f"server {name}",
         Reaction.HOLDS,
@@ -232,7 +232,7 @@ ROWS: tuple[Row, ...] = (
     _server("delays answers", "delay", reasons=("server_lost", "inference_late")),
     _server("mixes answers up", "mix", reasons=_UNREADABLE),
     _server("truncates answers", "truncate", reasons=_UNREADABLE),
-    _server("sends megabytes", "oversize", reasons=_UNREADABLE, max_answer="1"),
+    _server("sends megabytes", "oversize", reasons=_UNREADABLE, max_response="1"),
     _server("answers with errors", "error", reasons=("inference_error",)),
     _server("killed, ahead", "SIGKILL", "start", ahead=True),
     _long_plan("blend"),

@@ -22,7 +22,7 @@ from vla_ros.serve import server
 from vla_ros.serve.service import Send, Service
 
 _LATE = 0.6  # s; twice the rows' timeouts.inference
-_LONG = bytes(2 << 20)  # twice the row's policy.max_answer
+_LONG = bytes(2 << 20)  # twice the row's policy.max_response
 
 
 class BreakingService(Service):

@@ -20,15 +20,17 @@ from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
+from vla_ros.policies.remote.dialect import Message, Request, Response, ServedDialect
 from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.policies.remote.openpi import OPENPI
 from vla_ros.process import keep_freed_memory
-from vla_ros.serve import wire
+from vla_ros.serve.requests import RequestSchema, check_request, observation, pixels_to_decode
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
 from vla_ros.types import ActionChunk
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[bytes | str], Awaitable[None]]
+Send = Callable[[Message], Awaitable[None]]
 
 _OUTCOMES = {BusyError: "refused", ExpiredError: "expired"}
 _LARGE = 1 << 20  # pixels above which a request's JPEGs are decoded where they delay no others
@@ -89,7 +91,8 @@ class Service:
     """Loads a policy and answers robots on an event loop.
 
     ``config`` names the policy and completes its features; ``aliases`` maps feature keys to the names that robots
-    use; ``own_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena).
+    use; ``own_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena);
+    ``dialect`` is the protocol of the robots.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class Service:
         config: Config | None = None,
         aliases: Mapping[str, str] | None = None,
         own_metadata: Mapping[str, object] | None = None,
+        dialect: ServedDialect = OPENPI,
     ) -> None:
+        self._dialect = dialect
         self.limits, self.metrics = limits or Limits(), Metrics()
         self.worker = InferenceWorker(policy, self._deliver, self.limits.max_batch)
         self._config, self._aliases = config or Config(), aliases or {}
@@ -132,8 +137,8 @@ class Service:
             self.worker.stop()
             raise
         longest = self._config.policy.max_instruction_length
-        self.schema = wire.RequestSchema(spec, self._aliases, longest, self.limits.max_pixels)
-        self.metadata = self.metadata or pack(wire.metadata(self._config.policy.name, spec))
+        self.schema = RequestSchema(spec, self._aliases, longest, self.limits.max_pixels)
+        self.metadata = self.metadata or self._dialect.encode_metadata(self._config.policy.name, spec)
 
     def close(self, timeout: float) -> bool:
         """Answer waiting requests and stop; return False if this exceeds ``timeout`` seconds."""
@@ -165,7 +170,7 @@ class Service:
         return None if self.healthy() else unavailable
 
     async def converse(
-        self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+        self, messages: AsyncIterator[Message], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
         """Answer one robot's messages until it disconnects; ``connected`` then returns False."""
         self._loop = asyncio.get_running_loop()
@@ -198,37 +203,40 @@ class Service:
             found, known = ", ".join(unknown), ", ".join(keys)
             raise ConfigError(f"--image: the policy has no feature {found}; its features are {known}")
 
-    async def _reply(self, message: bytes | str, arrived: float, known: _Conversation) -> tuple[bytes | str, str]:
+    async def _reply(self, message: Message, arrived: float, known: _Conversation) -> tuple[Message, str]:
         """Return the reply, and the outcome for the metrics."""
+        dialect, limit = self._dialect, self.limits.max_message
         try:
-            request = wire.read_request(message, self.schema, self.limits.max_message)
+            if len(message) > limit:
+                raise WireError(f"found a message of {len(message)} bytes, allowed {limit}")
+            request = check_request(dialect.decode_request(message), self.schema)
             known.restart |= request.reset or request.begins or request.session != known.session
             known.session = request.session
             if request.reset:
-                return "reset successful", "reset"
-            done = await self._ask(request, arrived, known)
+                return dialect.reset_response, "reset"
+            done = await self._infer(request, arrived, known)
             if not isinstance(done.outcome, ActionChunk):
                 raise done.outcome
             known.restart = False
             timing = {"infer_ms": done.inference_ms, "queued_ms": done.queued_ms, "batch": done.batch}
             if known.seconds:
                 timing["prev_total_ms"] = 1e3 * known.seconds
-            return wire.answer(done.outcome, request, timing), "answered"
+            return dialect.encode_response(_response(done.outcome, request, timing)), "answered"
         except WireError as error:
-            return f"invalid request: {error}", "invalid"
+            return dialect.encode_error(f"invalid request: {error}"), "invalid"
         except VlaRosError as error:
-            return str(error), _OUTCOMES.get(type(error), "failed")
+            return dialect.encode_error(str(error)), _OUTCOMES.get(type(error), "failed")
 
-    async def _ask(self, request: wire.Request, arrived: float, known: _Conversation) -> Done:
+    async def _infer(self, request: Request, arrived: float, known: _Conversation) -> Done:
         loop = asyncio.get_running_loop()
         arguments = request, self.schema, time.time_ns()
-        if any(isinstance(image, bytes) for image in request.images.values()):
-            pool = self._large if wire.pixels_to_decode(request) > _LARGE else self._pool
-            observation = await loop.run_in_executor(pool, wire.observation, *arguments)
+        if any(isinstance(feature, bytes) for feature in request.features.values()):
+            pool = self._large if pixels_to_decode(request) > _LARGE else self._pool
+            observed = await loop.run_in_executor(pool, observation, *arguments)
         else:
-            observation = wire.observation(*arguments)
-        deadline = arrived + (request.seconds or self.limits.seconds)
-        job = Job(known.robot, observation, arrived, deadline, known.restart, known.connected)
+            observed = observation(*arguments)
+        deadline = arrived + (request.deadline_s or self.limits.seconds)
+        job = Job(known.robot, observed, arrived, deadline, known.restart, known.connected)
         future: asyncio.Future[Done] = loop.create_future()
         self._futures[job] = future
         try:
@@ -259,3 +267,9 @@ class Service:
         if computed:
             self.metrics.batch.observe(computed[0].batch)
             self.metrics.inference.observe(computed[0].inference_ms / 1e3)
+
+
+def _response(chunk: ActionChunk, request: Request, timing_ms: Mapping[str, float]) -> Response:
+    info = {key: value for key, value in chunk.info.items() if isinstance(value, (int, float, str, tuple))}
+    actions = {"actions": chunk.actions}
+    return Response(actions, timing_ms, request.number, chunk.normalized, chunk.tokens, info)

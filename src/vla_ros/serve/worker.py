@@ -133,8 +133,8 @@ class InferenceWorker:
             waiting = max(0, waiting - left())
             if (expected := self._expected(waiting)) > allowed:
                 raise BusyError(
-                    f"over capacity: {waiting} requests are waiting and an answer would take about "
-                    f"{expected:.2f} s, allowed {allowed:.2f} s"
+                    f"over capacity: a response would take about {expected:.2f} s (limit {allowed:.2f} s), behind "
+                    f"{waiting} requests"
                 )
         self._inbox.put((job, self._clock()))
 

@@ -13,13 +13,13 @@ from websockets.sync.server import ServerConnection, serve
 
 from test.serve.serving import PATIENCE
 from vla_ros.errors import ServerLostError
-from vla_ros.policies.remote.dialect import Query
+from vla_ros.policies.remote.dialect import Request
 from vla_ros.policies.remote.dialects import OPENPI, Dialect
 from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack
 from vla_ros.policies.remote.transport import Target
 
-QUERY = Query({"observation/image": np.zeros((8, 8, 3), np.uint8), "observation/state": np.ones(3)}, "go", "A")
+REQUEST = Request({"observation/image": np.zeros((8, 8, 3), np.uint8), "observation/state": np.ones(3)}, "go", "A")
 GOOD = pack({"actions": np.ones((2, 7), np.float32)})
 Handler = Callable[[ServerConnection], None]
 
@@ -49,7 +49,7 @@ def obliging(connection: ServerConnection) -> None:
 
 
 def link_to(port: int, dialect: Dialect = OPENPI, scheme: str = "ws", **given: Any) -> Link:
-    target = Target(f"{scheme}://127.0.0.1:{port}", dialect, max_answer=given.pop("max_answer", 1 << 20))
+    target = Target(f"{scheme}://127.0.0.1:{port}", dialect, max_response=given.pop("max_response", 1 << 20))
     return Link(target, **given)
 
 

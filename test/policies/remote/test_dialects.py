@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.policies.remote.dialect import Dialect, Query, ServerSaidError, read_map
+from vla_ros.policies.remote.dialect import Dialect, Request, ServerSaidError, read_map
 from vla_ros.policies.remote.dialects import (
     DIALECTS,
     GR00T,
@@ -29,7 +29,7 @@ from vla_ros.policies.remote.transport import with_token
 from .golden import Recorded, built, one, recorded
 
 
-def query_of(meaning: Any, **given: Any) -> Query:
+def query_of(meaning: Any, **given: Any) -> Request:
     """The query that a recorded request holds, made from its patterns and values."""
     message = built(meaning)
     features: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def query_of(meaning: Any, **given: Any) -> Query:
             features |= {f"images.{n}": np.moveaxis(v, 0, -1) if chw else v for n, v in value.items()}
         elif isinstance(value, np.ndarray):
             features[key] = value
-    return Query(features, message.get("prompt", ""), message.get("session_id", ""), **given)
+    return Request(features, message.get("prompt", ""), message.get("session_id", ""), **given)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_query_is_the_real_clients_to_the_byte(
 ) -> None:
     family, name = scenario.split("/")
     sent, greeting = one(family, name, number), one(family, name, metadata)
-    assert dialect.query(query_of(sent.meaning), dialect.metadata(greeting.frame)) == sent.payload
+    assert dialect.encode_request(query_of(sent.meaning), dialect.decode_metadata(greeting.frame)) == sent.payload
 
 
 def test_roboarena_receives_the_session_if_it_asks_for_it() -> None:
     sent, greeting = (one("roboarena", "stereo_session", number) for number in (3, 2))
-    mine = read_map(ROBOARENA.query(query_of(sent.meaning), read_map(greeting.frame, "")), "")
+    mine = read_map(ROBOARENA.encode_request(query_of(sent.meaning), read_map(greeting.frame, "")), "")
     theirs = read_map(sent.frame, "")
     assert set(mine) == set(theirs)  # in another order
     assert all(np.array_equal(mine[key], theirs[key]) for key in theirs)
@@ -86,50 +86,59 @@ def test_roboarena_receives_the_session_if_it_asks_for_it() -> None:
 def test_a_reset_is_the_real_clients(
     dialect: Dialect, family: str, scenario: str, number: int, session: str
 ) -> None:
-    assert dialect.reset is not None
-    assert unpack(dialect.reset(session)) == unpack(one(family, scenario, number).payload)
+    reset = dialect.encode_reset(session, {})
+    assert reset is not None
+    assert unpack(reset) == unpack(one(family, scenario, number).payload)
 
 
-def gr00t_query(sent: Recorded) -> Query:
+def gr00t_query(sent: Recorded) -> Request:
     data = built(sent.meaning)["data"]
     found = data.get("observation", data)
     if "video" in found:
         video = {f"video.{key}": value[0] for key, value in found["video"].items()}
         features = video | {f"state.{key}": value[0, 0] for key, value in found["state"].items()}
         [[[text]]] = found["language"].values()
-        return Query(features, text)
+        return Request(features, text)
     batch = "observation" in data
     features = {key: value[0] if batch else value for key, value in found.items() if isinstance(value, np.ndarray)}
     [[text]] = [value for value in found.values() if isinstance(value, list)]
-    return Query(features, text)
+    return Request(features, text)
 
 
 @pytest.mark.parametrize("scenario", ["main_basic", "n17_basic", "n16_basic", "n15_basic"])
 def test_a_gr00t_query_is_written_as_the_servers_own_client_does(scenario: str) -> None:
     hello, config, sent = (one("gr00t", scenario, number) for number in (9, 11, 13))
     assert GR00T.hello == hello.payload
-    metadata = GR00T.metadata(config.frame)
+    metadata = GR00T.decode_metadata(config.frame)
     versions = {"main_basic": "nd", "n17_basic": "npy", "n16_basic": "npy", "n15_basic": "n1.5"}
     assert metadata["version"] == versions[scenario]
-    assert GR00T.query(gr00t_query(sent), metadata) == sent.payload
+    assert GR00T.encode_request(gr00t_query(sent), metadata) == sent.payload
 
 
 @pytest.mark.parametrize("scenario", ["main_flat_sim_wrapper", "n17_flat_sim_wrapper", "n16_flat_sim_wrapper"])
 def test_a_gr00t_server_with_the_simulation_wrapper_gets_flat_keys(scenario: str) -> None:
     config, sent, back = (one("gr00t", scenario, number) for number in (7, 9, 11))
-    metadata = GR00T_FLAT.metadata(config.frame)
-    assert GR00T_FLAT.query(gr00t_query(sent), metadata) == sent.payload
-    assert list(GR00T_FLAT.answer(back.frame).actions) == ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]
+    metadata = GR00T_FLAT.decode_metadata(config.frame)
+    assert GR00T_FLAT.encode_request(gr00t_query(sent), metadata) == sent.payload
+    assert list(GR00T_FLAT.decode_response(back.frame).actions) == [
+        "x",
+        "y",
+        "z",
+        "roll",
+        "pitch",
+        "yaw",
+        "gripper",
+    ]
     refused = next(each for each in recorded("gr00t") if each.scenario == scenario and each.number == 15)
     with pytest.raises(ServerSaidError, match=r"Video key 'video.image' must be in observation"):
-        GR00T.answer(refused.frame)
+        GR00T.decode_response(refused.frame)
 
 
 def test_gr00ts_token_is_where_its_client_puts_it() -> None:
     message = pack({"endpoint": "ping"})
     assert with_token(message, "wrong") == one("gr00t", "main_token", 13).payload
     with pytest.raises(ServerSaidError, match="Unauthorized: Invalid API token"):
-        GR00T.answer(one("gr00t", "main_token", 15).frame)
+        GR00T.decode_response(one("gr00t", "main_token", 15).frame)
 
 
 def values(meaning: Any) -> Any:
@@ -153,19 +162,19 @@ def values(meaning: Any) -> Any:
 )
 def test_actions_arrive_as_the_server_sent_them(dialect: Dialect, family: str, scenario: str, number: int) -> None:
     message = one(family, scenario, number)
-    found = dialect.answer(message.frame).actions["actions"]
+    found = dialect.decode_response(message.frame).actions["actions"]
     np.testing.assert_array_equal(found, np.float64(values(message.meaning)))
     assert found.dtype == np.float64
 
 
 def test_the_servers_stage_times_are_read() -> None:
-    timing = OPENPI.answer(one("openpi", "droid", 6).frame).timing_ms
+    timing = OPENPI.decode_response(one("openpi", "droid", 6).frame).timing_ms
     assert set(timing) == {"server/infer", "policy/infer"}
     assert timing["policy/infer"] == 12.5
 
 
 def test_named_actions_lose_their_batch_axis() -> None:
-    found = VLLM_OMNI.answer(one("vllm_omni", "sessions", 4).frame).actions
+    found = VLLM_OMNI.decode_response(one("vllm_omni", "sessions", 4).frame).actions
     assert {name: value.shape for name, value in found.items()} == {
         "joint_position": (8, 7),
         "gripper_position": (8, 1),
@@ -181,13 +190,13 @@ def test_named_actions_lose_their_batch_axis() -> None:
     ],
 )
 def test_gr00ts_actions_are_chunks_by_name(scenario: str, shapes: dict[str, tuple[int, int]]) -> None:
-    found = GR00T.answer(one("gr00t", scenario, 15).frame).actions
+    found = GR00T.decode_response(one("gr00t", scenario, 15).frame).actions
     assert {name: value.shape for name, value in found.items()} == shapes
 
 
 def test_gr00t_with_two_robots_in_one_answer_is_refused() -> None:
     with pytest.raises(WireError, match=r"eef_9d: <f4 \[2, 40, 9\], expected a chunk"):
-        GR00T.answer(one("gr00t", "main_basic", 27).frame)
+        GR00T.decode_response(one("gr00t", "main_basic", 27).frame)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def test_gr00t_with_two_robots_in_one_answer_is_refused() -> None:
         (VLLM_OMNI, "vllm_omni", "errors", 4, "Internal inference error"),
         (OPENPI, "vllm_omni", "errors", 6, "Invalid request payload"),
         (VLLM_OMNI, "vllm_omni", "no_policy", 2, "Robot policy not available"),
-        (SGLANG, "sglang", "openpi_policy_error", 4, "the server answered with an error"),
+        (SGLANG, "sglang", "openpi_policy_error", 4, "the server responded with an error"),
         (GR00T, "gr00t", "main_errors", 11, "Unknown endpoint: get_actoin"),
         (GR00T, "gr00t", "main_errors", 31, "camera 2 lost – ünlesbar"),
         (GR00T, "gr00t", "main_bad_messages", 7, r"\(empty\)"),
@@ -210,7 +219,7 @@ def test_an_error_of_the_server_is_never_an_action(
     dialect: Dialect, family: str, scenario: str, number: int, reason: str
 ) -> None:
     with pytest.raises(ServerSaidError, match=reason):
-        dialect.answer(one(family, scenario, number).frame)
+        dialect.decode_response(one(family, scenario, number).frame)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +256,7 @@ def test_an_error_of_the_server_is_never_an_action(
         (GR00T, {"a": 1}, "expected a chunk"),
         (GR00T, [{"a": np.zeros((1, 4, 2))}, {}, 1], "expected a map of actions"),
         (GR00T, b"\xc1", "not valid msgpack"),
-        (OFT, b'"error"', "answered with an error: error"),
+        (OFT, b'"error"', "responded with an error: error"),
         (OFT, b"[]", "expected a list of actions"),
         (OFT, b"[[1, 2], [1]]", "expected equal lengths"),
         (OFT, b"[[1, NaN]]", "NaN"),
@@ -259,7 +268,7 @@ def test_an_error_of_the_server_is_never_an_action(
 )
 def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message: Any, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        dialect.answer(message if isinstance(message, (bytes, str)) else pack(message))
+        dialect.decode_response(message if isinstance(message, (bytes, str)) else pack(message))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +276,7 @@ def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message: Any, re
 )
 def test_a_wrong_modality_configuration_is_refused(entry: Any) -> None:
     with pytest.raises(WireError, match="modality"):
-        GR00T.metadata(pack({"video": entry}))
+        GR00T.decode_metadata(pack({"video": entry}))
 
 
 def body(number: int) -> bytes:
@@ -282,8 +291,11 @@ def test_oft_speaks_json_numpy_as_recorded() -> None:
         for key, value in asked.items()
         if isinstance(value, dict)
     }
-    assert json.loads(OFT.query(Query(features, asked["instruction"]), {})) == asked
-    plain, encoded = OFT.answer(body(1)).actions["actions"], OFT.answer(body(3)).actions["actions"]
+    assert json.loads(OFT.encode_request(Request(features, asked["instruction"]), {})) == asked
+    plain, encoded = (
+        OFT.decode_response(body(1)).actions["actions"],
+        OFT.decode_response(body(3)).actions["actions"],
+    )
     assert plain.shape == encoded.shape == (25, 14)
     np.testing.assert_array_equal(plain, encoded)
 

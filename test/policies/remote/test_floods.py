@@ -20,7 +20,7 @@ from vla_ros.policies.remote.dialects import OFT, OPENPI, Dialect
 from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack
 
-from .links import GOOD, QUERY, connected, linked
+from .links import GOOD, REQUEST, connected, linked
 
 SECONDS = 0.4
 SLACK = 0.5  # s of a busy machine
@@ -164,13 +164,13 @@ def flooding(
 def keeps_deadline(link: Link, seconds: float = SECONDS) -> None:
     began = time.monotonic()
     with pytest.raises(VlaRosError):
-        link.ask(QUERY, seconds)
+        link.request(REQUEST, seconds)
     assert time.monotonic() - began < 1.2 * seconds + SLACK
 
 
 def recovers(link: Link) -> bool:
     with contextlib.suppress(VlaRosError):
-        return bool(link.ask(QUERY, PATIENCE).actions)
+        return bool(link.request(REQUEST, PATIENCE).actions)
     return False
 
 

@@ -17,7 +17,7 @@ from vla_ros.errors import ServerLostError, VlaRosError
 from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, pause
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 
-from .links import GOOD, QUERY, connected, link_to, linked, obliging, websocket
+from .links import GOOD, REQUEST, connected, link_to, linked, obliging, websocket
 
 
 def test_a_request_is_answered() -> None:
@@ -30,7 +30,7 @@ def test_a_request_is_answered() -> None:
 
     with websocket(note) as port, linked(port) as link:
         for _ in range(3):
-            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (2, 7)
+            assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (2, 7)
     assert [message["prompt"] for message in asked] == ["go"] * 3
 
 
@@ -66,20 +66,20 @@ def test_a_lost_connection_is_reported_and_restored() -> None:
             connection.send(GOOD)
 
     with websocket(leave) as port, linked(port) as link:
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
         stop.set()
         with pytest.raises(ServerLostError, match=r"closed the connection \(1000\); reconnecting"):
-            link.ask(QUERY, PATIENCE)
+            link.request(REQUEST, PATIENCE)
         stop.clear()
         until(lambda: connected(link))
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
 
 
 def test_a_loss_is_noticed_without_a_request() -> None:
     with contextlib.ExitStack() as stack:
         with websocket(obliging) as port:
             link = stack.enter_context(linked(port))
-            link.ask(QUERY, PATIENCE)
+            link.request(REQUEST, PATIENCE)
             assert link.lost is None
             ended = time.monotonic()
         until(lambda: link.lost is not None)
@@ -102,12 +102,12 @@ def test_a_loss_ends_with_the_next_answer_if_a_request_was_lost() -> None:
         for _ in range(3):
             until(lambda: connected(link))
             with pytest.raises(ServerLostError):
-                link.ask(QUERY, PATIENCE)
+                link.request(REQUEST, PATIENCE)
             assert link.lost is not None
         until(lambda: connected(link))
         assert link.lost is not None
         good.set()
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
         assert link.lost is None
 
 
@@ -119,7 +119,7 @@ def test_without_a_connection_requests_fail_at_once() -> None:
     began = time.monotonic()
     for _ in range(100):
         with pytest.raises(ServerLostError, match="reconnecting"):
-            link.ask(QUERY, PATIENCE)
+            link.request(REQUEST, PATIENCE)
     assert time.monotonic() - began < 1.0
     link.close()
 
@@ -138,11 +138,11 @@ def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
                 connection.send(GOOD)
 
     with websocket(slow) as port, linked(port) as link:
-        with pytest.raises(ServerLostError, match="no answer within the deadline"):
-            link.ask(QUERY, 0.1)
+        with pytest.raises(ServerLostError, match="no response within the deadline"):
+            link.request(REQUEST, 0.1)
         late.set()
         until(lambda: connected(link))
-        assert link.ask(QUERY, PATIENCE).actions["actions"][0, 0] == 1.0
+        assert link.request(REQUEST, PATIENCE).actions["actions"][0, 0] == 1.0
 
 
 def test_an_unexpected_message_ends_the_connection() -> None:
@@ -152,13 +152,13 @@ def test_an_unexpected_message_ends_the_connection() -> None:
             connection.send(GOOD)
 
     with websocket(twice) as port, linked(port) as link:
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
         until(lambda: not connected(link) or refused(link, "sent an unexpected message"))
 
 
 def refused(link: Link, reason: str) -> bool:
     try:
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
     except VlaRosError as error:
         return reason in str(error) or "reconnecting" in str(error)
     return False
@@ -170,7 +170,7 @@ def test_pings_are_answered_between_requests() -> None:
         obliging(connection)
 
     with websocket(ping) as port, linked(port) as link:
-        link.ask(QUERY, PATIENCE)
+        link.request(REQUEST, PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def test_the_link_survives_a_hostile_answer(answer: bytes | str, reason: str) ->
 
     with websocket(answers) as port, linked(port) as link:
         with pytest.raises(WireError, match=reason):
-            link.ask(QUERY, PATIENCE)
+            link.request(REQUEST, PATIENCE)
         hostile.clear()
         until(lambda: connected(link))
-        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (2, 7)
+        assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (2, 7)
 
 
 @pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\x00" * 100, b"SSH-2.0-OpenSSH\r\n"])

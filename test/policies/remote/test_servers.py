@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,13 +16,13 @@ import zmq
 from websockets.sync.server import ServerConnection
 
 from test.serve.serving import PATIENCE, until
-from vla_ros.policies.remote.dialect import Query, ServerSaidError
+from vla_ros.policies.remote.dialect import Request, ServerSaidError
 from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import Target
 
 from .golden import one, recorded
-from .links import GOOD, QUERY, connected, link_to, linked, websocket
+from .links import GOOD, REQUEST, connected, link_to, linked, websocket
 
 
 def test_roboarena_is_recognised_and_receives_resets() -> None:
@@ -35,8 +36,8 @@ def test_roboarena_is_recognised_and_receives_resets() -> None:
     greeting = one("roboarena", "default_config", 2).payload
     with websocket(arena, greeting=greeting) as port, linked(port) as link:
         assert link.peer.dialect is ROBOARENA
-        link.ask(QUERY, PATIENCE, begins=True)
-        link.ask(QUERY, PATIENCE)
+        link.request(replace(REQUEST, begins=True), PATIENCE)
+        link.request(REQUEST, PATIENCE)
     assert requests == ["reset", "infer", "infer"]
 
 
@@ -68,30 +69,30 @@ def gr00t(answers: dict[str, bytes]) -> Iterator[int]:
 def test_gr00t_over_zeromq() -> None:
     scenario = [one("gr00t", "main_basic", number).payload for number in (11, 15, 19)]
     answers = dict(zip(("get_modality_config", "get_action", "reset"), scenario, strict=True))
-    query = Query(
+    query = Request(
         {"video.wrist_image_left": np.zeros((8, 8, 3), np.uint8), "state.joint_position": np.ones(7)}, "go"
     )
     with gr00t(answers) as port, linked(port, GR00T, "zmq") as link:
         assert link.peer.metadata["version"] == "nd"
-        assert link.ask(query, PATIENCE, begins=True).actions["joint_position"].shape == (40, 7)
+        assert link.request(replace(query, begins=True), PATIENCE).actions["joint_position"].shape == (40, 7)
         answers["get_action"] = pack({"error": "camera 2 lost"})
         with pytest.raises(ServerSaidError, match="camera 2 lost"):
-            link.ask(query, PATIENCE)
+            link.request(query, PATIENCE)
         answers["get_action"] = b"\xc1"
         with pytest.raises(WireError, match="not valid msgpack"):
-            link.ask(query, PATIENCE)
+            link.request(query, PATIENCE)
         until(lambda: connected(link))
         answers["get_action"] = scenario[1]
-        link.ask(query, PATIENCE)
+        link.request(query, PATIENCE)
 
 
 def test_gr00t_n15_is_not_asked_to_reset() -> None:
     hello, action, unknown = (one("gr00t", "n15_basic", number).payload for number in (11, 15, 23))
     answers = {"get_modality_config": hello, "get_action": action, "reset": unknown}
-    query = Query({"video.webcam": np.zeros((12, 16, 3), np.uint8), "state.single_arm": np.ones(5)}, "go")
+    query = Request({"video.webcam": np.zeros((12, 16, 3), np.uint8), "state.single_arm": np.ones(5)}, "go")
     with gr00t(answers) as port, linked(port, GR00T, "zmq") as link:
         for _ in range(2):
-            assert link.ask(query, PATIENCE, begins=True).actions["single_arm"].shape == (16, 5)
+            assert link.request(replace(query, begins=True), PATIENCE).actions["single_arm"].shape == (16, 5)
 
 
 def test_a_gr00t_server_that_leaves_is_lost_before_the_next_request() -> None:
@@ -149,7 +150,7 @@ def test_an_http_server_may_close_idle_connections() -> None:
         with http_server(Act) as port:
             link = stack.enter_context(linked(port, OFT, "http"))
             for count in range(1, 4):
-                assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+                assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
                 assert link.lost is None
                 until(lambda count=count: len(connections) > count)  # type: ignore[misc]
         until(lambda: link.lost is not None)
@@ -174,13 +175,13 @@ def test_oft_over_http() -> None:
         def log_message(self, *_: Any) -> None: ...
 
     with http_server(Act) as port, linked(port, OFT, "http") as link:
-        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
-        for reason in ("answered with an error: error", "status 500", "an answer of more than"):
+        assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
+        for reason in ("responded with an error: error", "status 500", "a response of more than"):
             until(lambda: connected(link))
             with pytest.raises(WireError, match=reason):
-                link.ask(QUERY, PATIENCE)
+                link.request(REQUEST, PATIENCE)
         until(lambda: connected(link))
-        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+        assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
 
 
 def test_the_key_is_not_shown() -> None:

@@ -1,8 +1,7 @@
-"""A client for policy servers: openpi, RoboArena, vLLM-Omni, SGLang, GR00T, OFT.
+"""The wire protocols of policy servers (openpi, RoboArena, vLLM-Omni, SGLang, GR00T, OFT) and their client.
 
-``messages`` encodes and decodes arrays. ``dialect`` defines the protocol of a server; each family of servers has
-its own module, and ``dialects`` chooses among them. ``transport`` sends and receives messages, ``link`` keeps a
-connection open, and ``policy`` is the client.
+``messages`` encodes and decodes arrays. Each family of servers has a module with its dialect; ``dialects`` chooses
+among them. ``transport`` sends and receives messages, ``link`` keeps a connection open, ``policy`` is the client.
 """
 
 from vla_ros.policies.base import LazyPolicy

@@ -1,19 +1,24 @@
-"""The protocol of a policy server: how to write a request and read the answer.
+"""Wire dialects: how a client and a server write and read requests, responses and metadata.
 
-Each request is one message and gets one answer. :mod:`~vla_ros.policies.remote.dialects` chooses the dialect.
+Each request is one message and gets one response. A dialect is a subclass of :class:`Dialect`, or of
+:class:`ServedDialect` if this package's server speaks it too, and a line in
+:mod:`~vla_ros.policies.remote.dialects`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.policies.published import UNKNOWN, Loop
 from vla_ros.policies.remote.messages import Array, WireError, described, finite, text_map, unpack
-from vla_ros.types import FloatArray
+from vla_ros.types import FloatArray, PreviousChunk
 
 Message = bytes | str
 """A binary or text message, as received."""
@@ -21,36 +26,45 @@ Message = bytes | str
 Metadata = Mapping[str, Any]
 """A server's description of itself."""
 
-NO_METADATA: Metadata = MappingProxyType({})
-
-OWN = "vla_ros"
-"""Value of ``server`` in the metadata of this package's server, and key of its extensions to openpi's protocol."""
-
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 KEY_HINT = "; set policy.api_key_file"
 """Ends the message about a server that refuses this client's key or expects one."""
 
+MAX_HORIZON = 4096
+"""Maximum number of actions in a chunk."""
+
 
 @dataclass(frozen=True, eq=False)
-class Query:
-    """One observation, independent of the dialect."""
+class Request:
+    """One observation, or the beginning of an episode, independent of the dialect."""
 
-    # Feature key to an image, uint8 [H, W, 3], or a state vector [D]; at T times [T, ...], oldest first.
-    features: Mapping[str, Array]
-    instruction: str  # the command in natural language
+    # Feature key to an image, uint8 [H, W, 3] or an encoded JPEG, or to a state vector [D]; at T times [T, ...],
+    # oldest first.
+    features: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    instruction: str | None = None  # the command in natural language
     session: str = ""  # name of the episode, for servers that tell episodes apart by name
-    # Additional entries of the request, only for this package's server.
-    extras: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
+    reset: bool = False  # True if it only begins an episode, without an observation
+    begins: bool = False  # True if an episode begins with this observation
+    # Only between this package's client and server:
+    number: int | None = None  # the client's number for the request
+    deadline_s: float = 0.0  # how long the client waits for the response; 0 if unknown
+    noise: FloatArray | None = None  # initial noise of a sampling policy
+    previous: PreviousChunk | None = None  # the rest of the chunk that the robot executes
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """One checked answer; all actions are finite."""
+class Response:
+    """One chunk of finite actions, independent of the dialect."""
 
     # Name to actions, float64 [K, D]; unnamed actions are called ``actions``.
     actions: Mapping[str, FloatArray]
-    timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)  # server's stage to its duration
-    extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)  # only from this package's server
+    timing_ms: Mapping[str, float] = field(default_factory=lambda: EMPTY)  # server's stage to its duration
+    # Only from this package's server:
+    number: int | None = None  # number of the request
+    normalized: Array | None = None  # as in ActionChunk
+    tokens: Array | None = None  # as in ActionChunk
+    info: Mapping[str, Any] = field(default_factory=lambda: EMPTY)  # as in ActionChunk
 
 
 class ServerSaidError(WireError):
@@ -64,23 +78,87 @@ class ServerSaidError(WireError):
         line = (text.strip().splitlines() or ["(empty)"])[-1]
         shown = "".join(character if character.isprintable() else "?" for character in line)[:300]
         more += KEY_HINT if "unauthorized" in line.lower() else ""
-        super().__init__(f"the server answered with an error: {shown}{more}")
+        super().__init__(f"the server responded with an error: {shown}{more}")
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """The protocol of one family of servers."""
+class Dialect(ABC):
+    """The protocol of one family of servers, as clients speak it; without state."""
 
-    name: str
-    family: str  # of its policies, as in :func:`vla_ros.policies.published.loop_of`
-    query: Callable[[Query, Metadata], bytes]  # writes a request, given the server's metadata
-    answer: Callable[[Message], Answer]  # reads an answer; raises WireError unless it contains actions
-    schemes: tuple[str, ...] = ("ws", "wss")  # of the server's address
-    port: int = 8000  # default port
-    path: str = "/"  # default path
-    hello: bytes | None = None  # request for the metadata; None if the server sends them unasked or has none
-    metadata: Callable[[Message], Metadata] = lambda message: read_map(message, "the server's description")
-    reset: Callable[[str], bytes] | None = None  # writes the request that begins an episode, given its name
+    name: ClassVar[str]
+    family: ClassVar[str] = "openpi"  # of its policies, as in :func:`vla_ros.policies.published.loop_of`
+    schemes: ClassVar[tuple[str, ...]] = ("ws", "wss")  # of the server's address
+    port: ClassVar[int] = 8000  # default port
+    path: ClassVar[str] = "/"  # default path
+    hello: ClassVar[bytes | None] = None  # request for the metadata; None if sent unasked, or if there are none
+
+    @abstractmethod
+    def encode_request(self, request: Request, metadata: Metadata) -> bytes:
+        """Write a request for a server with these metadata."""
+
+    @abstractmethod
+    def decode_response(self, message: Message) -> Response:
+        """Read a response; raises WireError unless it contains actions."""
+
+    def encode_reset(self, session: str, metadata: Metadata) -> bytes | None:
+        """Write the request that begins an episode, given its name; None if the server knows no such request."""
+        return None
+
+    def check_reset(self, message: Message) -> None:
+        """Raise WireError unless the message says that an episode has begun."""
+        read(message)
+
+    def decode_metadata(self, message: Message) -> Metadata:
+        return read_map(message, "the server's description")
+
+    def recognizes(self, metadata: Metadata) -> bool:
+        """Return True if metadata show that a server that should speak the base class speaks this dialect."""
+        return False
+
+    def spec(self, metadata: Metadata, horizon: int, loop: Loop = UNKNOWN) -> PolicySpec:
+        """Return the features in the metadata; the option ``features`` supplies the rest.
+
+        ``horizon`` is the maximum chunk length if the server does not state one, ``loop`` how its published client
+        executes chunks.
+        """
+        stated = self.horizon(metadata)
+        steps = stated if type(stated) is int and 1 <= stated <= MAX_HORIZON else horizon
+        return PolicySpec((), (), (), 0, steps, loop.execute_steps, loop.rate_hz, open=True)
+
+    def horizon(self, metadata: Metadata) -> Any:
+        """Return the chunk length that the metadata state, if any; it need not be valid."""
+        return None
+
+    def check(  # noqa: B027 (most servers state nothing that could be compared)
+        self, metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()
+    ) -> None:
+        """Compare ``features`` and ``policy.action_keys`` with the metadata.
+
+        Raises ConfigError, which shows both, if they differ.
+        """
+
+    def image_size(self, metadata: Metadata) -> tuple[int, int] | None:
+        """Return the (height, width) to which the server's clients resize images, or None."""
+        return None
+
+
+class ServedDialect(Dialect):
+    """A dialect that this package's server speaks, too."""
+
+    reset_response: ClassVar[Message]  # to a request that only begins an episode
+
+    @abstractmethod
+    def encode_metadata(self, name: str, spec: PolicySpec) -> bytes:
+        """Write the metadata of the policy ``name``."""
+
+    @abstractmethod
+    def decode_request(self, message: Message) -> Request:
+        """Read a request, whose features may have any names and shapes; raises WireError if it is invalid."""
+
+    @abstractmethod
+    def encode_response(self, response: Response) -> bytes: ...
+
+    @abstractmethod
+    def encode_error(self, text: str) -> Message: ...
 
 
 def read_map(message: Message, what: str) -> Mapping[str, Any]:
@@ -104,7 +182,7 @@ def read(message: Message) -> Any:
     return found
 
 
-def chunk(value: Any, name: str) -> FloatArray:
+def action_chunk(value: Any, name: str) -> FloatArray:
     """Return actions as [K, D], K >= 1; accepts one action [D] or a batch [1, K, D]."""
     actions = finite(value, name)
     if actions.ndim == 3 and len(actions) == 1:

@@ -1,42 +1,25 @@
-"""The supported dialects, and how to recognise the dialect of a server."""
+"""The dialects that exist, and how to recognise the dialect of a server."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 from vla_ros.errors import ConfigError
-from vla_ros.policies.remote import gr00t, oft, openpi
 from vla_ros.policies.remote.dialect import Dialect, Metadata
+from vla_ros.policies.remote.gr00t import GR00T, GR00T_FLAT
+from vla_ros.policies.remote.oft import OFT
+from vla_ros.policies.remote.openpi import OPENPI, ROBOARENA, SGLANG, VLLM_OMNI
 
-OPENPI = Dialect("openpi", "openpi", openpi.query, openpi.answer)
-ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.reset)
-VLLM_OMNI = Dialect(
-    "vllm_omni",
-    "openpi",
-    openpi.vllm_omni_query,
-    openpi.vllm_omni_answer,
-    path="/v1/realtime/robot/openpi",
-    reset=openpi.reset,
-)
-SGLANG = replace(OPENPI, name="sglang", query=openpi.sglang_query, port=30000, path="/openpi/policy")
-GR00T = Dialect(
-    "gr00t",
-    "gr00t",
-    gr00t.query,
-    gr00t.answer,
-    ("zmq", "tcp"),
-    5555,
-    hello=gr00t.HELLO,
-    metadata=gr00t.metadata,
-    reset=gr00t.reset,
-)
-GR00T_N15 = replace(GR00T, reset=None)  # its server knows no reset
-GR00T_FLAT = replace(GR00T, name="gr00t_flat", query=gr00t.FLAT)
-OFT = Dialect("oft", "oft", oft.query, oft.answer, ("http", "https"), 8777, "/act")
+DIALECTS: dict[str, Dialect] = {}
+"""Maps ``policy.dialect`` to dialects; the first one with an address's scheme is the default for that scheme."""
 
-DIALECTS = {each.name: each for each in (OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)}
-SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.schemes}
+
+def register(*dialects: Dialect) -> None:
+    """Add dialects to those that addresses, metadata and ``policy.dialect`` can choose."""
+    DIALECTS.update({dialect.name: dialect for dialect in dialects})
+
+
+register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
@@ -44,31 +27,28 @@ def by_address(server: str, name: str = "auto") -> Dialect:
 
     :func:`by_metadata` may correct it. Raises ConfigError if the address is unsupported or contradicts ``name``.
     """
-    parts = urlsplit(server)
-    if parts.scheme == "grpc":
+    address = urlsplit(server)
+    if address.scheme == "grpc":
         raise ConfigError(
             f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which can run arbitrary "
             "code; serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
         )
-    if parts.scheme not in SCHEMES or not parts.hostname:
+    known = [dialect for dialect in DIALECTS.values() if address.scheme in dialect.schemes]
+    if not known or not address.hostname:
         raise ConfigError(
             f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
         )
-    if name != "auto":
-        if parts.scheme not in DIALECTS[name].schemes:
-            schemes = "://, ".join(DIALECTS[name].schemes)
-            raise ConfigError(f"policy.server: found '{server}', expected {schemes}:// for policy.dialect '{name}'")
-        return DIALECTS[name]
-    by_path = {each.path: each for each in (VLLM_OMNI, SGLANG)}
-    return by_path.get(parts.path, SCHEMES[parts.scheme])
+    if name == "auto":
+        return next((dialect for dialect in known if dialect.path == address.path), known[0])
+    if name not in DIALECTS:
+        raise ConfigError(f"policy.dialect: found '{name}', expected auto, {', '.join(DIALECTS)}")
+    if DIALECTS[name] not in known:
+        schemes = "://, ".join(DIALECTS[name].schemes)
+        raise ConfigError(f"policy.server: found '{server}', expected {schemes}:// for policy.dialect '{name}'")
+    return DIALECTS[name]
 
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
-    """Return the dialect that a server's metadata indicate, or else ``assumed``."""
-    if assumed is OPENPI and metadata.keys() >= openpi.ROBOARENA_KEYS:
-        return ROBOARENA
-    if assumed is OPENPI and metadata.get("object") == "action.metadata":
-        return SGLANG
-    if assumed is GR00T and metadata.get("version") == "n1.5":
-        return GR00T_N15
-    return assumed
+    """Return the variant of the dialect ``assumed`` that a server's metadata indicate, or else ``assumed``."""
+    variants = [dialect for dialect in DIALECTS.values() if type(assumed) in type(dialect).__bases__]
+    return next((dialect for dialect in variants if dialect.recognizes(metadata)), assumed)

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from vla_ros.errors import ServerLostError, VlaRosError
 from vla_ros.policies.base import Lost
 from vla_ros.policies.remote.dialect import (
-    NO_METADATA,
-    Answer,
+    EMPTY,
     Dialect,
     Message,
     Metadata,
-    Query,
+    Request,
+    Response,
     ServerSaidError,
-    read,
 )
 from vla_ros.policies.remote.dialects import by_metadata
 from vla_ros.policies.remote.transport import Target, Transport, connect
@@ -106,18 +105,18 @@ class Link:
     def lost(self) -> Lost | None:
         """Since when the server has been lost, or None.
 
-        A loss ends when the server is connected again; if a request was lost, it ends with the next answer.
+        A loss ends when the server is connected again; if a request was lost, it ends with the next response.
         """
         since = self._lost
         return None if since is None else Lost(time.monotonic() - since, self._why)
 
-    def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
-        """Send one request and return the answer within ``seconds``.
+    def request(self, request: Request, seconds: float) -> Response:
+        """Send one request and return the response within ``seconds``.
 
-        ``begins`` is True at the start of an episode; servers that support resets receive a reset first.
+        A server that supports resets receives one before the first request of an episode.
 
         Raises:
-            ServerLostError: There is no connection, or no answer came in time; the link then reconnects.
+            ServerLostError: There is no connection, or no response came in time; the link then reconnects.
             WireError: The server returned an error, or something other than actions.
         """
         deadline = time.monotonic() + seconds
@@ -126,16 +125,15 @@ class Link:
             self._unanswered |= self._peer is None
             peer = self.peer
             dialect, transport = peer.dialect, peer.transport
-            message = dialect.query(query, peer.metadata)
+            message = dialect.encode_request(request, peer.metadata)
+            reset = dialect.encode_reset(request.session, peer.metadata) if request.begins else None
             try:
                 transport.poll(deadline)
-                if begins and dialect.reset is not None:
-                    reply = _exchange(transport, dialect.reset(query.session), deadline)
-                    if reply != "reset successful":  # otherwise a map, which may report an error
-                        read(reply)
-                answer = dialect.answer(_exchange(transport, message, deadline))
+                if reset is not None:
+                    dialect.check_reset(_exchange(transport, reset, deadline))
+                response = dialect.decode_response(_exchange(transport, message, deadline))
             except ServerSaidError:
-                self._answered()
+                self._responded()
                 raise
             except ServerLostError as error:
                 self._unanswered = True
@@ -144,10 +142,10 @@ class Link:
             except BaseException as error:
                 self._drop(str(error))
                 raise
-            self._answered()
-            return answer
+            self._responded()
+            return response
 
-    def _answered(self) -> None:
+    def _responded(self) -> None:
         self._failures, self._lost, self._unanswered = 0, None, False
 
     def close(self) -> None:
@@ -178,11 +176,11 @@ class Link:
         transport = None
         try:
             transport = connect(target, deadline)
-            metadata: Metadata = NO_METADATA
+            metadata: Metadata = EMPTY
             if target.dialect.hello is not None:
                 transport.send(target.dialect.hello, deadline)
             if target.dialect.hello is not None or transport.greets:
-                metadata = target.dialect.metadata(transport.receive(deadline))
+                metadata = target.dialect.decode_metadata(transport.receive(deadline))
             peer = Peer(transport, metadata, by_metadata(target.dialect, metadata))
             self._accept(peer)
         except VlaRosError as error:

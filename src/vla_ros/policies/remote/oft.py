@@ -1,4 +1,4 @@
-"""The HTTP messages of OpenVLA-OFT's ``POST /act``: JSON with arrays in base64.
+"""The dialect of OpenVLA-OFT's ``POST /act``: JSON with arrays in base64.
 
 Based on openvla-oft commit 213c5ff and json-numpy. The server reports an error with status 200 and the text
 ``error``.
@@ -12,50 +12,62 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.policies.remote.dialect import Answer, Message, Metadata, Query, ServerSaidError, chunk
+from vla_ros.policies.remote.dialect import (
+    Dialect,
+    Message,
+    Metadata,
+    Request,
+    Response,
+    ServerSaidError,
+    action_chunk,
+)
 from vla_ros.policies.remote.messages import WireError, array, described
 
 
-def query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation: ``instruction``, and features such as ``full_image``."""
-    return json.dumps({**query.features, "instruction": query.instruction}, default=_encoded).encode()
+class Oft(Dialect):
+    """The dialect of OpenVLA-OFT's ``deploy.py``."""
+
+    name, family, schemes, port, path = "oft", "oft", ("http", "https"), 8777, "/act"
+
+    def encode_request(self, request: Request, metadata: Metadata) -> bytes:
+        """Write an observation: ``instruction``, and features such as ``full_image``."""
+        return json.dumps({**request.features, "instruction": request.instruction}, default=_encode_array).encode()
+
+    def decode_response(self, message: Message) -> Response:
+        """Read actions, a list of K arrays [D] or one array [K, D]; the server may encode the JSON twice."""
+        found = _decode(message)
+        if isinstance(found, str) and found[:1] in ("[", "{"):
+            found = _decode(found)
+        if isinstance(found, str):
+            raise ServerSaidError(found, "; see the server's log")
+        if isinstance(found, list) and found:
+            rows = [action_chunk(row, "actions")[0] for row in found]
+            lengths = sorted({len(row) for row in rows})
+            if len(lengths) > 1:
+                raise WireError(f"the response contains actions of {lengths} numbers, expected equal lengths")
+            return Response({"actions": np.stack(rows)})
+        if isinstance(found, np.ndarray):
+            return Response({"actions": action_chunk(found, "actions")})
+        raise WireError(f"the response is {described(found)}, expected a list of actions")
 
 
-def answer(message: Message) -> Answer:
-    """Read actions, a list of K arrays [D] or one array [K, D].
-
-    The server may encode the JSON twice.
-    """
-    found = _read(message)
-    if isinstance(found, str) and found[:1] in ("[", "{"):
-        found = _read(found)
-    if isinstance(found, str):
-        raise ServerSaidError(found, "; see the server's log")
-    if isinstance(found, list) and found:
-        rows = [chunk(row, "actions")[0] for row in found]
-        lengths = sorted({len(row) for row in rows})
-        if len(lengths) > 1:
-            raise WireError(f"the answer contains actions of {lengths} numbers, expected equal lengths")
-        return Answer({"actions": np.stack(rows)})
-    if isinstance(found, np.ndarray):
-        return Answer({"actions": chunk(found, "actions")})
-    raise WireError(f"the answer is {described(found)}, expected a list of actions")
+OFT = Oft()
 
 
-def _encoded(value: Any) -> Any:
+def _encode_array(value: Any) -> Any:
     held = np.asarray(value)
     data = base64.b64encode(held.tobytes()).decode()
     return {"__numpy__": data, "dtype": held.dtype.str, "shape": list(held.shape)}
 
 
-def _read(data: Message) -> Any:
+def _decode(data: Message) -> Any:
     try:
-        return json.loads(data, object_hook=_revived, parse_constant=_refused)
+        return json.loads(data, object_hook=_decode_array, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not valid JSON: {str(error)[:200]}") from None
 
 
-def _revived(found: dict[str, Any]) -> Any:
+def _decode_array(found: dict[str, Any]) -> Any:
     if "__numpy__" not in found:
         return found
     try:

@@ -21,9 +21,7 @@ class RemoteOptions(PolicyConfig):
         "", "Address of the policy server: ws://HOST:PORT, wss://HOST/PATH, zmq://HOST:PORT (GR00T), http:// (OFT)"
     )
     dialect: str = option(
-        "auto",
-        "The server's protocol; auto: recognise it by the server's address and metadata",
-        choices=("auto", "openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"),
+        "auto", "The server's protocol (docs/remote.md); auto: recognise it by the server's address and metadata"
     )
     api_key_file: str = option("", f"File with the server's API key; empty: the environment variable {API_KEY}")
     connect_timeout: float = option(30.0, "Maximum wait for the server at start", unit="s", low=0.1, high=3600.0)
@@ -36,7 +34,7 @@ class RemoteOptions(PolicyConfig):
     jpeg_quality: int = option(
         0, "Send images as JPEG of this quality if the server accepts it; 0: raw pixels", low=0, high=100
     )
-    max_answer: int = option(64, "Maximum size of an answer", unit="MiB", low=1, high=1024)
+    max_response: int = option(64, "Maximum size of a response", unit="MiB", low=1, high=1024)
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:

@@ -18,12 +18,12 @@ from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.published import loop_of
-from vla_ros.policies.remote import spec
-from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Dialect, Metadata, Query
+from vla_ros.policies.remote.dialect import EMPTY, Dialect, Metadata, Request
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
-from vla_ros.policies.remote.messages import WireError, finite
+from vla_ros.policies.remote.messages import WireError
 from vla_ros.policies.remote.options import API_KEY, RemoteOptions, read_key
+from vla_ros.policies.remote.spec import OWN
 from vla_ros.policies.remote.transport import Target
 from vla_ros.process import keep_freed_memory
 from vla_ros.types import ActionChunk, FloatArray, Observation
@@ -41,7 +41,7 @@ class RemoteSession(Session):
 
     def reset(self) -> None:
         """Begin an episode, with a new name, at the next observation."""
-        self.begins, self.name, self.asked = True, uuid.uuid4().hex, 0
+        self.begins, self.name, self.requests = True, uuid.uuid4().hex, 0
 
     @property
     def lost(self) -> Lost | None:
@@ -54,7 +54,7 @@ class RemoteSession(Session):
 
 
 class RemotePolicy(Policy):
-    """Sends observations to a policy server and checks its answers."""
+    """Sends observations to a policy server and checks its responses."""
 
     Options: ClassVar[type[PolicyConfig]] = RemoteOptions
 
@@ -67,7 +67,7 @@ class RemotePolicy(Policy):
         if options.api_key_file:
             key = read_key(Path(options.api_key_file), "policy.api_key_file")
         dialect = by_address(options.server, options.dialect)
-        self._target = Target(options.server, dialect, key, options.max_answer << 20)
+        self._target = Target(options.server, dialect, key, options.max_response << 20)
         self._config, self._options = config, options
         self._first: Link | None = None  # connection for the first session
         self._told_order = False
@@ -88,7 +88,7 @@ class RemotePolicy(Policy):
 
     def describe(self) -> PolicySpec:
         """Return an open spec, because only the connected server describes its policy."""
-        return self._learned(NO_METADATA, self._target.dialect)
+        return self._spec(EMPTY, self._target.dialect)
 
     def start_session(self) -> RemoteSession:
         """Connect a robot; the first robot uses the connection that :meth:`load` made."""
@@ -104,34 +104,40 @@ class RemotePolicy(Policy):
         """Infer a chunk on the server.
 
         Raises:
-            ServerLostError: There is no connection, or no answer arrived within ``timeouts.inference``.
+            ServerLostError: There is no connection, or no response arrived within ``timeouts.inference``.
             WireError: The server returned an error, or something other than finite actions.
         """
         began = time.perf_counter()
         seconds = self._config.timeouts.inference
         own = session.link.peer.metadata.get("server") == OWN
-        session.asked += 1
-        features = {key: self._image(image, own) for key, image in observation.images.items()}
-        extension: dict[str, Any] = {
-            "number": session.asked,
-            "deadline_ms": 1e3 * seconds,
-            "begins": session.begins,
-        }
-        if observation.noise is not None:
-            extension["noise"] = observation.noise
-        if (previous := observation.previous) is not None:
-            extension["previous"] = {"actions": previous.actions, "delay": previous.delay}
-        extras = {OWN: extension} if own else NO_METADATA
-        query = Query(features | dict(observation.state), observation.instruction, session.name, extras)
+        session.requests += 1
+        images = {key: self._image(image, own) for key, image in observation.images.items()}
+        request = Request(
+            images | dict(observation.state),
+            observation.instruction,
+            session.name,
+            begins=session.begins,
+            number=session.requests,
+            deadline_s=seconds,
+            noise=observation.noise,
+            previous=observation.previous,
+        )
         encoded = time.perf_counter()
-        answer = session.link.ask(query, seconds, begins=session.begins and not own)
+        response = session.link.request(request, seconds)
         session.begins = False
-        if own and answer.extension.get("number") != session.asked:
-            session.link.drop("the server answered another request")
-            found = f"found {str(answer.extension.get('number'))[:20]}, expected {session.asked}"
-            raise WireError(f"the server answered another request: {found}; reconnecting")
+        if own and response.number != request.number:
+            session.link.drop("the server responded to another request")
+            found = f"found {response.number}, expected {request.number}"
+            raise WireError(f"the server responded to another request: {found}; reconnecting")
         stages = {"encode": 1e3 * (encoded - began), "round_trip": 1e3 * (time.perf_counter() - encoded)}
-        return self._chunk(answer, observation.stamp, stages)
+        return ActionChunk(
+            self._joined(response.actions),
+            observation.stamp,
+            response.normalized,
+            response.tokens,
+            {**stages, **response.timing_ms},
+            dict(response.info),
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -141,18 +147,18 @@ class RemotePolicy(Policy):
 
     def _accept(self, peer: Peer) -> None:
         """Check the metadata against ``features``; on reconnection, refuse another policy."""
-        found = self._learned(peer.metadata, peer.dialect)
+        found = self._spec(peer.metadata, peer.dialect)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
             if peer.metadata.get("server") != OWN:
-                spec.check(peer.metadata, complete(found, self._config), self._options.action_keys)
+                peer.dialect.check(peer.metadata, complete(found, self._config), self._options.action_keys)
         elif found != known:
             changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
-        self.spec, self._image_size = found, spec.image_size(peer.metadata)
+        self.spec, self._image_size = found, peer.dialect.image_size(peer.metadata)
 
-    def _learned(self, metadata: Metadata, dialect: Dialect) -> PolicySpec:
-        return spec.learned(metadata, self._options.horizon, loop_of(dialect.family, self._config.preset))
+    def _spec(self, metadata: Metadata, dialect: Dialect) -> PolicySpec:
+        return dialect.spec(metadata, self._options.horizon, loop_of(dialect.family, self._config.preset))
 
     def _image(self, image: Any, own: bool) -> Any:
         """Return an image as the server takes it: resized with padding, as openpi's clients do, or as JPEG."""
@@ -164,21 +170,6 @@ class RemotePolicy(Policy):
         if not quality or not own or image.ndim != 3:
             return image
         return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "444")
-
-    def _chunk(self, answer: Answer, stamp: int, stages: Mapping[str, float]) -> ActionChunk:
-        more = answer.extension
-        normalized, tokens = (
-            None if more.get(name) is None else finite(more[name], name) for name in ("normalized", "tokens")
-        )
-        info = more.get("info")
-        return ActionChunk(
-            self._joined(answer.actions),
-            stamp,
-            normalized,
-            None if tokens is None else tokens.astype(np.int64),
-            {**stages, **answer.timing_ms},
-            info if isinstance(info, dict) else {},
-        )
 
     def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
         """Concatenate named actions in the order of ``policy.action_keys``, if set."""

@@ -1,117 +1,73 @@
-"""Determines a served policy's inputs and outputs from the server's metadata."""
+"""A served policy's inputs and outputs, as this package's server states them in its metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from vla_ros import __version__
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
-from vla_ros.policies.published import UNKNOWN, Loop
-from vla_ros.policies.remote.dialect import OWN, Metadata
+from vla_ros.policies.remote.dialect import MAX_HORIZON, Metadata
 from vla_ros.policies.remote.messages import WireError
-from vla_ros.policies.remote.openpi import ROBOARENA_KEYS
 from vla_ros.types import ImageProcessor
-from vla_ros.vision.processors import PROCESSORS
+from vla_ros.vision.processors import PROCESSORS, client_pipeline
 
-_SPACES = {
-    "joint_position": "joint_position",
-    "joint_velocity": "joint_velocity",
-    "cartesian_position": "tip_position",
-    "cartesian_velocity": "tip_delta",
-}
+OWN = "vla_ros"
+"""Value of ``server`` in the metadata of this package's server, and key of its extensions to openpi's protocol."""
+
 _MOST = 64  # maximum number of features, of delta timestamps of a feature, and of axes of the noise
-_LONGEST = 4096  # maximum number of values in an action, and of actions in a chunk
+_LONGEST = MAX_HORIZON  # maximum number of values in an action, too
 _FARTHEST = 1e9  # maximum of a number in a state
 _OLDEST = -10_000  # minimum of a delta timestamp, in steps or seconds
 
 
-def learned(metadata: Metadata, horizon: int, loop: Loop = UNKNOWN) -> PolicySpec:
-    """Return the features in the metadata; the option ``features`` supplies the rest.
+def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
+    """Return the metadata of the policy ``name``."""
 
-    ``horizon`` is the maximum chunk length if the server does not state one, ``loop`` how its published client
-    executes chunks.
-    """
-    if metadata.get("server") == OWN:
-        return from_metadata(metadata)
-    stated: Any = metadata.get("action_horizon")
-    for group, entry in (("output", "action_horizon"), ("action", "delta_indices")):
-        section = metadata.get(group)
-        if isinstance(section, Mapping) and entry in section:
-            stated = len(section[entry]) if isinstance(section[entry], list) else section[entry]
-    known = type(stated) is int and 1 <= stated <= _LONGEST
-    steps = stated if known else horizon
-    return PolicySpec((), (), (), 0, steps, loop.execute_steps, loop.rate_hz, open=True)
+    def size(image: ImageFeature) -> tuple[int, int] | None:
+        return image.processor.size if image.processor else image.takes
 
+    def times(feature: ImageFeature | StateFeature) -> list[list[float]]:
+        return [[delta.steps, delta.seconds] for delta in feature.delta_timestamps]
 
-def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
-    """Compare the features ``bound`` with the metadata of a server.
-
-    Only GR00T, SGLang and RoboArena servers have such metadata. Raises ConfigError, which shows both, if they
-    differ.
-    """
-    if metadata.get("version") in ("n1.5", "npy", "nd"):
-        _check_modality("video", "features.images", metadata, bound.images)
-        _check_modality("state", "features.state", metadata, bound.state)
-        theirs = [key.removeprefix("action.") for key in (metadata.get("action") or {}).get("modality_keys") or ()]
-        unknown = [key for key in action_keys if key not in theirs]
-        if theirs and unknown:
-            raise ConfigError(f"the server returns the actions {theirs}, but policy.action_keys has {unknown}")
-    if metadata.keys() >= ROBOARENA_KEYS:
-        _check_arena(metadata, bound)
-    inputs = metadata.get("input") if metadata.get("object") == "action.metadata" else None
-    cameras = inputs.get("image_keys") if isinstance(inputs, Mapping) else None
-    if isinstance(cameras, list):
-        wanted = {f"images.{key}" for key in cameras}
-        ours = [image.key + ("" if image.required else "?") for image in bound.images]  # as in features.images
-        if wanted != {key.removeprefix("observation.") for key in ours}:
-            raise ConfigError(f"the server takes the images {sorted(wanted)}, but features.images has {ours}")
-
-
-def _check_modality(
-    group: str, option: str, metadata: Metadata, features: Sequence[ImageFeature | StateFeature]
-) -> None:
-    section = metadata.get(group)
-    if section is None:
-        return
-    theirs = {key.removeprefix(f"{group}.") for key in section["modality_keys"]}
-    ours = {feature.key.removeprefix(f"{group}.") for feature in features}
-    if theirs != ours:
-        raise ConfigError(f"the server takes the {group} {sorted(theirs)}, but {option} has {sorted(ours)}")
-    indices = section.get("delta_indices")
-    for feature in features:
-        steps = [delta.steps for delta in feature.delta_timestamps]
-        if (
-            isinstance(indices, list)
-            and not any(delta.seconds for delta in feature.delta_timestamps)
-            and steps != indices
-        ):
-            raise ConfigError(
-                f"the server takes the {group} at steps {indices}, but {feature.key} has {steps} "
-                "(features.delta_indices)"
-            )
+    return {
+        "server": OWN,
+        "version": __version__,
+        "policy": name,
+        "images": {
+            image.key: {
+                "size": size(image),
+                "resized": image.processor is not None,
+                "pipeline": client_pipeline(image.processor),
+                "delta_timestamps": times(image),
+                "required": image.required,
+            }
+            for image in spec.images
+        },
+        "state": {
+            state.key: {
+                "components": list(map(str, state.components)),
+                "size": state.size,
+                "delta_timestamps": times(state),
+                "middle": list(state.middle),
+            }
+            for state in spec.state
+        },
+        "action": list(map(str, spec.action)),
+        "dimension": spec.dimension,
+        "horizon": spec.horizon,
+        "execute_steps": spec.execute_steps,
+        "rate_hz": spec.rate_hz,
+        "noise": list(spec.noise),
+        "continues_chunks": spec.continues_chunks,
+        "instructed": spec.instructed,
+    }
 
 
-def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
-    count = metadata["n_external_cameras"]
-    needed = {"observation/wrist_image_left"} if metadata["needs_wrist_camera"] else set()
-    cameras = count if type(count) is int and 0 <= count <= 2 else 0
-    needed |= {f"observation/exterior_image_{number}_left" for number in range(cameras)}
-    missing = sorted(needed - set(bound.image_keys))
-    if missing:
-        raise ConfigError(f"the server needs the images {missing}, but features.images does not list them")
-    space = str(metadata["action_space"])[:40]
-    if _SPACES.get(space) not in {part.quantity for part in bound.action}:
-        ours = " + ".join(map(str, bound.action)) or "empty"
-        raise ConfigError(f"the server returns {space!r}, but features.action is {ours}")
-
-
-def from_metadata(metadata: Metadata) -> PolicySpec:
-    """Return the policy's features, read from the metadata of this package's server.
-
-    Raises WireError if the metadata are invalid.
-    """
+def decode_spec(metadata: Metadata) -> PolicySpec:
+    """Return the policy's features; raises WireError if the metadata are invalid."""
     try:
         rate = metadata.get("rate_hz")
         if not metadata["images"]:
@@ -160,13 +116,8 @@ def _few(entries: Any) -> Any:
     return entries
 
 
-def image_size(metadata: Metadata) -> tuple[int, int] | None:
-    """Return the images' size (height, width) that the metadata of RoboArena or SGLang state, or None.
-
-    Raises WireError if it is no size.
-    """
-    section = metadata.get("input")
-    stated = section.get("image_size") if isinstance(section, Mapping) else metadata.get("image_resolution")
+def image_size(stated: Any) -> tuple[int, int] | None:
+    """Return the (height, width) of images that metadata state; raises WireError if it is no size."""
     try:
         return _size(stated)
     except (TypeError, ValueError):

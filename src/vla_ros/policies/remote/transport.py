@@ -1,7 +1,7 @@
-"""Sends requests and receives answers over a websocket, ZeroMQ or HTTP, each with a deadline.
+"""Sends requests and receives responses over a websocket, ZeroMQ or HTTP, each with a deadline.
 
-Only one thread at a time may use a transport. Discard it after any error, because a late answer would be mistaken
-for the answer to the next request.
+Only one thread at a time may use a transport. Discard it after any error, because a late response would be mistaken
+for the response to the next request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Target:
     url: str  # as the user wrote it
     dialect: Dialect  # includes the default port and path
     api_key: str = field(default="", repr=False)  # "" for none
-    max_answer: int = 64 << 20  # bytes
+    max_response: int = 64 << 20  # bytes
 
 
 class Transport(ABC):
@@ -105,11 +105,11 @@ class Transport(ABC):
         except ConnectionClosed as error:
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG:
                 raise WireError(f"{self._authority}: {error.sent}") from None
-            self._left(deadline, "no answer")  # of a connection that was aborted
+            self._left(deadline, "no response")  # of a connection that was aborted
             why = f" ({error.rcvd.code} {error.rcvd.reason}".rstrip() + ")" if error.rcvd else ""
             raise ServerLostError(f"{self._authority} closed the connection{why}") from None
         except (OSError, http.client.HTTPException) as error:
-            self._left(deadline, "no answer")
+            self._left(deadline, "no response")
             raise ServerLostError(f"{self._authority}: {_reason(error)}") from error
 
 
@@ -139,7 +139,7 @@ class WebSocket(Transport):
                 open_timeout=self._left(deadline, "no connection"),
                 close_timeout=_GOODBYE,
                 ping_interval=None,  # openpi's server answers no ping during an inference
-                max_size=target.max_answer,
+                max_size=target.max_response,
                 compression=None,
                 proxy=None,
                 logger=_quiet,
@@ -188,7 +188,7 @@ class ZeroMq(Transport):
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, target.max_answer)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, target.max_response)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(f"tcp://{self._authority}")
 
@@ -197,7 +197,7 @@ class ZeroMq(Transport):
         self._socket.send(with_token(message, self._key) if self._key else message, zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Message:
-        self._wait(zmq.POLLIN, deadline, "no answer")
+        self._wait(zmq.POLLIN, deadline, "no response")
         return self._socket.recv(zmq.NOBLOCK)
 
     def poll(self, deadline: float) -> None:
@@ -227,7 +227,7 @@ class Http(Transport):
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
-        self._limit = target.max_answer
+        self._limit = target.max_response
         self._headers = {"Content-Type": "application/json"}
         if target.api_key:
             self._headers["Authorization"] = f"Api-Key {target.api_key}"
@@ -255,15 +255,15 @@ class Http(Transport):
 
     def receive(self, deadline: float) -> Message:
         with self._reported(deadline):
-            self._connection.sock.settimeout(self._left(deadline, "no answer"))
-            with self._connection.getresponse() as answer:
-                body = answer.read(self._limit + 1)
+            self._connection.sock.settimeout(self._left(deadline, "no response"))
+            with self._connection.getresponse() as response:
+                body = response.read(self._limit + 1)
         if len(body) > self._limit:
-            raise WireError(f"{self._authority}: received an answer of more than {self._limit} bytes")
-        if answer.status != http.HTTPStatus.OK:
+            raise WireError(f"{self._authority}: received a response of more than {self._limit} bytes")
+        if response.status != http.HTTPStatus.OK:
             text = body[:200].decode("utf-8", "replace")
             raise WireError(
-                f"{self._authority}: status {answer.status} {answer.reason}: {text}{_hint(answer.status)}"
+                f"{self._authority}: status {response.status} {response.reason}: {text}{_hint(response.status)}"
             )
         return body
 
@@ -289,9 +289,9 @@ def _is_idle(frame: Frame) -> bool:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer within the deadline"
+        return "no response within the deadline"
     if isinstance(error, http.client.RemoteDisconnected):
-        return "the server closed the connection without an answer (for a websocket server, use ws://)"
+        return "the server closed the connection without a response (for a websocket server, use ws://)"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
