@@ -25,6 +25,7 @@ import numpy as np
 from vla_ros.config import load
 from vla_ros.graph import open_graph
 from vla_ros.node.run import serve
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.types import ActionChunk, Observation
@@ -47,7 +48,7 @@ def main() -> None:
     """Run, and print one table."""
     if sys.argv[1:2] == ["node"]:  # the process under test
         config = load([], sys.argv[3:])
-        raise SystemExit(serve(config, stats=Path(sys.argv[2]), policy=Looking(config)))
+        raise SystemExit(serve(config, stats=Path(sys.argv[2]), source=PolicySource(Looking(config))))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="640x480", help="width x height of the camera")
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")

@@ -15,7 +15,9 @@ from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import ConfigError
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.inference import first_step
+from vla_ros.node.pipeline import build_pipeline
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
@@ -88,11 +90,13 @@ def test_a_policy_runs_with_the_features_of_a_preset(preset: str, robot: Any) ->
         name: JointState((*arm.joints, *arm.fingers), np.array(q + [0.02] * len(arm.fingers)), STAMP)
         for name, arm in make_arms(config).items()
     }
-    stepper = Stepper(config, Scripted(OPEN, np.array(still.get(preset, [0.0] * DIMENSIONS[preset]))))
-    stepper.load()
+    source = PolicySource(Scripted(OPEN, np.array(still.get(preset, [0.0] * DIMENSIONS[preset]))))
+    source.load()
+    pipeline = build_pipeline(config, source.spec)
     frame = encode_image(np.zeros((48, 64, 3), np.uint8), STAMP, "camera")
     inputs = Snapshot(instruction="go", arms=measured)
-    step = stepper.step([frame] * IMAGES[preset], inputs, 1 / binding.config.control.rate_hz)
+    period = 1 / binding.config.control.rate_hz
+    step = first_step(source, pipeline, [frame] * IMAGES[preset], inputs, period)
     found = step.observation
     assert found is not None
     assert len(found.images) == IMAGES[preset]
@@ -104,7 +108,7 @@ def test_a_policy_runs_with_the_features_of_a_preset(preset: str, robot: Any) ->
     }
     assert step.refused is None
     assert [command.arm for command in step.commands] == list(measured)
-    assert not stepper.controller.counters, "nothing asked for more than a limit"
+    assert not pipeline.controller.counters, "nothing asked for more than a limit"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -145,10 +149,8 @@ def test_the_worked_example_of_the_documentation_binds(robot: Any, tmp_path: Pat
     path.write_text(page.split("```yaml\n")[1].split("```")[0])
     own = {**robot(6), "robot.base_frame": "base"}
     config = build({**read_file(path), **own})
-    policy = create(config)
-    stepper = Stepper(config, policy)
-    stepper.fit(policy.describe())
-    table = stepper.binding.table()
+    binding = build_pipeline(config, create(config).describe()).binding
+    table = binding.table()
     assert table.count("\n") == 9
     assert "/force_torque_sensor_broadcaster/wrench at -10, 0" in table
-    assert stepper.binding.spec.dimension == 8
+    assert binding.spec.dimension == 8

@@ -116,24 +116,15 @@ def test_explain_names_the_state_its_reasons_and_the_next_step() -> None:
     assert safety.explain() == "stopped by operator_stop (button); fix the cause, reset, then arm"
 
 
-def test_a_suspension_is_noticed_by_the_first_motion_after_it_and_by_one_during_which_it_began() -> None:
-    safety, slept = armed(), [""]
-    safety.gate = lambda: slept[0]
+def test_events_of_a_motion_are_delivered_after_it() -> None:
+    safety, heard = armed(), list[Event]()
+    safety.listen(heard.append)
     with safety.motion() as allowed:
         assert allowed
-        slept[0] = "2.5 s"
-    assert safety.state is State.HOLDING, "what was sent is corrected"
-    slept[0] = ""
-    with safety.motion() as allowed:
-        assert not allowed, "only follow() ends it"
-    safety.follow({})
-    assert safety.state is State.ARMED
-    slept[0] = "2.5 s"
-    with safety.motion() as allowed:
-        assert not allowed
-    safety.follow({})
-    assert safety.status.holds == {Reason.SUSPENDED: "2.5 s"}
-    assert safety.counters == {"suspended": 2}
+        safety.hold(Reason.SUSPENDED, "2.5 s")
+        assert not safety.may_move
+        assert not heard, "a listener may send a hold, which must not come in between"
+    assert [event.reason for event in heard] == [Reason.SUSPENDED]
 
 
 def test_a_reason_lasts_until_its_owner_clears_it() -> None:

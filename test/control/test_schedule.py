@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vla_ros.config import ControlConfig
 from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.schedule import ChunkSchedule, Step
+from vla_ros.control.schedule import ActionSchedule
 from vla_ros.kinematics.rotations import read_rotation, write_rotation
 from vla_ros.kinematics.transforms import rotation_angle, rotation_vector_matrix
 from vla_ros.types import ActionChunk
@@ -33,23 +33,17 @@ def make(
     unblended: tuple[int, ...] = (),
     rotations: tuple[tuple[slice, str], ...] = (),
     **options: Any,
-) -> ChunkSchedule:
+) -> ActionSchedule:
     spec = PolicySpec(
         action=parse_components(action, action=True), horizon=horizon, execute_steps=stated, continues_chunks=True
     )
-    return ChunkSchedule(ControlConfig(schedule=kind, **options), spec, unblended, rotations)
+    return ActionSchedule(ControlConfig(schedule=kind, **options), spec, unblended, rotations)
 
 
-def due(schedule: ChunkSchedule, overrun: bool = False) -> Step:
-    step = schedule.next(overrun=overrun)
-    assert step is not None
-    return step
-
-
-def run(schedule: ChunkSchedule, steps: int) -> list[float]:
+def run(schedule: ActionSchedule, steps: int) -> list[float]:
     found = []
     for _ in range(steps):
-        found.append(float(due(schedule, overrun=True).action[0]))
+        found.append(float(schedule.next().action[0]))
         schedule.executed()
     return found
 
@@ -58,10 +52,10 @@ def test_a_step_is_repeated_until_it_was_executed() -> None:
     schedule = make(3)
     schedule.load(chunk([1, 2, 3], stamp=7))
     for _ in range(5):  # however long the arm holds
-        step = due(schedule)
+        step = schedule.next()
         assert (step.action[0], step.index, step.stamp) == (1, 0, 7)
     schedule.executed()
-    step = due(schedule)
+    step = schedule.next()
     assert (step.action[0], step.index) == (2, 1)
     assert schedule.remaining == 2
 
@@ -69,12 +63,12 @@ def test_a_step_is_repeated_until_it_was_executed() -> None:
 def test_a_chunk_is_wanted_after_the_last_step() -> None:
     schedule = make(2)
     assert schedule.wants_chunk
-    assert schedule.next() is None
+    assert not schedule.remaining
     schedule.load(chunk([1, 2]))
     assert not schedule.wants_chunk
     run(schedule, 2)
     assert schedule.wants_chunk
-    assert schedule.next() is None
+    assert not schedule.remaining
     with pytest.raises(RuntimeError, match="load a chunk"):
         schedule.executed()
 
@@ -86,8 +80,8 @@ def test_execute_steps_ends_a_chunk_early_unless_overrun(stated: int, option: in
     schedule.load(chunk([1, 2, 3, 4]))
     run(schedule, 2)
     assert schedule.wants_chunk
-    assert schedule.next() is None
-    step = due(schedule, overrun=True)
+    assert not schedule.remaining
+    step = schedule.next()
     assert step.action[0] == 3
 
 
@@ -98,7 +92,7 @@ def test_steps_executed_during_the_inference_are_skipped() -> None:
     asked = schedule.position
     run(schedule, 2)
     schedule.load(chunk([12, 13, 14, 15, 16, 17], stamp=2), asked)
-    step = due(schedule)
+    step = schedule.next()
     assert (step.action[0], step.index) == (14, 2)
 
 
@@ -108,7 +102,7 @@ def test_a_chunk_that_is_late_by_all_its_steps_yields_none() -> None:
     asked = schedule.position
     run(schedule, 2)
     schedule.load(chunk([2, 3], stamp=2), asked)
-    assert schedule.next() is None
+    assert not schedule.remaining
     assert schedule.wants_chunk
 
 
@@ -117,7 +111,7 @@ def test_reset_forgets_everything() -> None:
     schedule.load(chunk([9, 9, 9, 9]))
     run(schedule, 4)
     schedule.reset()
-    assert schedule.next() is None
+    assert not schedule.remaining
     schedule.load(chunk([1, 1, 1, 1]))
     assert run(schedule, 4) == [1, 1, 1, 1], "blended with an action from before the reset"
 
@@ -125,7 +119,7 @@ def test_reset_forgets_everything() -> None:
 def test_changing_a_step_does_not_change_the_chunk() -> None:
     schedule, given_chunk = make(1), chunk([1.0])
     schedule.load(given_chunk)
-    step = due(schedule)
+    step = schedule.next()
     step.action[:] = 99
     assert given_chunk.actions[0, 0] == 1.0
 
@@ -181,7 +175,7 @@ def test_a_binary_gripper_is_never_blended(kind: str) -> None:
     schedule.load(chunk([0] * 4, gripper=1.0))
     run(schedule, 1)
     schedule.load(chunk([1] * 4, gripper=0.0))
-    step = due(schedule)
+    step = schedule.next()
     assert 0 < step.action[0] < 1
     assert step.action[1] == 0.0
 
@@ -206,10 +200,11 @@ def test_blended_actions_stay_between_the_predictions(
     for number, values in enumerate(chunks):
         asked = schedule.position
         for _ in range(late):
-            if schedule.next(overrun=True) is not None:
+            if schedule.left:
                 schedule.executed()
         schedule.load(chunk(values, stamp=number), asked)
-        while (step := schedule.next()) is not None:
+        while schedule.remaining:
+            step = schedule.next()
             assert -1 - 1e-12 <= step.action[0] <= 1 + 1e-12
             assert 0 <= step.index < 4
             schedule.executed()
@@ -227,7 +222,7 @@ def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
     schedule.load(ActionChunk(np.tile(old, (2, 1)), 1))
     schedule.executed()
     schedule.load(ActionChunk(np.tile(new, (2, 1)), 2))
-    blended = read_rotation(due(schedule).action, form)
+    blended = read_rotation(schedule.next().action, form)
     for matrix in matrices:
         assert rotation_angle(blended @ matrix.T) < 0.11
 
@@ -250,5 +245,13 @@ def test_a_plan_that_has_ended_is_continued_by_its_last_motion_or_from_rest(
     schedule.load(chunk(np.arange(8.0)))
     run(schedule, executed)
     schedule.load(chunk(np.arange(10.0, 26.0), gripper=1.0), start, rested=rested)
-    assert due(schedule).action[1] == 1.0
+    assert schedule.next().action[1] == 1.0
     assert run(schedule, 5) == pytest.approx(found)
+
+
+def test_ensembling_continues_when_other_options_change() -> None:
+    schedule = make(3, "ensemble")
+    schedule.control = ControlConfig(schedule="ensemble", rate_hz=3.0)
+    schedule.load(chunk([1, 2, 3]))
+    run(schedule, 1)
+    assert schedule.wants_chunk, "ACT asks after every step"

@@ -11,7 +11,8 @@ import numpy as np
 from vla_ros.config import Config, build
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
@@ -95,11 +96,10 @@ class Recorded(Policy):
         return ActionChunk(np.array(self.chunks[len(self.asked) - 1], np.float64), observation.stamp)
 
 
-def stepper_of(config: Config, spec: PolicySpec, chunks: FloatArray) -> Stepper:
-    """A loaded stepper of a policy with recorded chunks."""
-    stepper = Stepper(config, Recorded(spec, chunks))
-    stepper.load()
-    return stepper
+def recorded(config: Config, spec: PolicySpec, chunks: FloatArray) -> tuple[PolicySource, ActionPipeline]:
+    """A loaded policy with recorded chunks, and the pipeline that executes them."""
+    source = PolicySource(Recorded(spec, chunks)).start()
+    return source, build_pipeline(config, source.spec)
 
 
 def kinematics(config: Config) -> Kinematics:

@@ -15,8 +15,8 @@ from test.conventions.free_arm import (
     kinematics,
     measured,
     options,
+    recorded,
     revolute,
-    stepper_of,
     urdf,
 )
 from test.conventions.golden import entry
@@ -28,7 +28,9 @@ from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.kinematics.transforms import Pose, euler_xyz_matrix, rotation_vector, rotation_vector_matrix
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.inference import infer
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
+from vla_ros.node.source import ActionSource
 from vla_ros.policies.published import loop_of
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
@@ -39,9 +41,7 @@ DROID_DT = 1 / 15
 
 def controller(config: Config) -> RobotController:
     """The controller of a preset's action."""
-    stepper = Stepper(config, None)  # type: ignore[arg-type]
-    stepper.fit(OPEN)
-    return stepper.controller
+    return build_pipeline(config, OPEN).controller
 
 
 def sent(control: RobotController, action: Any, joints: JointState, dt: float) -> FloatArray:
@@ -107,20 +107,24 @@ def test_droid_one_is_three_radians_per_second_and_then_the_robots_own_limit(tmp
 FRAME = encode_image(np.zeros((48, 64, 3), np.uint8), STAMP, "camera")
 
 
-def client(stepper: Stepper, joints: FloatArray, steps: int, dt: float, images: int) -> list[FloatArray]:
+def client(
+    source: ActionSource, pipeline: ActionPipeline, joints: FloatArray, steps: int, dt: float, images: int
+) -> list[FloatArray]:
     """Run a client's loop: infer when no step is left; return the commanded velocities or positions."""
-    commands = []
+    commands, schedule, control = [], pipeline.schedule, pipeline.controller
     for step in range(steps):
         state = measured(joints[step])
-        if stepper.schedule.wants_chunk:
-            stepper.infer([FRAME] * images, Snapshot(instruction="go", joints=state, arms={"arm": state}))
-        result = stepper.next_command(state, dt)
+        if schedule.wants_chunk:
+            inputs = Snapshot(instruction="go", joints=state, arms={"arm": state})
+            schedule.load(infer(source, pipeline, [FRAME] * images, inputs).chunk)
+        result = control.execute(schedule.next(), state, dt)
         assert result.refused is None
         [command] = result.commands
         positions = dict(zip(command.names, command.positions.tolist(), strict=True))
         commands.append(np.array(list((positions | dict(command.velocities or {})).values())))
-        stepper.executed()
-    assert not stepper.controller.counters
+        schedule.executed()
+        control.executed()
+    assert not control.counters
     return commands
 
 
@@ -140,8 +144,8 @@ def test_openpis_droid_client(seven: str) -> None:
         gripper__closed_position=1.0,
         control__schedule="sync",
     )
-    stepper = stepper_of(config, openpi("droid", found["chunks"].shape[1]), found["chunks"])
-    commands = client(stepper, found["joints"], len(found["executed"]), DROID_DT, 2)
+    source, pipeline = recorded(config, openpi("droid", found["chunks"].shape[1]), found["chunks"])
+    commands = client(source, pipeline, found["joints"], len(found["executed"]), DROID_DT, 2)
     expected = found["executed"] * ([3.0] * 7 + [1.0])
     np.testing.assert_allclose(commands, expected, atol=1e-9)
 
@@ -151,9 +155,9 @@ def test_gr00ts_droid_client(seven: str) -> None:
     config = options(
         seven, "gr00t_droid", gripper__open_position=0.0, gripper__closed_position=1.0, control__schedule="sync"
     )
-    stepper = stepper_of(config, openpi("gr00t_droid", found["chunks"].shape[1], "gr00t"), found["chunks"])
+    source, pipeline = recorded(config, openpi("gr00t_droid", found["chunks"].shape[1], "gr00t"), found["chunks"])
     followed = found["executed"][:, :7]  # the recorded joints jump further than any limit allows
-    commands = client(stepper, followed, len(followed), DROID_DT, 2)
+    commands = client(source, pipeline, followed, len(followed), DROID_DT, 2)
     np.testing.assert_allclose(commands, found["executed"], atol=1e-9)
 
 
@@ -375,16 +379,18 @@ def test_libero_clients_execute_the_published_rows(name: str, family: str, gantr
         gripper__closed_position=-1.0,
         **more,
     )
-    stepper = stepper_of(config, openpi("libero", found["chunks"].shape[1], family), found["chunks"])
-    assert stepper.binding.config.control.rate_hz == 20.0
+    source, pipeline = recorded(config, openpi("libero", found["chunks"].shape[1], family), found["chunks"])
+    assert pipeline.binding.config.control.rate_hz == 20.0
     expected = found["executed"][waiting:]
     state, gripper = measured(np.zeros(8)), 1.0
     where = kinematics(config)
     for action in expected:
-        if stepper.schedule.wants_chunk:
-            stepper.infer([FRAME] * 2, Snapshot(instruction="go", joints=state, arms={"arm": state}))
-        result = stepper.next_command(state, 0.05)
-        stepper.executed()
+        if pipeline.schedule.wants_chunk:
+            inputs = Snapshot(instruction="go", joints=state, arms={"arm": state})
+            pipeline.schedule.load(infer(source, pipeline, [FRAME] * 2, inputs).chunk)
+        result = pipeline.controller.execute(pipeline.schedule.next(), state, 0.05)
+        pipeline.schedule.executed()
+        pipeline.controller.executed()
         np.testing.assert_allclose(result.action[:6], action[:6], atol=1e-9)
         [command] = result.commands
         pose = where.forward(command.positions[:8])
@@ -401,16 +407,18 @@ def test_libero_clients_execute_the_published_rows(name: str, family: str, gantr
 )
 def test_aloha_clients_execute_the_published_rows(name: str, family: str, rate: float, tmp_path: Path) -> None:
     found = entry(name)
-    stepper = stepper_of(
+    source, pipeline = recorded(
         aloha(urdf(tmp_path, revolute(6))), openpi("aloha", found["chunks"].shape[1], family), found["chunks"]
     )
-    assert stepper.binding.config.control.rate_hz == rate
+    assert pipeline.binding.config.control.rate_hz == rate
     for row in found["executed"]:
         joints = {name: measured(row[7 * arm : 7 * arm + 6]) for arm, name in enumerate(("left", "right"))}
-        if stepper.schedule.wants_chunk:
-            stepper.infer([FRAME] * 3, Snapshot(instruction="go", arms=joints))
-        result = stepper.next_command(joints, 1 / rate)
-        stepper.executed()
+        if pipeline.schedule.wants_chunk:
+            inputs = Snapshot(instruction="go", arms=joints)
+            pipeline.schedule.load(infer(source, pipeline, [FRAME] * 3, inputs).chunk)
+        result = pipeline.controller.execute(pipeline.schedule.next(), joints, 1 / rate)
+        pipeline.schedule.executed()
+        pipeline.controller.executed()
         np.testing.assert_allclose(result.action, row, atol=1e-9)
         for arm, command in enumerate(result.commands):
             np.testing.assert_allclose(command.positions[:6], row[7 * arm : 7 * arm + 6], atol=1e-9)
@@ -423,11 +431,10 @@ def test_commands_of_aloha(name: str, tmp_path: Path) -> None:
     config = aloha(
         urdf(tmp_path, revolute(6)), gripper__open_position=JOINT_OPEN, gripper__closed_position=JOINT_CLOSED
     )
-    control = Stepper(config, None)  # type: ignore[arg-type]
-    control.fit(OPEN)
+    control = controller(config)
     for row, action in enumerate(found["action"]):
         joints = {name: measured(action[7 * arm : 7 * arm + 6]) for arm, name in enumerate(("left", "right"))}
-        commands = control.controller.command(action, joints, STAMP, 0.02)
+        commands = control.command(action, joints, STAMP, 0.02)
         for command, side in zip(commands, ("left", "right"), strict=True):
             np.testing.assert_allclose(command.positions[:6], found[f"{side}_arm"][row], atol=1e-9)
             expected = np.clip(found[f"{side}_gripper_joint"][row], JOINT_CLOSED, JOINT_OPEN)

@@ -157,7 +157,7 @@ class Robot:
     def __init__(self, **options: Any) -> None:
         config = build(options)
         binding = bind(OPEN, config, make_arms(config))
-        self._config, self._observer = binding.config, Observer(binding.config, binding)
+        self._config, self._observer = binding.config, Observer(binding)
         self._step = 0
 
     def observe(self, *images: Array, joints: JointState | None = None, encoding: str = "rgb8") -> Observation:

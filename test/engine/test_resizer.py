@@ -18,7 +18,9 @@ from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.inference import first_step
+from vla_ros.node.pipeline import build_pipeline
+from vla_ros.node.source import PolicySource
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
 from vla_ros.types import JointState, RawImage
@@ -155,7 +157,7 @@ def test_the_tables_that_a_graph_reads_live_as_long_as_the_graph(monkeypatch):
         made.append(weakref.ref(pipeline := lambda images: images[:, :28, :28]))
         return pipeline
 
-    monkeypatch.setattr("vla_ros.engine.resizer.make_pipeline", make)
+    monkeypatch.setattr("vla_ros.engine.resizer.build_pipeline", make)
     resizer = ImageResizer((28, 28), CPU, runner)
     resized(resizer, RawImage(noise(60, 80), processor=SMALL))
     assert resizer.wait(30)
@@ -228,15 +230,15 @@ def test_a_device_that_resizes_differently_is_found_at_the_start(tiny, monkeypat
         check_resizing(engine, frame)
 
 
-# Through the stepper: the same messages to an engine and to the reference path, which resizes on the host.
+# Through the pipeline: the same messages to an engine and to the reference path, which resizes on the host.
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=[pytest.mark.gpu, needs_cuda])])
-def steppers(checkpoint, request):
-    """Makes a loaded stepper by the engine and one by the reference path."""
+def pipelines(checkpoint, request):
+    """Makes a loaded source with its pipeline by the engine, and one by the reference path."""
     made, fixed = [], {"policy.device": request.param, "policy.dtype": "float32"}
 
     def make(**options):
@@ -244,21 +246,22 @@ def steppers(checkpoint, request):
             values = {**fixed, "policy.checkpoint": str(checkpoint), "policy.engine": engine}
             camera = {f"camera.{name}": value for name, value in options.items()}
             config = build({"control.output": "twist_stamped", **values, **camera})
-            made.append(Stepper(config, OpenVLAPolicy(config)))
-            made[-1].load()
+            source = PolicySource(OpenVLAPolicy(config))
+            source.load()
+            made.append((source, build_pipeline(config, source.spec)))
         return made[-2:]
 
     yield make
-    for stepper in made:
-        stepper.close()
+    for source, _ in made:
+        source.close()
 
 
 INPUTS = Snapshot(JOINTS, instruction="pick up the red cube")
 
 
-def steps(steppers, message):
+def steps(pair, message):
     """The step results of the engine and of the reference path, which must agree."""
-    one, other = (stepper.step([message], INPUTS, 0.2) for stepper in steppers)
+    one, other = (first_step(*each, [message], INPUTS, 0.2) for each in pair)
     assert np.array_equal(one.chunk.tokens, other.chunk.tokens)
     assert np.array_equal(one.action, other.action)
     np.testing.assert_allclose(one.chunk.info["logit_margins"], other.chunk.info["logit_margins"], atol=1e-3)
@@ -273,9 +276,9 @@ def prepared_images(result):
 @pytest.mark.parametrize(
     ("encoding", "pipeline", "area"), [("rgb8", "openvla", 1.0), ("bgr8", "openvla", 0.9), ("rgb8", "libero", 0.9)]
 )
-def test_the_engine_takes_frames_and_answers_the_same(steppers, request, encoding, pipeline, area):
-    device = request.node.callspec.params["steppers"]
-    pair = steppers(orientation=["rotate_180"], pipeline=pipeline, crop_area=area)
+def test_the_engine_takes_frames_and_answers_the_same(pipelines, request, encoding, pipeline, area):
+    device = request.node.callspec.params["pipelines"]
+    pair = pipelines(orientation=["rotate_180"], pipeline=pipeline, crop_area=area)
     for stamp, size in enumerate(((48, 64), (48, 64), (90, 120), (28, 28), (48, 64)), start=1):
         engine, reference = steps(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
         on_host = pipeline == "libero" and device == "cpu"  # JPEG and Lanczos-3 need a GPU
@@ -285,16 +288,16 @@ def test_the_engine_takes_frames_and_answers_the_same(steppers, request, encodin
         assert np.array_equal(engine.observation.images["image"], reference.observation.images["image"])
 
 
-def test_images_without_the_same_bits_stay_on_the_host(steppers):
-    engine, reference = steps(steppers(pipeline="libero"), encode_image(noise(48, 4), 1, "camera"))
+def test_images_without_the_same_bits_stay_on_the_host(pipelines):
+    engine, reference = steps(pipelines(pipeline="libero"), encode_image(noise(48, 4), 1, "camera"))
     assert prepared_images(engine) == prepared_images(reference) == 1
     assert "policy/preprocess" not in engine.stages_ms
 
 
-def test_a_message_that_is_not_an_image_raises_the_same_error(steppers):
-    pair = steppers()
+def test_a_message_that_is_not_an_image_raises_the_same_error(pipelines):
+    pair = pipelines()
     damaged = encode_image(noise(48, 64), 1, "camera")[:-1]
-    for stepper in pair:
+    for source, pipeline in pair:
         with pytest.raises(ImageError, match="/camera/image_raw: "):
-            stepper.step([damaged], INPUTS, 0.2)
+            first_step(source, pipeline, [damaged], INPUTS, 0.2)
     steps(pair, encode_image(noise(48, 64), 2, "camera"))

@@ -22,6 +22,7 @@ import pytest
 from vla_ros.config import load
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy
 from vla_ros.vision.messages import encode_image
 
@@ -257,7 +258,7 @@ def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
             stack.callback(node.cleanup)
             stack.callback(spinning.join, 10)
             stack.callback(ended.set)
-            node.configure(policy=policy or scripted_policy())
+            node.configure(source=PolicySource(policy or scripted_policy()))
             node.activate()
             spinning.start()
             return node

@@ -15,8 +15,9 @@ from vla_ros.control.command import Command
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
 from vla_ros.node.control_loop import Did
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import ActionSource, PolicySource
 from vla_ros.policies.base import Policy
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_image
@@ -52,6 +53,7 @@ class LiveLoop(SimulatedNode):
         self,
         policy: TimedPolicy | None = None,
         events: Iterable[tuple[float, Callable[[LiveLoop], Any]]] = (),
+        source: ActionSource | None = None,
         **options: Any,
     ) -> None:
         values = {name.replace("__", "."): value for name, value in options.items()}
@@ -65,10 +67,13 @@ class LiveLoop(SimulatedNode):
         self.sent: list[tuple[float, Command]] = []
         self.silent: set[str] = set()
         self.positions, self.follows = POSITIONS, False
-        self.stepper = Stepper(config, self.policy)
-        self.stepper.load()
+        source = source or PolicySource(self.policy)
+        source.load()
+        self.pipeline = build_pipeline(config, source.spec)
         self.supervised: Callable[[], Any] = lambda: None
-        super().__init__(config, self.stepper, SimulatedClock(EPOCH, timed), self, self.prepare)
+        super().__init__(config, source, self.pipeline, SimulatedClock(EPOCH, timed), self, self.obey)
+        supervise = self.gate.supervise
+        self.gate.supervise = lambda: (supervise(), self.supervised())
         self.joints()
         self.safety.arm()
 
@@ -81,18 +86,11 @@ class LiveLoop(SimulatedNode):
     def frame(self, outcome: FrameOutcome) -> None:
         self.outcomes.append(outcome)
 
-    def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
-        def send() -> None:
-            self.sent.extend((self.clock.steady(), command) for command in commands)
-            if self.follows:
-                self.positions = commands[0].positions[: len(NAMES)]
-                self.clock.after(0.001, self.joints)
-
-        return send
-
-    def supervise(self) -> None:
-        super().supervise()
-        self.supervised()
+    def obey(self, commands: Sequence[Command]) -> None:
+        self.sent.extend((self.clock.steady(), command) for command in commands)
+        if self.follows:
+            self.positions = commands[0].positions[: len(NAMES)]
+            self.clock.after(0.001, self.joints)
 
     # The robot
 

@@ -15,6 +15,7 @@ import numpy as np
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session, no_progress
 from vla_ros.policies.base import Progress
 from vla_ros.types import ActionChunk, Observation
@@ -55,4 +56,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
     ros_args = ["--ros-args", *arguments.ros_args]
-    sys.exit(run.serve(config, ros_args, stats=arguments.stats, policy=ScriptedPolicy()))
+    sys.exit(run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(ScriptedPolicy())))

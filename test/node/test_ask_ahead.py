@@ -15,10 +15,11 @@ from live_loop import EPOCH, LiveLoop, TimedPolicy, every
 from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.clock import Clock, SimulatedClock
-from vla_ros.control.reasons import Reason
+from vla_ros.control.clock import Clock
+from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import choose
-from vla_ros.node.worker import Worker
+from vla_ros.node.inference import InferenceThread
+from vla_ros.node.source import PolicySource
 from vla_ros.types import ActionChunk, Observation
 
 HORIZON, RATE, DELAY = 16, 20.0, 0.29  # 6 steps
@@ -29,9 +30,9 @@ HOLD = Reason.NO_INSTRUCTION
 class Clockwork(TimedPolicy):
     """Each action says for which time it is meant, in seconds since the beginning."""
 
-    def __init__(self, *, continues: bool = False) -> None:
+    def __init__(self, *, continues: bool = False, action: str = "arm.joint_delta") -> None:
         super().__init__(HORIZON)
-        parts = parse_components("arm.joint_delta + unused[1]", action=True)
+        parts = parse_components(f"{action} + unused[1]", action=True)
         self.spec = PolicySpec(action=parts, dimension=8, horizon=HORIZON, continues_chunks=continues)
         self.configured: list[Any] = []
         self.inferring = False
@@ -51,11 +52,13 @@ class Clockwork(TimedPolicy):
         return ActionChunk(actions, observation.stamp)
 
 
-def ahead(seconds: float = 8.0, *, continues: bool = False, **options: Any) -> LiveLoop:
+def ahead(
+    seconds: float = 8.0, *, continues: bool = False, action: str = "arm.joint_delta", **options: Any
+) -> LiveLoop:
     """A loop whose policy takes 0.29 s, with frames at 30 Hz."""
     frames = every(1 / 30, round(30 * seconds))
     live = LiveLoop(
-        Clockwork(continues=continues),
+        Clockwork(continues=continues, action=action),
         frames,
         **{"control__rate_hz": RATE, "control__schedule": "rtc" if continues else "append", **options},
     )
@@ -214,11 +217,7 @@ def test_the_arm_rests_when_the_plan_runs_out_and_then_continues() -> None:
 
 def test_a_chunk_that_comes_more_than_half_a_period_late_starts_where_the_arm_rests() -> None:
     """From one more step of the last motion, the arm would overshoot before it turned back to the chunk."""
-    live = ahead(continues=True, timeouts__camera=5.0, control__blend_steps=4)
-    live.policy.spec = replace(
-        live.policy.spec, action=parse_components("arm.joint_position + unused[1]", action=True)
-    )
-    live.stepper.bind()
+    live = ahead(continues=True, action="arm.joint_position", timeouts__camera=5.0, control__blend_steps=4)
     live.policy.during = lambda: live.clock.sleep(0.6)
     live.run(3.9)
     seams = [number for number, step in enumerate(live.steps) if step.chunk is not None]
@@ -333,37 +332,46 @@ def test_options_reach_the_policy_only_between_two_inferences() -> None:
     assert max(moved) <= 0.0005 + 1e-9, "limits hold at once"
 
 
-@pytest.mark.parametrize("clock", [Clock(), SimulatedClock()], ids=["real", "simulated"])
-def test_a_worker_runs_a_job_on_its_own_thread(clock: Clock) -> None:
-    changed = threading.Condition()
-    worker: Worker[int] = Worker(clock, changed)
-    thread = []
-
-    def job() -> int:
-        thread.append(threading.current_thread())
-        return 7
-
-    def fails() -> int:
-        raise ValueError("no")
-
-    for do in (job, fails):
-        worker.begin(do)
-        with changed:
-            assert clock.wait_for(changed, lambda: worker.ready, 5.0)
-        if do is job:
-            assert worker.result() == 7
-    with pytest.raises(ValueError, match="no"):
-        worker.result()
-    assert (thread[0] is threading.main_thread()) == isinstance(clock, SimulatedClock)
-    assert worker.close(5.0)
+def in_a_thread(live: LiveLoop) -> tuple[InferenceThread, threading.Condition]:
+    """A thread on the real clock, with a request for a chunk."""
+    changed, context = threading.Condition(), replace(live.context, clock=Clock())
+    inference = InferenceThread(context, PolicySource(live.policy).start(), live.pipeline, changed)
+    live.camera()
+    frame = live.mailboxes[0].take()
+    assert frame is not None
+    inference.request(frame, [frame.data], live.inputs.snapshot, (0, 0), PERIOD, concurrent=True)
+    return inference, changed
 
 
-def test_a_hanging_worker_is_abandoned() -> None:
-    let = threading.Event()
-    worker: Worker[bool] = Worker(Clock(), threading.Condition())
-    worker.begin(lambda: let.wait(10))
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_inference_runs_on_its_own_thread(fails: bool) -> None:
+    live, threads = LiveLoop(), list[threading.Thread]()
+
+    def during() -> None:
+        threads.append(threading.current_thread())
+        if fails:
+            raise ValueError("no")
+
+    live.policy.during = during
+    inference, changed = in_a_thread(live)
+    with changed:
+        assert changed.wait_for(lambda: inference.finished, 5.0)
+    if fails:
+        with pytest.raises(Refused, match="inference_error: ValueError: no"):
+            inference.take()
+    else:
+        assert inference.take()[0].chunk.actions[0, 0] == 0.005
+    assert inference.pending is None
+    assert threads[0] is not threading.current_thread()
+    assert inference.close(5.0)
+
+
+def test_a_hanging_inference_is_abandoned() -> None:
+    live, let = LiveLoop(), threading.Event()
+    live.policy.during = lambda: let.wait(10)
+    inference, _ = in_a_thread(live)
     began = time.monotonic()
-    assert not worker.close(0.05)
+    assert not inference.close(0.05)
     assert time.monotonic() - began < 5
     let.set()
-    assert worker.close(5.0)
+    assert inference.close(5.0)

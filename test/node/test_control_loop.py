@@ -21,6 +21,7 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.messages import message_types
+from vla_ros.node.gate import DriverGate
 from vla_ros.node.outputs import Outputs
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
@@ -63,7 +64,7 @@ def test_a_hold_forgets_the_plan() -> None:
     assert moved >= 3
     live.context.safety.hold(Reason.NO_INSTRUCTION, "test")
     live.run(0.3)
-    assert live.stepper.schedule.wants_chunk
+    assert live.pipeline.schedule.wants_chunk
     assert len(live.sent) == moved
     live.camera()
     live.run(0.05)
@@ -116,7 +117,7 @@ def test_an_answer_is_not_sent_if_its_task_changed_during_the_inference(
     live.loop.run_once()
     assert (live.results, live.sent) == ([outcome], [])
     if outcome in {"task_changed", "inference_late"}:
-        assert live.stepper.schedule.wants_chunk, "the answer must not be executed later either"
+        assert live.pipeline.schedule.wants_chunk, "the answer must not be executed later either"
 
 
 def test_a_frame_taken_before_an_arming_does_not_move_the_arm() -> None:
@@ -271,6 +272,13 @@ class Wires:
         return SimpleNamespace(topic_name=topic, publish=lambda message: self.sent.append((topic, message))), b""
 
 
+def gate_of(live: LiveLoop, wires: Wires) -> DriverGate:
+    """The gate of a driver on ``wires``, beside which nobody else commands."""
+    alone = SimpleNamespace(found={}, look=lambda *, at_once: None)
+    outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
+    return DriverGate(live.context, live.pipeline.controller, outputs, alone, lambda: None)  # type: ignore[arg-type]
+
+
 def speed(message: Any) -> float:
     if hasattr(message, "twist"):
         return abs(float(message.twist.linear.x))
@@ -292,7 +300,7 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
 ) -> None:
     live = LiveLoop(robot__urdf=urdf, control__output=output, timeouts__twist=timeout)
     wires = Wires()
-    outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
+    gate = gate_of(live, wires)
 
     def speeds() -> list[float]:
         return [speed(message) for _, message in wires.sent]
@@ -301,13 +309,13 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     live.loop.run_once()
     (_, command), *_ = live.sent
     for _ in range(3):  # velocities that follow each other in time
-        outputs.prepare([command])()
+        gate.prepare([command])()
         live.clock.sleep(0.9 * expected)
-        outputs.expire()
+        gate.end_expired_velocities()
     assert min(speeds()) > 0
     live.clock.sleep(0.2 * expected)
-    outputs.expire()
-    outputs.expire()
+    gate.end_expired_velocities()
+    gate.end_expired_velocities()
     assert len(wires.sent) == 4
     assert speeds()[-1] == 0
     if output == "twist_stamped":
@@ -397,16 +405,36 @@ def test_an_arm_holds_alone_with_commands_between_steps_as_well() -> None:
     assert live.context.safety.counters["joint_state_stale"] == 1
 
 
+def test_a_suspension_is_noticed_by_the_first_write_after_it_and_by_one_during_which_it_began() -> None:
+    live, slept = LiveLoop(), [0.0]
+    live.clock.awake = lambda: live.clock.steady() + slept[0]  # type: ignore[method-assign]
+    gate, safety = gate_of(live, Wires()), live.context.safety
+    live.context.suspension.notice()
+    with gate.writing() as may_move:
+        assert may_move
+        slept[0] = 2.5
+    assert live.state == ("holding", {Reason.SUSPENDED}), "what was sent is corrected"
+    assert "did not run for 2.5 s; the graph was not searched" in safety.explain()
+    gate.look()
+    with gate.writing() as may_move:
+        assert not may_move
+    assert "a stop that was sent meanwhile may still arrive" in safety.explain()
+    live.clock.sleep(3.3)
+    with gate.writing() as may_move:
+        assert not may_move, "only supervision ends it"
+    assert safety.counters["suspended"] == 1
+
+
 def test_each_arm_has_its_own_command_topic_and_its_velocity_expires() -> None:
     live = two_arms(("joint_velocity_state", "joint_state"))
     wires = Wires()
-    outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
+    gate = gate_of(live, wires)
     live.camera()
     live.loop.run_once()
-    outputs.prepare([command for _, command in live.sent])()
+    gate.prepare([command for _, command in live.sent])()
     assert [topic for topic, _ in wires.sent] == ["/left/command", "/right/command"]
     assert speed(wires.sent[0][1]) == pytest.approx(0.05)
     live.clock.sleep(0.21)
-    outputs.expire()
+    gate.end_expired_velocities()
     (topic, message) = wires.sent[-1]
     assert (topic, len(wires.sent), speed(message)) == ("/left/command", 3, 0.0)

@@ -18,8 +18,9 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
-from vla_ros.node import infer
-from vla_ros.node.stepper import Stepper
+from vla_ros.node import infer, inference
+from vla_ros.node.pipeline import build_pipeline
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, Observation
@@ -56,11 +57,12 @@ def test_infer_returns_the_same_action_as_the_node(photo: Path, tmp_path: Path, 
     assert main([*ASK, "--image", str(photo), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     config = load([config_file("demo")], ["policy.instruction:=pick up the red cube"])
-    stepper = Stepper(config, create(config))
-    stepper.load()
+    source = PolicySource(create(config))
+    source.load()
+    pipeline = build_pipeline(config, source.spec)
     frame = encode_image(np.asarray(Image.open(photo)), 1, "camera")
-    chunk = stepper.infer([frame], Snapshot(instruction=config.policy.instruction)).chunk
-    stepper.close()
+    chunk = inference.infer(source, pipeline, [frame], Snapshot(instruction=config.policy.instruction)).chunk
+    source.close()
     assert chunk.normalized is not None
     assert chunk.tokens is not None
     assert found["actions"] == chunk.actions.tolist()

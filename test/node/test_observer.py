@@ -28,7 +28,7 @@ STATE = StateFeature("q", parse_components("arm.joint_position(joint_1)"), delta
 
 def observer(spec: PolicySpec, **values: Any) -> Observer:
     config = build({"robot.urdf": "demo", "control.rate_hz": 10.0, **values})
-    return Observer(config, bind(spec, config, make_arms(config)))
+    return Observer(bind(spec, config, make_arms(config)))
 
 
 def frame(number: int) -> bytes:

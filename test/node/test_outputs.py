@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_ros.node import servo
-from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.gate import DriverGate
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -198,15 +198,15 @@ def test_a_hold_while_the_graph_thread_is_busy_is_at_the_newest_position(
     robot: Any, inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the graph thread is busy, the control thread holds, and first reads the joint states that wait."""
-    begin, was_busy, supervise = threading.Event(), threading.Event(), PolicyNode._supervise
+    begin, was_busy, supervise = threading.Event(), threading.Event(), DriverGate.supervise
 
-    def late(node: PolicyNode) -> None:
+    def late(gate: DriverGate) -> None:
         if begin.is_set() and not was_busy.is_set() and threading.current_thread().name == "graph":
             was_busy.set()
             time.sleep(1.0)
-        supervise(node)
+        supervise(gate)
 
-    monkeypatch.setattr(PolicyNode, "_supervise", late)
+    monkeypatch.setattr(DriverGate, "supervise", late)
     inside("timeouts.joint_state:=0.3", "timeouts.camera:=0.3", "timeouts.driver:=5.0")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     begin.set()

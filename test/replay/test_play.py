@@ -13,7 +13,7 @@ from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import samples
@@ -221,10 +221,9 @@ def test_the_images_of_single_moments_are_the_live_ones(
     found = images_of(result, [Moment(0, row, 1.0) for row in (3, 30)])
     with Bag(path) as bag:
         frames = list(bag.records(["/camera/image_raw"]))
-        stepper = Stepper(replay_config, policy)
-        stepper.bind()
+        observer = build_pipeline(replay_config, policy.spec).observer
         for row in (3, 30):
-            live = stepper.observer.observe([bytes(frames[row].data)], Snapshot(instruction="x"))
+            live = observer.observe([bytes(frames[row].data)], Snapshot(instruction="x"))
             assert (found[0, row]["image"] == live.images["image"]).all()
 
 

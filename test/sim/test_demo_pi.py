@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import PolicySource
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
@@ -51,12 +51,12 @@ def test_the_checkpoint_selects_its_options(words: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     arguments, chosen = planned("--checkpoint", "demo-pi", "--delay-ms", "300", "-p", "policy.device:=cpu")
-    stepper = Stepper(chosen.config, PiPolicy(chosen.config))
-    stepper.load()
+    source = PolicySource(PiPolicy(chosen.config))
+    source.load()
     with TableTop(world_options(arguments, chosen.config)) as world:
-        runner = SimulatedTime(world, chosen.config, stepper, episode_options(arguments, world))
+        runner = SimulatedTime(world, chosen.config, source, episode_options(arguments, world))
         results = [runner.run(seed) for seed in range(SEED, SEED + 5)]
-    stepper.close()
+    source.close()
     assert sum(result.success for result in results) >= 4
     assert steadiness((result.commands for result in results), 20.0)["stalled_share"] == 0
 
@@ -89,7 +89,7 @@ def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatc
         policy.load()
         node = PolicyNode(graph, graph.create_node("vla_policy"), chosen.config)
         try:
-            node.configure(policy=policy)
+            node.configure(source=PolicySource(policy))
             node.activate()
             sim = SimNode(graph, chosen.config.arms)
             sim.wait_for_policy(10.0, lambda: True)

@@ -16,6 +16,7 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim import process
 from vla_ros.sim.arguments import LOCKSTEP, parse, plan, world_options
@@ -63,7 +64,7 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
         answering.brightness, answering.instructions = [], []
         node = PolicyNode(own, own.create_node("vla_policy"), config)
         nodes.append(node)
-        node.configure(policy=answering)
+        node.configure(source=PolicySource(answering))
         node.activate()
         thread.start()
         return answering

@@ -12,7 +12,7 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim.arguments import episode_options, mode_of, parse, plan, world_options
 from vla_ros.sim.expert import ExpertPolicy
@@ -35,10 +35,10 @@ def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = N
     expert = ExpertPolicy(config)
     if infer is not None:
         expert.infer = infer  # type: ignore[method-assign]
-    stepper = Stepper(config, expert)
-    stepper.load()
+    source = PolicySource(expert)
+    source.load()
     with TableTop(world_options(arguments, config)) as world:
-        return SimulatedTime(world, config, stepper, episode_options(arguments, world)).run(seed)
+        return SimulatedTime(world, config, source, episode_options(arguments, world)).run(seed)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from vla_ros.config import Config, load
 from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, Observation
@@ -106,7 +107,7 @@ def main() -> int:
     remote = config.policy.name == "remote"
     policy = create(config) if remote else WildPolicy(config, arguments.horizon, arguments.seconds)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
-    return run.serve(config, ros_args, stats=arguments.stats, policy=policy)
+    return run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(policy))
 
 
 if __name__ == "__main__":

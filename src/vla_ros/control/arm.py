@@ -230,12 +230,12 @@ class ArmController:
             return False
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
-    def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
+    def interpolate(self, joints: JointState | None, dt: float, remaining: float, elapsed: float) -> Command | None:
         """Return a command between two actions, or None if there was no action yet.
 
-        The arm moves straight to the positions of the last action, which are due in ``left`` seconds; if ``left``
-        is 0, the arm decelerates to rest. ``passed`` is the time in seconds since the last command, so that late
-        commands do not prolong the deceleration. Raises Refused as :meth:`command` does.
+        The arm moves straight to the positions of the last action, which are due in ``remaining`` seconds; if
+        that is 0, the arm decelerates to rest. ``elapsed`` is the time in seconds since the last command, so that
+        late commands do not prolong the deceleration. Raises Refused as :meth:`command` does.
         """
         goal = self._goal
         if goal is None:
@@ -244,10 +244,10 @@ class ArmController:
         self._measured.check(measured)
         origin = measured if self._last is None or self._sends_velocities else self._last
         before, limits = self._speed, self._envelope.joints
-        if left > 0:
-            target = origin + (goal.positions - origin) * min(1.0, dt / left)
+        if remaining > 0:
+            target = origin + (goal.positions - origin) * min(1.0, dt / remaining)
         else:
-            before = slower(before, limits.acceleration, passed - dt)
+            before = slower(before, limits.acceleration, elapsed - dt)
             target = origin + dt * slower(before, limits.acceleration, dt)
         self._motion.discard()
         # The tip's velocity and step are relative to the measured position, as for an action. The action itself

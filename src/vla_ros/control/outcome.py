@@ -1,4 +1,4 @@
-"""The control loop's two records: the result of a step and the outcome of a frame."""
+"""Records of the control loop: an inference, the result of a step, the outcome of a frame."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ COMMANDED, SHOWN, REPLACED, BEFORE_ARMING = "command", "shown", "replaced", "bef
 ANSWERED = frozenset({COMMANDED, SHOWN})
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """An observation, and the chunk that was proposed for it."""
+
+    observation: Observation
+    chunk: ActionChunk  # checked for shape and NaN
+    # ``preprocess``, ``inference`` and the policy's own stages, as in :class:`StepResult`.
+    stages_ms: Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +17,10 @@ from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
+from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.plausibility import Plausibility
 from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.schedule import Step
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
 
@@ -32,7 +36,9 @@ def make_kinematics(config: Config) -> dict[str, Kinematics]:
 
 
 class RobotController:
-    """Makes the commands of all arms that are sent together. Used from one thread.
+    """Makes the commands of all arms that are sent together.
+
+    One thread makes and executes motions; any thread may call :meth:`hold`, :meth:`reset` and :meth:`check`.
 
     Args:
         config: All options.
@@ -53,6 +59,7 @@ class RobotController:
             arm.name: len(kinematics[arm.name].joint_names if arm.name in kinematics else arm.robot.joint_names)
             for arm in config.arms
         }
+        self._lock = threading.RLock()
         self._spec, self._kinematics = spec, kinematics
         columns = self._columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
@@ -67,10 +74,11 @@ class RobotController:
 
     def configure(self, config: Config) -> None:
         """Apply changed options; raises ConfigError if a joint has no range left."""
-        self._hold_alone = config.control.arms_hold_alone
-        self._plausible = Plausibility(config, self._columns, self._kinematics, config.control.max_overshoot)
-        for arm in self.arms:
-            arm.configure(config)
+        with self._lock:
+            self._hold_alone = config.control.arms_hold_alone
+            self._plausible = Plausibility(config, self._columns, self._kinematics, config.control.max_overshoot)
+            for arm in self.arms:
+                arm.configure(config)
 
     @property
     def binary(self) -> tuple[int, ...]:
@@ -88,9 +96,10 @@ class RobotController:
         return sum((arm.counters for arm in self.arms), Counter())
 
     def reset(self) -> None:
-        """Forget previous commands."""
-        for arm in self.arms:
-            arm.reset()
+        """Forget previous commands, because an episode begins or a person took over the arm."""
+        with self._lock:
+            for arm in self.arms:
+                arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
         """Raise Refused (``action_invalid``) if a chunk has a wrong shape, NaN, infinity or absurd numbers."""
@@ -105,6 +114,33 @@ class RobotController:
             raise Refused(Reason.ACTION_INVALID, f"number {number} of step {step} is {chunk.actions[step, number]}")
         if absurd := self._plausible.absurd(chunk):
             raise Refused(Reason.ACTION_INVALID, absurd)
+
+    def execute(
+        self,
+        step: Step,
+        joints: ArmJoints,
+        dt: float,
+        reference: ArmJoints = None,
+        inference: Inference | None = None,
+    ) -> StepResult:
+        """Return the commands for a step of the schedule, or why there are none.
+
+        Limits are relative to ``joints``, the newest joint states; ``dt`` is the time until the next command in
+        seconds. ``reference`` has the joint states at the frame's stamp and is used for the first step of a chunk;
+        None means ``joints``. ``inference``, made for this step, is added to the result. Call :meth:`executed`
+        once the commands have been sent.
+        """
+        began = time.perf_counter()
+        commands: tuple[Command, ...] = ()
+        refusal = None
+        try:
+            commands = self.command(step.action, joints, step.stamp, dt, None if step.index else reference)
+        except Refused as refused:
+            refusal = refused
+        control_ms = 1e3 * (time.perf_counter() - began)
+        stages = {**(inference.stages_ms if inference else {}), "control": control_ms}
+        chunk, observation = (inference.chunk, inference.observation) if inference else (None, None)
+        return StepResult(step.stamp, step.index, step.action, commands, refusal, chunk, observation, stages)
 
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
@@ -125,12 +161,15 @@ class RobotController:
                 Reason.ACTION_INVALID,
                 f"found {np.array2string(action, precision=4)}, expected {self._spec.dimension} finite numbers",
             )
-        tried = [
-            self._try(arm, arm.command, action, of_arm(joints, arm.name), stamp, dt, of_arm(reference, arm.name))
-            for arm in self.arms
-        ]
-        self._used = {}
-        return self._together(tried, joints)
+        with self._lock:
+            tried = [
+                self._try(
+                    arm, arm.command, action, of_arm(joints, arm.name), stamp, dt, of_arm(reference, arm.name)
+                )
+                for arm in self.arms
+            ]
+            self._used = {}
+            return self._together(tried, joints)
 
     def _together(self, tried: Sequence[Command | Refused | None], joints: ArmJoints) -> tuple[Command, ...]:
         """Return what can be sent together; raise a refusal that concerns all arms."""
@@ -139,10 +178,10 @@ class RobotController:
         alone = self._hold_alone and any(isinstance(each, Command) for each in tried)
         if stops or (refused and not alone):
             raise (stops or refused)[0]
-        made = [self._beside(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
+        made = [self._command_or_hold(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
         return tuple(each for each in made if isinstance(each, Command))
 
-    def _beside(
+    def _command_or_hold(
         self, arm: ArmController, made: Command | Refused | None, joints: ArmJoints
     ) -> Command | Refused | None:
         """Return the arm's command, or a hold at the joint state of its last command, once."""
@@ -156,27 +195,34 @@ class RobotController:
     @property
     def is_moving(self) -> bool:
         """True if any arm needs further commands to come to rest."""
-        return any(arm.is_moving for arm in self.arms)
+        with self._lock:
+            return any(arm.is_moving for arm in self.arms)
 
-    def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """Return the commands of :meth:`ArmController.onward` for all arms that have one."""
-        tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
-        return self._together(tried, joints)
+    def interpolate(self, joints: ArmJoints, dt: float, remaining: float, elapsed: float) -> tuple[Command, ...]:
+        """Return the commands of :meth:`ArmController.interpolate` for all arms that have one."""
+        with self._lock:
+            tried = [
+                self._try(arm, arm.interpolate, of_arm(joints, arm.name), dt, remaining, elapsed)
+                for arm in self.arms
+            ]
+            return self._together(tried, joints)
 
     def executed(self) -> None:
         """Record that the last commands were sent; later commands start from them."""
-        self._known |= self._used
-        for arm in self.arms:
-            arm.executed()
+        with self._lock:
+            self._known |= self._used
+            for arm in self.arms:
+                arm.executed()
 
     def hold(
         self, joints: ArmJoints, arms: Collection[str] | None = None
     ) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
         """Return the hold command of each of ``arms`` (None: all) that can hold, and the refusals of the others."""
         chosen = [arm for arm in self.arms if arms is None or arm.name in arms]
-        for arm in chosen:
-            self._known[arm.name] = self._used[arm.name] = None
-        tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
+        with self._lock:
+            for arm in chosen:
+                self._known[arm.name] = self._used[arm.name] = None
+            tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 

@@ -65,15 +65,12 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent.
-
-    ``gate`` may be assigned: it returns why nothing may move after the process was suspended, or "". It is asked
-    before and after everything that is sent, within the lock.
-    """
+    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
         self._lock = threading.RLock()
+        self._sending = 0  # contexts of motion() that are open; events are delivered after them
         self._armed = False
         self._armings = 0
         self._interruptions = 0
@@ -81,14 +78,12 @@ class Safety:
         self._stop_detail = ""
         self._held: dict[Reason, str] = {}  # by callers of hold(), until clear()
         self._found: dict[Reason, str] = {}  # by the watchdog, until follow()
-        self._gated: dict[Reason, str] = {}  # by the gate, until follow()
         self._blocked: dict[Reason, str] = {}
         self._counters: Counter[str] = Counter()
         self._state = State.DISARMED
         self._listeners: tuple[Listener, ...] = ()
         self._events: deque[Event] = deque()
         self._delivering = threading.Lock()
-        self.gate: Callable[[], str] = str
 
     @property
     def state(self) -> State:
@@ -141,11 +136,11 @@ class Safety:
         """
         try:
             with self._lock:
-                self._ask_gate()
+                self._sending += 1
                 try:
                     yield self.may_move
-                finally:  # the process may have been suspended while it sent
-                    self._ask_gate()
+                finally:
+                    self._sending -= 1
         finally:
             self._deliver()
 
@@ -223,8 +218,6 @@ class Safety:
         While disarmed, a reason to stop only prevents arming. Reasons of :meth:`hold` remain until :meth:`clear`.
         """
         with self._lock:
-            if not self._ask_gate():
-                self._clear(self._gated, Reason.SUSPENDED)
             for reason in [found for found in self._found if found not in active]:
                 self._clear(self._found, reason)
             before, self._blocked = self._blocked, {}
@@ -269,7 +262,7 @@ class Safety:
 
     @property
     def _holds(self) -> dict[Reason, str]:
-        return {**self._found, **self._held, **self._gated}
+        return {**self._found, **self._held}
 
     def _hold(self, holds: dict[Reason, str], reason: Reason, detail: str) -> None:
         began = reason not in self._holds
@@ -281,13 +274,6 @@ class Safety:
     def _clear(self, holds: dict[Reason, str], reason: Reason) -> None:
         if holds.pop(reason, None) is not None and reason not in self._holds:
             self._changed("clear", reason)
-
-    def _ask_gate(self) -> str:
-        """Hold (``suspended``) while nothing may move after a suspension; return why."""
-        why = self.gate()
-        if why:
-            self._hold(self._gated, Reason.SUSPENDED, why)
-        return why
 
     def _halt(self, reason: Reason, detail: str) -> bool:
         self._counters[reason.value] += 1
@@ -315,7 +301,7 @@ class Safety:
 
         The outer loop handles events that were added while another thread was about to finish.
         """
-        while self._events and self._delivering.acquire(blocking=False):
+        while self._events and not self._sending and self._delivering.acquire(blocking=False):
             try:
                 while self._events:
                     event = self._events.popleft()

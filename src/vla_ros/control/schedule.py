@@ -2,7 +2,7 @@
 
 Steps are consumed when they are executed, not by wall clock: an arm that holds does not skip steps. A chunk's first
 action belongs to the time of its observation; steps that were executed during the inference are skipped
-(:attr:`ChunkSchedule.position`).
+(:attr:`ActionSchedule.position`).
 
 The schedules (``control.schedule``) differ in when the policy infers and in how two chunks are joined:
 
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A chunk and the position (:attr:`ChunkSchedule.position`) to which its first action belongs."""
+    """A chunk and the position (:attr:`ActionSchedule.position`) to which its first action belongs."""
 
     chunk: ActionChunk
     start: int
@@ -54,7 +54,7 @@ class _Placed:
         return self.chunk.actions[index] if 0 <= index < len(self.chunk.actions) else None
 
 
-class ChunkSchedule:
+class ActionSchedule:
     """Yields the steps of chunks one by one.
 
     Args:
@@ -133,24 +133,23 @@ class ChunkSchedule:
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
         start = self._executed if start is None else start
-        self._before_load = self._last if self.kind == "blend" else self._onward(start, rested)
+        self._before_load = self._last if self.kind == "blend" else self._end_of_plan(start, rested)
         self._placed.append(_Placed(chunk, start))
         self._since_load = 0
         keep = {"ensemble": len(self._placed), "blend": 2}.get(self.kind, 1)
         while len(self._placed) > keep:
             self._placed.popleft()
 
-    def next(self, *, overrun: bool = False) -> Step | None:
-        """Return the next step, or None; the same step until :meth:`executed` is called.
+    def next(self) -> Step:
+        """Return the next step; the same step until :meth:`executed` is called.
 
-        With ``overrun``, the chunk continues after ``control.execute_steps`` until it ends or the next one arrives.
+        The chunk continues after ``control.execute_steps`` until it ends or the next one arrives. Raises
+        RuntimeError if no step is :attr:`left`.
         """
-        if not self._placed or (self.remaining == 0 and not overrun):
-            return None
-        newest = self._placed[-1]
-        own = newest.at(self._executed)
-        if own is None:
-            return None
+        newest = self._placed[-1] if self._placed else None
+        own = newest.at(self._executed) if newest else None
+        if newest is None or own is None:
+            raise RuntimeError("no step is left: load a chunk first")
         if self.kind in ("blend", "rtc"):
             action = self._linear(own)
         elif self.kind == "ensemble":
@@ -162,11 +161,8 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """Record that the step returned by :meth:`next` was sent."""
-        step = self.next(overrun=True)
-        if step is None:
-            raise RuntimeError("executed() without a step: load a chunk first")
-        self._before_last, self._last = self._last, step.action
+        """Record that the step returned by :meth:`next` was sent. Raises RuntimeError as that does."""
+        self._before_last, self._last = self._last, self.next().action
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
         if old is not None:  # after the old chunk's end, the blend continues from its last action
             self._before_load = old
@@ -175,7 +171,7 @@ class ChunkSchedule:
         while len(self._placed) > 1 and self._placed[0].at(self._executed) is None:
             self._placed.popleft()
 
-    def _onward(self, start: int, rested: bool) -> FloatArray | None:
+    def _end_of_plan(self, start: int, rested: bool) -> FloatArray | None:
         """Return where a plan that has ended leaves the arm, or None if it has not ended."""
         before, last = self._before_last, self._last
         ended = self.kind == "rtc" and start < self._executed and not self.left

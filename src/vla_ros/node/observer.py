@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from vla_ros.config import Config
 from vla_ros.contract.binding import Binding
 from vla_ros.contract.spec import NOW, DeltaTimestamp
 from vla_ros.contract.state import Measured, StateError, StateReader
@@ -30,8 +29,8 @@ class Observer:
     Assign ``timeouts`` to change the allowed ages.
     """
 
-    def __init__(self, config: Config, binding: Binding) -> None:
-        self._binding = binding
+    def __init__(self, binding: Binding) -> None:
+        config, self._binding = binding.config, binding
         self._preprocessor = Preprocessor(config.camera, binding.spec)
         self._rate = binding.spec.rate_hz or config.control.rate_hz
         self._first = next(iter(binding.cameras.values()))

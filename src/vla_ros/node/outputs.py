@@ -1,6 +1,6 @@
 """Publishes commands to the drivers of the arms and of grippers that have their own driver.
 
-Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and no
+Everything is sent through a :class:`~vla_ros.node.gate.CommandGate`, so that no two threads send at once and no
 motion follows a stop.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import Command, lifetime, message_type, split, to_message
-from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 from vla_ros.node.gripper_goals import GripperGoals
@@ -54,8 +53,8 @@ class Outputs:
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         """Build the messages of all arms' commands; return a function that sends them.
 
-        Call that function within ``safety.motion()``: for a hold only if motion is *not* allowed, for a motion only
-        if it is. If the process was suspended in the meantime, it sends nothing more.
+        Call that function within ``CommandGate.writing()``: for a hold only if motion is *not* allowed, for motion
+        only if it is. If the process was suspended in the meantime, it sends nothing more.
         """
         sends = [send for command in commands for send in self._messages(command)]
 
@@ -93,19 +92,11 @@ class Outputs:
         arm = self._arms[command.arm]
         return split(command, arm.robot.gripper_joint_names if arm.gripper_topic else ())
 
-    def expire(self) -> None:
-        """Send zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
+    def expired(self) -> list[Command]:
+        """Return zeros for the arms to which no command was sent for ``timeouts.twist``.
 
         A velocity command remains in force until the next one: during a long inference it would move the arm far
         beyond the intended step. Position commands need not expire.
         """
         now = self._context.clock.steady()
-        if not any(now >= expires for _, expires in self._standing.values()):
-            return
-        with self._context.safety.motion():  # a command sent meanwhile has replaced its velocity
-            expired = [command for command, expires in self._standing.values() if now >= expires]
-            if expired:
-                self.prepare([self._split(command)[0].stopped() for command in expired])()
-        if expired:
-            seconds = lifetime(self._context.options.current)
-            self._context.safety.report(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")
+        return [self._split(command)[0].stopped() for command, expires in self._standing.values() if now >= expires]

@@ -28,15 +28,16 @@ from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.holder import Holder
 from vla_ros.node.lockstep import Lockstep
 from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
-from vla_ros.node.stepper import Stepper
-from vla_ros.policies.base import Policy, Progress, create, no_progress
+from vla_ros.node.source import ActionSource, PolicySource
+from vla_ros.policies.base import Progress, create, no_progress
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
 from vla_ros.vision.messages import IMAGE_TYPES
@@ -65,8 +66,9 @@ class PolicyNode:
         self.stats = Stats()
         self.inputs = Inputs(self._clock, config.policy.instruction)
         self._logger = node.get_logger()
-        self._stepper: Stepper | None = None
-        self._holder: Holder | None = None
+        self._source: ActionSource | None = None
+        self._pipeline: ActionPipeline | None = None
+        self._gate: DriverGate | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._throttled = ThrottledLogger(self._logger)
@@ -78,52 +80,51 @@ class PolicyNode:
 
     # The life of a managed node
 
-    def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
-        """Load the policy and create the endpoints; nothing moves. ``policy`` overrides ``policy.name``.
+    def configure(self, progress: Progress = no_progress, source: ActionSource | None = None) -> None:
+        """Load the source and create the endpoints; nothing moves. Without ``source``, ``policy.name`` acts.
 
-        Raises VlaRosError if the policy does not load, does not fit the robot and the options, or another node has
+        Raises VlaRosError if the source does not load, does not fit the robot and the options, or another node has
         this node's name. Partial work is undone.
         """
-        stepper = Stepper(self.config, policy or create(self.config))
+        source = source or PolicySource(create(self.config))
         try:
             self._wiring.undo(claim_name(self._node.get_fully_qualified_name()).close)
-            stepper.load(progress)
+            source.load(progress)
+            pipeline = build_pipeline(self.config, source.spec)
             wait_until_alone(self._node, self._logger, progress, Clock())
-            self._stepper = stepper
-            self._options.current = stepper.binding.config
+            self._source, self._pipeline = source, pipeline
+            self._options.current = pipeline.binding.config
             self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
-            self._join(stepper)
+            self._join(pipeline)
         except BaseException:
             self.cleanup()
-            stepper.close()
+            source.close()
             raise
         self._logger.info(self._summary())
-        self._logger.info(f"features:\n{stepper.describe()}")
-        if (wanted := self.config.control.schedule) not in ("auto", stepper.schedule.kind):
-            why = (
-                "returns single steps" if stepper.spec.horizon == 1 else "cannot continue the chunk being executed"
-            )
+        self._logger.info(f"features:\n{pipeline.describe()}")
+        if (wanted := self.config.control.schedule) not in ("auto", pipeline.schedule.kind):
+            why = "returns single steps" if source.spec.horizon == 1 else "cannot continue the chunk being executed"
             self._logger.warning(
-                f"control.schedule: found {wanted}, but the policy {why}: using '{stepper.schedule.kind}'"
+                f"control.schedule: found {wanted}, but the policy {why}: using '{pipeline.schedule.kind}'"
             )
-        stated, chosen = stepper.spec.execute_steps, self.config.control.execute_steps
+        stated, chosen = pipeline.binding.spec.execute_steps, self.config.control.execute_steps
         if stated and chosen not in (0, stated):
             self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
-        for doubt in (doubt for state in stepper.binding.states for doubt in state.doubts()):
+        for doubt in (doubt for state in pipeline.binding.states for doubt in state.doubts()):
             self._logger.warning(doubt)
-        for arm in stepper.controller.arms:
+        for arm in pipeline.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)
 
     def activate(self) -> None:
         """Start inferring on frames. The arm moves after ``~/enable``, or at once with ``control.armed``."""
-        assert self._stepper is not None, "configure() comes first"
-        self._loop = ControlLoop(
-            self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
-        )
+        assert self._source is not None, "configure() comes first"
+        assert self._pipeline is not None
+        assert self._gate is not None
+        self._loop = ControlLoop(self._context, self._source, self._pipeline, self._mailboxes, self._gate)
         if self._lockstep:
-            reset = self._states.forget, self._stepper.forget_commands
-            self._lockstep.begin(self._loop.run_once, self._supervise, reset)
+            reset = self._states.forget, self._pipeline.controller.reset
+            self._lockstep.begin(self._loop.run_once, self._gate.supervise, reset)
         else:
             self._loop.start()
         if self.config.control.armed:
@@ -141,8 +142,8 @@ class PolicyNode:
         self.safety.disarm()
         if self._lockstep:
             self._lockstep.end()
-        if self._holder is not None:
-            self._holder.finish(self.config.timeouts.joint_state)
+        if self._gate is not None:
+            self._gate.finish_holds(self.config.timeouts.joint_state)
         loop, self._loop = self._loop, None
         ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
         if not ended:
@@ -153,12 +154,11 @@ class PolicyNode:
         """Destroy the endpoints and free the policy. Safe to call in any state."""
         self.deactivate()
         self._throttled.flush()
-        self._telemetry = self._holder = None
-        self.safety.gate = str
+        self._telemetry = self._gate = None
         self._wiring.close()
-        stepper, self._stepper = self._stepper, None
-        if stepper is not None:
-            stepper.close()
+        source, self._source, self._pipeline = self._source, None, None
+        if source is not None:
+            source.close()
 
     @property
     def lost(self) -> bool:
@@ -172,14 +172,14 @@ class PolicyNode:
         if not armed:
             self.safety.disarm()
             return True, "disarmed: the arm holds"
-        if self._loop is None:
+        if self._loop is None or self._gate is None:
             return False, "not active: nothing can be commanded yet"
         if not self._loop.alive and not self._lockstep:
             return False, "the control thread has ended with an error (see the log): start the node again"
         for waiting in filter(None, [mailbox.take() for mailbox in self._mailboxes]):
             self._context.report(waiting.outcome(BEFORE_ARMING))
-        self._look(at_once=True)
-        self._supervise()  # missing inputs hold from the start
+        self._gate.look(at_once=True)
+        self._gate.supervise()  # missing inputs hold from the start
         if not self.safety.arm():
             return False, self.safety.explain()
         return True, self.safety.explain()
@@ -187,10 +187,10 @@ class PolicyNode:
     def reset(self) -> tuple[bool, str]:
         """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
         self.inputs.new_epoch()
-        if self._stepper is not None:
-            self._stepper.forget_commands()
-        if self._holder is not None:
-            self._holder.forget()
+        if self._pipeline is not None:
+            self._pipeline.controller.reset()
+        if self._gate is not None:
+            self._gate.forget_holds()
         if self.safety.reset():
             return True, "no longer stopped; disarmed: call ~/enable to move"
         return True, "the node was not stopped; the plan is discarded"
@@ -227,13 +227,13 @@ class PolicyNode:
             if old != new:
                 text = f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}"
                 say(self._logger, text, "info" if new else "warning")
-        self._options.current = config if self._stepper is None else paced(config, self._stepper.spec)
+        self._options.current = config if self._pipeline is None else paced(config, self._pipeline.binding.spec)
         if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())
 
     # Wiring
 
-    def _join(self, stepper: Stepper) -> None:
+    def _join(self, pipeline: ActionPipeline) -> None:
         """Create publishers, subscriptions, services and timers."""
         middleware = middleware_watch(self._graph.backend)
         gone = middleware()
@@ -242,12 +242,18 @@ class PolicyNode:
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
         self._telemetry = Telemetry(
-            wiring, self._options, stepper.spec, stepper.controller, self.safety, self.stats, self.inputs
+            wiring,
+            self._options,
+            pipeline.binding.spec,
+            pipeline.controller,
+            self.safety,
+            self.stats,
+            self.inputs,
         )
         self._watchdog = Watchdog(
             self._options,
             config.camera.topics,
-            tuple(arm.name for arm in stepper.controller.arms if arm.arm_names),
+            tuple(arm.name for arm in pipeline.controller.arms if arm.arm_names),
             # Clocks without this attribute are system clocks.
             simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
         )
@@ -263,17 +269,11 @@ class PolicyNode:
             self._throttled,
             self._logger,
         )
-        self._outputs = Outputs(self._context, wiring)
-        self._states = states = StateReceiver(self._context, stepper.controller)
-        receiver = FrameReceiver(self._context, self._mailboxes, stepper.observer)
+        outputs = Outputs(self._context, wiring)
+        self._states = states = StateReceiver(self._context, pipeline.controller)
+        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
         self._cameras = receiver.sources
-        self._watch = GraphWatch(
-            self._node,
-            self._outputs.gids,
-            topics.command_shared_with,
-            self._contests,
-            middleware,
-        )
+        self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._contests, middleware)
         wiring.undo(self._watch.close)
         inputs = [
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
@@ -284,8 +284,7 @@ class PolicyNode:
             for each in inputs:
                 each.poll()
 
-        self._holder = Holder(self._context, stepper, self._outputs.prepare, poll)
-        self.safety.gate = self._holder.gate
+        self._gate = gate = DriverGate(self._context, pipeline.controller, outputs, self._watch, poll)
         for each in config.robot.parsed_state_topics:
             wiring.subscribe_from(
                 state_message_type(each.type), each.name, partial(states.state_topic, each.key), "state"
@@ -299,10 +298,10 @@ class PolicyNode:
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         if has_run_policy(self._graph):
-            RunPolicy(self._context, wiring, self.instruct, lambda: stepper.schedule.remaining)
-        wiring.timer(SUPERVISION_PERIOD, self._supervise)
+            RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.remaining)
+        wiring.timer(SUPERVISION_PERIOD, gate.supervise)
         wiring.timer(1.0, self._throttled.flush)
-        wiring.timer(graph_watch.PERIOD, self._look)
+        wiring.timer(graph_watch.PERIOD, gate.look)
 
     # Inputs
 
@@ -350,8 +349,8 @@ class PolicyNode:
     def _on_event(self, event: Event) -> None:
         """Send a hold when motion ends, and log each change of state."""
         if event.before is State.ARMED and event.after is not State.ARMED:
-            assert self._holder is not None
-            self._holder.look()
+            assert self._gate is not None
+            self._gate.send_due_holds()
         if event.after is not event.before:
             why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
             text = f"{event.before.value} -> {event.after.value}{why}"
@@ -363,28 +362,10 @@ class PolicyNode:
         if self._telemetry is not None:
             self._telemetry.changed()
 
-    def _look(self, *, at_once: bool = False) -> None:
-        """Look for other commanders."""
-        assert self._holder is not None
-        began = self._clock.awake()
-        self._watch.look(at_once=at_once)
-        self._holder.looked = began
-
-    def _supervise(self) -> None:
-        """Apply the watchdog's findings, hold and end expired twists, 50 times a second and before each command."""
-        assert self._holder is not None
-        now = self._clock.now()
-        topic, subscribers = self._outputs.subscribers
-        self._watchdog.driver(subscribers, now, topic)
-        self._holder.look()
-        self.safety.follow({**self._watch.found, **self._watchdog.active(now)})
-        self._holder.look()  # another thread may be busy with the event
-        self._outputs.expire()
-
     def _summary(self) -> str:
         """Describe policy, inputs and outputs in one line for the log."""
-        assert self._stepper is not None
-        spec, config = self._stepper.spec, self.config
+        assert self._pipeline is not None
+        spec, config = self._pipeline.binding.spec, self.config
         outputs = [
             f"{topic} ({output})"
             for arm in config.arms
@@ -393,7 +374,7 @@ class PolicyNode:
         ]
         return (
             f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
-            f"{spec.dimension} numbers, {spec.horizon} step(s), {self._stepper.schedule.kind}; "
+            f"{spec.dimension} numbers, {spec.horizon} step(s), {self._pipeline.schedule.kind}; "
             f"{', '.join(config.camera.topics)} -> {' and '.join(outputs)} "
             f"by {self._graph.backend}"
         )

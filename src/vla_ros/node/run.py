@@ -25,9 +25,10 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.node.stepper import Stepper
-from vla_ros.policies.base import Policy, Progress, create
+from vla_ros.node.source import ActionSource
+from vla_ros.policies.base import Progress, create
 
 NODE_NAME = "vla_policy"
 
@@ -63,16 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
     config = load(arguments.config, assignments, name, values)
     if arguments.dry_run:
-        policy = create(config)
-        stepper = Stepper(config, policy)
-        stepper.fit(policy.describe())
-        print(stepper.describe())
+        print(build_pipeline(config, create(config).describe()).describe())
         return 0
     return serve(config, ros_args, stats=arguments.stats)
 
 
 def serve(
-    config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
+    config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, source: ActionSource | None = None
 ) -> int:
     """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once."""
     ended, loading = False, True
@@ -106,7 +104,7 @@ def serve(
             return ended or node.lost
 
         try:
-            node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), policy)
+            node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), source)
             loading = False
             asked.clear()  # discard requests from before the node could be armed
             if not ended:

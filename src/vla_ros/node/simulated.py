@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vla_ros.config import Config, LiveConfig
+from vla_ros.contract.binding import paced
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
@@ -15,32 +17,36 @@ from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.node.context import Context, Sink, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.gate import CommandGate
+from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import ActionSource
 from vla_ros.telemetry.stats import Stats
 
 _LOG = logging.getLogger(__name__)
 
 
 class SimulatedNode:
-    """Receivers, watchdog, safety and control loop around a loaded policy; a driver always counts as present.
+    """Receivers, watchdog, safety and control loop around a loaded source; a driver always counts as present.
 
-    ``sink`` receives each step and the outcome of each frame; for ``prepare`` see :class:`Sender`. ``watched``
+    ``sink`` receives each step and the outcome of each frame; ``driver`` receives the commands of all
+    arms. ``watched``
     has the watchdog's options if they differ from ``config``. ``arms`` names the arms that need joint states.
     """
 
     def __init__(
         self,
         config: Config,
-        stepper: Stepper,
+        source: ActionSource,
+        pipeline: ActionPipeline,
         clock: SimulatedClock,
         sink: Sink,
-        prepare: Callable[[Sequence[Command]], Callable[[], None]],
+        driver: Callable[[Sequence[Command]], None],
         watched: Config | None = None,
     ) -> None:
-        self.clock, self.stats, self.options = clock, Stats(), LiveConfig(config)
+        self.clock, self.stats, self.options = clock, Stats(), LiveConfig(paced(config, pipeline.binding.spec))
         self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
-        self.arms = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
+        self.arms = tuple(arm.name for arm in pipeline.controller.arms if arm.arm_names)
         checked = LiveConfig(watched) if watched else self.options
         watchdog = Watchdog(checked, config.camera.topics, self.arms)
         logger, suspension = ThrottledLogger(_LOG), Suspension(clock)
@@ -48,12 +54,7 @@ class SimulatedNode:
             self.options, clock, self.inputs, self.safety, suspension, watchdog, self.stats, sink, logger, _LOG
         )
         self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
-        self.cameras = FrameReceiver(context, self.mailboxes, stepper.observer)
-        self.states = StateReceiver(context, stepper.controller)
-        self.loop = ControlLoop(context, stepper, self.mailboxes, prepare, self.supervise)
-
-    def supervise(self) -> None:
-        """Apply the watchdog's findings."""
-        now = self.clock.now()
-        self.context.watchdog.driver(1, now)
-        self.safety.follow(self.context.watchdog.active(now))
+        self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer)
+        self.states = StateReceiver(context, pipeline.controller)
+        self.gate = CommandGate(context, lambda commands: partial(driver, commands))
+        self.loop = ControlLoop(context, source, pipeline, self.mailboxes, self.gate)

@@ -16,11 +16,12 @@ from pathlib import Path
 from vla_ros.config import Config, build, flatten
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
+from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import Policy, create
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options, Player
-from vla_ros.replay.prepare import fit, make_stepper
+from vla_ros.replay.prepare import build_pipeline_for, fit
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Ask, select
 
@@ -149,9 +150,11 @@ def play(
             where = "" if str(job.path) in str(error) else f"{job.path}: "
             return Outcome(None, None, f"{where}{error}")
         config = fit(job.config, selection)
-        stepper, note = make_stepper(config, policy())
+        source = PolicySource(policy()).start()
+        pipeline, note = build_pipeline_for(config, source.spec)
+        spec = pipeline.binding.spec
         if resume is not None and resume.complete:
-            return Outcome(resume, stepper.spec, note=note)
+            return Outcome(resume, spec, note=note)
         named = functools.partial(progress, job.path.name)
-        player = Player(bag, selection, config, stepper, job.options, resume, partial, named)
-        return Outcome(player.play(), stepper.spec, note=note)
+        player = Player(bag, selection, config, source, pipeline, job.options, resume, partial, named)
+        return Outcome(player.play(), spec, note=note)

@@ -13,8 +13,9 @@ from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.safety import State
 from vla_ros.node.context import Sink
 from vla_ros.node.control_loop import Did
+from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import ActionSource
 from vla_ros.replay.records import Record
 from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.types import JointState
@@ -36,7 +37,8 @@ class LiveRun:
     def __init__(
         self,
         config: Config,
-        stepper: Stepper,
+        source: ActionSource,
+        pipeline: ActionPipeline,
         recording: Recording,
         records: Iterator[Record],
         speed: float,
@@ -46,7 +48,7 @@ class LiveRun:
         timeouts = replace(config.timeouts, frame_age=0.0)
         options, watched = replace(config, timeouts=timeouts), replace(timeouts, joint_state_age=0.0, heartbeat=0.0)
         cameras = {topic: index for index, topic in enumerate(config.camera.topics)}
-        self._stepper, self._episode = stepper, episode
+        self._pipeline, self._episode = pipeline, episode
         first = next(records, None)
         begin = first.time if first is not None else 0
         events = [
@@ -60,7 +62,13 @@ class LiveRun:
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
         self.node = SimulatedNode(
-            options, stepper, clock, sink, lambda commands: lambda: None, watched=replace(config, timeouts=watched)
+            options,
+            source,
+            pipeline,
+            clock,
+            sink,
+            lambda commands: None,
+            watched=replace(config, timeouts=watched),
         )
 
     def run(self, enough: Callable[[], bool]) -> None:
@@ -72,7 +80,7 @@ class LiveRun:
             if node.safety.state is State.STOPPED:
                 node.safety.reset()
                 node.safety.arm()
-            idle = did is Did.WAITED and self._stepper.schedule.wants_chunk and not node.mailboxes[0].waiting
+            idle = did is Did.WAITED and self._pipeline.schedule.wants_chunk and not node.mailboxes[0].waiting
             if idle and self._clock.exhausted:
                 break
 
@@ -87,11 +95,11 @@ class LiveRun:
         if camera == 0 and (instruction := self._episode(time)) is not None:
             self.node.inputs.set_instruction(instruction)
             self.node.inputs.new_epoch()
-            self._stepper.forget_commands()
+            self._pipeline.controller.reset()
         self.node.cameras.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
-        for arm in self._stepper.controller.arms:
+        for arm in self._pipeline.controller.arms:
             self.node.states.accept(state, state.stamp, arm.name)
 
     def _set_state(self, key: str, state: JointState) -> None:

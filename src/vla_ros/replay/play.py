@@ -21,7 +21,9 @@ from vla_ros.config import Config
 from vla_ros.control.outcome import REPLACED, FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.inference import first_step
+from vla_ros.node.pipeline import ActionPipeline
+from vla_ros.node.source import ActionSource
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
@@ -61,7 +63,7 @@ class Options:
 class Player:
     """Plays one bag.
 
-    ``config`` is from :func:`~vla_ros.replay.prepare.fit`, and the stepper's policy is loaded. ``resume`` contains
+    ``config`` is from :func:`~vla_ros.replay.prepare.fit`, ``source`` is loaded. ``resume`` contains
     the samples of an interrupted run. The results so far are saved in the file ``partial`` every 20 s.
     """
 
@@ -70,16 +72,18 @@ class Player:
         bag: Bag,
         selection: Selection,
         config: Config,
-        stepper: Stepper,
+        source: ActionSource,
+        pipeline: ActionPipeline,
         options: Options,
         resume: Samples | None,
         partial: Path | None,
         progress: Callable[[int], None],
     ) -> None:
         self._bag, self._selection, self._config = bag, selection, config
-        self._stepper, self._options = stepper, options
+        self._source, self._pipeline, self._options = source, pipeline, options
+        self._controller, self._schedule = pipeline.controller, pipeline.schedule
         self._resume, self._partial, self._progress = resume, partial, progress
-        self._recording = series.read(bag, selection, stepper.controller.arm_names, config.timeouts.joint_state)
+        self._recording = series.read(bag, selection, pipeline.controller.arm_names, config.timeouts.joint_state)
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._stages: list[dict[str, float]] = []
         self._commands: list[dict[str, float]] = []
@@ -92,7 +96,7 @@ class Player:
         self._details: dict[Reason, str] = {}
         self._last_time: int | None = None
         self._began = self._saved = time.perf_counter()
-        self._period = step_seconds(config, stepper.spec)
+        self._period = step_seconds(config, pipeline.binding.spec)
         self._inferred: StepResult | None = None
         self._stats: Stats | None = None  # statistics of the control loop
 
@@ -100,19 +104,21 @@ class Player:
         """Play the frames; after Ctrl-C, return the results so far with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
-        self._stepper.reset()
-        counted = Counter(self._stepper.controller.counters)
+        self._begin_episode()
+        counted = Counter(self._controller.counters)
         records = self._bag.records(self._selection.cameras, start)
         try:
             if speed := self._options.speed:
-                live = LiveRun(self._config, self._stepper, self._recording, records, speed, self, self._episode)
+                live = LiveRun(
+                    self._config, self._source, self._pipeline, self._recording, records, speed, self, self._episode
+                )
                 self._stats = live.node.stats
                 live.run(self._is_enough)
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
             complete = False  # the resumed run repeats the current frame
-        result = self._samples(complete, Counter(self._stepper.controller.counters) - counted)
+        result = self._samples(complete, Counter(self._controller.counters) - counted)
         if self._partial is not None:
             samples_of.save(result, self._partial)
         return result
@@ -164,12 +170,12 @@ class Player:
         except ImageError:
             stamp = 0
         if self._episode(now) is not None:
-            self._stepper.reset()
+            self._begin_episode()
         recording = self._recording
         inputs = recording.inputs(now, self._instructions[-1])
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         try:
-            step = self._stepper.step(frames, inputs, self._period, reference)
+            step = first_step(self._source, self._pipeline, frames, inputs, self._period, reference)
         except ImageError as error:
             self._drop(Reason.IMAGE_INVALID, str(error))
             return
@@ -177,10 +183,17 @@ class Player:
             self._drop(refused.reason, refused.detail)
             return
         if step.refused is None:
-            self._stepper.executed()
+            self._schedule.executed()
+            self._controller.executed()
         else:
-            self._stepper.schedule.reset()
+            self._schedule.reset()
         self._keep(now, step, step.refused.reason if step.refused else None, _NAN)
+
+    def _begin_episode(self) -> None:
+        self._source.reset()
+        self._schedule.reset()
+        self._pipeline.observer.begin()
+        self._controller.reset()
 
     def _drop(self, reason: Reason, detail: str) -> None:
         # Each reason keeps its first text, because numbers in the details differ from frame to frame.
@@ -232,7 +245,7 @@ class Player:
 
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
         """Return the results so far as arrays, paired with the recorded actions."""
-        spec, count = self._stepper.spec, len(self._stages)
+        spec, count = self._pipeline.binding.spec, len(self._stages)
         columns: dict[str, Any] = {name: np.array(self._columns[name], kind) for name, kind in _KINDS.items()}
         for name in ("predicted", "normalized"):
             columns[name] = columns[name].reshape(count, spec.dimension)

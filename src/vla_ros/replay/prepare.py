@@ -1,4 +1,4 @@
-"""Adapts options and stepper to a bag, and reads single frames again."""
+"""Adapts options to a bag, and reads single frames again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import NamedTuple
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.node.stepper import Stepper
-from vla_ros.policies.base import Policy
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Selection, select
@@ -30,20 +29,17 @@ def step_seconds(config: Config, spec: PolicySpec) -> float:
     return 1.0 / (max(config.control.rate_hz, 0.0) or spec.rate_hz or 30.0)
 
 
-def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Return a stepper for a loaded policy, and a note if it makes no joint commands for lack of a URDF."""
-    stepper = Stepper(config, policy)
+def build_pipeline_for(config: Config, spec: PolicySpec) -> tuple[ActionPipeline, str]:
+    """Return a pipeline, and a note if it makes no joint commands for lack of a URDF."""
     try:
-        stepper.bind()
-        return stepper, ""
+        return build_pipeline(config, spec), ""
     except ConfigError:
         if any(arm.robot.urdf for arm in config.arms):
             raise
         control = dataclasses.replace(config.control, output="twist_stamped")
-        stepper = Stepper(dataclasses.replace(config, control=control), policy)
         with contextlib.suppress(ConfigError):
-            stepper.bind()
-            return stepper, "robot.urdf is not set: actions are compared, but no joint commands are made"
+            pipeline = build_pipeline(dataclasses.replace(config, control=control), spec)
+            return pipeline, "robot.urdf is not set: actions are compared, but no joint commands are made"
         raise
 
 

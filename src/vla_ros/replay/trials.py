@@ -20,11 +20,11 @@ from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.observer import Observer
 from vla_ros.policies.base import Policy
 from vla_ros.replay import metrics, series, skill
 from vla_ros.replay.figures import Comparer
-from vla_ros.replay.prepare import RecordedFrame, make_stepper, read_again
+from vla_ros.replay.prepare import RecordedFrame, build_pipeline_for, read_again
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
@@ -203,12 +203,13 @@ def _actions(
     frames: Iterable[tuple[RecordedFrame, Snapshot]], change: Change, policy: Policy
 ) -> Iterator[FloatArray]:
     """Yield the policy's first action [D] for each frame under a change."""
-    steppers: dict[int, Stepper] = {}
+    observers: dict[int, Observer] = {}
     for frame, inputs in frames:
-        if id(frame.config) not in steppers:  # one stepper per bag
+        if id(frame.config) not in observers:  # one per bag
             camera = dataclasses.replace(frame.config.camera, **change.camera)
-            steppers[id(frame.config)] = make_stepper(dataclasses.replace(frame.config, camera=camera), policy)[0]
-        observation = steppers[id(frame.config)].observer.observe(frame.images, inputs)
+            changed = dataclasses.replace(frame.config, camera=camera)
+            observers[id(frame.config)] = build_pipeline_for(changed, policy.spec)[0].observer
+        observation = observers[id(frame.config)].observe(frame.images, inputs)
         if change.pixels is not None:
             images = {key: change.pixels(image) for key, image in observation.images.items()}
             observation = dataclasses.replace(observation, images=images, raw_images={})

@@ -119,18 +119,18 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
 
 def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoResult:
     """Run policy and simulation in this process."""
-    from vla_ros.node.stepper import Stepper
+    from vla_ros.node.source import PolicySource
     from vla_ros.policies.base import create
     from vla_ros.sim import console
     from vla_ros.sim.simulated_time import SimulatedTime
     from vla_ros.sim.world import TableTop
 
     console.header(config, "simulated time")
-    with closing(Stepper(config, create(config))) as stepper:
+    with closing(PolicySource(create(config))) as source:
         with console.spinner("loading the policy"):
-            stepper.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
+            source.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
         with TableTop(world_options(arguments, config)) as world:
-            runner = SimulatedTime(world, config, stepper, episode_options(arguments, world))
+            runner = SimulatedTime(world, config, source, episode_options(arguments, world))
             return _run_all(arguments, config, runner.run).with_stats(runner.stats)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from vla_ros.control.command import Command
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import State
 from vla_ros.errors import ConfigError
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.source import ActionSource
 from vla_ros.sim.episode import Episode, EpisodeOptions, commands_of, obey
 from vla_ros.sim.node import IMAGE_TOPIC, SECOND, wrist_topic
 from vla_ros.sim.results import EpisodeResult
@@ -31,13 +32,15 @@ class SimulatedTime:
     the first command.
 
     Args:
-        stepper: A stepper with a loaded policy.
+        source: Moves the arm; loaded already.
     """
 
-    def __init__(self, world: TableTop, config: Config, stepper: Stepper, options: EpisodeOptions) -> None:
-        self._world, self._config, self._stepper, self._options = world, config, stepper, options
+    def __init__(self, world: TableTop, config: Config, source: ActionSource, options: EpisodeOptions) -> None:
+        self._world, self._config, self._options = world, config, options
+        pipeline = build_pipeline(config, source.spec)
+        self._controller = pipeline.controller
         self._clock = SimulatedClock(SECOND)
-        self._node = SimulatedNode(config, stepper, self._clock, self, self._prepare)
+        self._node = SimulatedNode(config, source, pipeline, self._clock, self, self._obey)
         cameras = {IMAGE_TOPIC: "front"} | {wrist_topic(name): name for name in world.wrist_cameras}
         if unknown := set(config.camera.topics) - set(cameras):
             raise ConfigError(f"camera.topics: found {min(unknown)}; the simulation has {', '.join(cameras)}")
@@ -64,7 +67,7 @@ class SimulatedTime:
         self._instruct(episode.instruction)
         episode.record(world.render())
         node.states.forget()
-        self._stepper.forget_commands()
+        self._controller.reset()
         self._publish_joints()
         node.safety.arm()
         until = self._clock.steady() + self._options.step_timeout
@@ -105,7 +108,7 @@ class SimulatedTime:
             image = self._publish_images()
         if stepped and self._running is not None:
             self._running.record(image)
-        self._node.supervise()
+        self._node.gate.supervise()
 
     def _publish_joints(self) -> None:
         world, stamp = self._world, self._clock.ros()
@@ -123,14 +126,11 @@ class SimulatedTime:
 
     # The node's commands, steps and frames
 
-    def _prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
-        def send() -> None:
-            for command in commands:
-                obey(self._world, command)
-                if command.arm == self._config.arms[0].name and self._running is not None:
-                    self._received.append((self._clock.steady(), command))
-
-        return send
+    def _obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            obey(self._world, command)
+            if command.arm == self._config.arms[0].name and self._running is not None:
+                self._received.append((self._clock.steady(), command))
 
     def step(self, step: StepResult) -> None:
         """Record the action of a step."""

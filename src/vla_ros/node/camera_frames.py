@@ -13,7 +13,7 @@ from vla_ros.node.receiver import Frame
 from vla_ros.vision.messages import CdrBytes
 
 
-class Frames:
+class CameraFrames:
     """Takes frames from the mailboxes of all cameras when the first camera has one. Used from one thread."""
 
     def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
@@ -27,16 +27,16 @@ class Frames:
         """The newest message of each camera, or None for a camera without one."""
         return [frame.data if frame else None for frame in self._newest]
 
-    def waiting(self) -> Frame | None:
-        """Return the first camera's waiting frame, or None."""
+    def take(self) -> Frame | None:
+        """Remove and return the first camera's waiting frame, or None."""
         return self._first.take()
 
     def wait(self, patience: float) -> bool:
         """Wait up to ``patience`` seconds for a frame of the first camera; return True if there is one."""
         return self._first.wait(patience)
 
-    def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
-        """Return ``frame``, or the next frame if the rate limiter waits for it and it arrives in time."""
+    def take_newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
+        """Return ``frame``, or take the next frame if the rate limiter waits for it and it arrives in time."""
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
         newer = self._first.take(wait) if wait else None

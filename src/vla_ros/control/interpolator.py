@@ -10,7 +10,7 @@ from vla_ros.control.rate_limiter import RateLimiter
 _SHORTEST = 0.9  # shortest time between two commands, in intervals, if the first was late
 
 
-class Between:
+class CommandInterpolator:
     """Schedules commands between steps, and after the last step until the arm rests.
 
     ``limiter`` provides the duration of a step; ``rate_hz`` is ``control.command_rate_hz`` and may be assigned.
@@ -38,12 +38,12 @@ class Between:
         """Earliest time of the next step: :attr:`due` while the arm decelerates, else -infinity."""
         return self.due if self.rests else -math.inf
 
-    def begin(self, step: StepResult, made: float, end: float) -> None:
-        """Record that ``step`` was sent at ``made``, perhaps late; the next step is due at ``end``."""
-        self.step, self._sent, self._end, self.rests = step, made, end, False
-        self.due = max(end - self._limiter.period + self.interval, made + _SHORTEST * self.interval)
+    def begin(self, step: StepResult, sent: float, end: float) -> None:
+        """Record that ``step`` was sent at ``sent``, perhaps late; the next step is due at ``end``."""
+        self.step, self._sent, self._end, self.rests = step, sent, end, False
+        self.due = max(end - self._limiter.period + self.interval, sent + _SHORTEST * self.interval)
 
-    def ease(self) -> None:
+    def decelerate(self) -> None:
         """Decelerate, starting with the next command."""
         if self.step is not None:
             self._end = min(self._end, self.due)
@@ -53,11 +53,11 @@ class Between:
         self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
         self._sent = 0.0
 
-    def next(self, now: float) -> tuple[float, float, float, int]:
-        """Return the timing of the command that is due: (following, left, passed, late).
+    def advance(self, now: float) -> tuple[float, float, float, int]:
+        """Count the command that is due, and return its timing: (following, remaining, elapsed, late).
 
-        The following command is due in ``following`` seconds. The step's positions must be reached in ``left``
-        seconds; 0 means that the arm comes to rest. The last command was sent ``passed`` seconds ago. ``late`` is
+        The following command is due in ``following`` seconds. The step's positions must be reached in ``remaining``
+        seconds; 0 means that the arm comes to rest. The last command was sent ``elapsed`` seconds ago. ``late`` is
         the number of steps by which the command is late, 0 during its step.
         """
         interval = self.interval
@@ -65,7 +65,7 @@ class Between:
         if abs(following - self._end) < interval / 2:
             following = self._end
         self.due = following
-        left, passed, self._sent = self._end - now, now - self._sent, now
-        self.rests = left < interval / 2
-        late = 1 + int(max(0.0, -left) / self._limiter.period) if self.rests else 0
-        return min(following - now, interval), 0.0 if self.rests else left, passed, late
+        remaining, elapsed, self._sent = self._end - now, now - self._sent, now
+        self.rests = remaining < interval / 2
+        late = 1 + int(max(0.0, -remaining) / self._limiter.period) if self.rests else 0
+        return min(following - now, interval), 0.0 if self.rests else remaining, elapsed, late

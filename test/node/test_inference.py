@@ -1,4 +1,4 @@
-"""The stepper without graph and threads: observation, inference, command."""
+"""A source and its pipeline without graph and threads: observation, inference, command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.stepper import Stepper
+from vla_ros.node.inference import first_step, infer
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
+from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.lazy_images import LazyImages
@@ -65,10 +67,10 @@ STATE = (StateFeature("proprio", parse_components("arm.joint_position + topic.wr
 TOPICS = config(robot__state_topics=["wrench=/wrench"])
 
 
-def loaded(policy: Forward, options: Config | None = None) -> Stepper:
-    stepper = Stepper(options or config(), policy)
-    stepper.load()
-    return stepper
+def loaded(policy: Forward, options: Config | None = None) -> tuple[PolicySource, ActionPipeline]:
+    source = PolicySource(policy)
+    source.load()
+    return source, build_pipeline(options or config(), source.spec)
 
 
 def message(top: int = 200, stamp: int = STAMP) -> bytes:
@@ -82,7 +84,7 @@ INPUTS = Snapshot(JOINTS, instruction="pick up the cube")
 
 def test_the_command_moves_the_tip_by_the_action_and_carries_the_stamp_of_the_frame() -> None:
     policy = Forward()
-    step = loaded(policy).step([message()], INPUTS, 0.2)
+    step = first_step(*loaded(policy), [message()], INPUTS, 0.2)
     assert step.refused is None
     assert step.stamp == step.commands[0].stamp == STAMP
     arm = Kinematics.from_urdf("demo")
@@ -94,10 +96,10 @@ def test_the_command_moves_the_tip_by_the_action_and_carries_the_stamp_of_the_fr
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 70, 1000])
 def test_a_truncated_message_raises_an_error_that_names_the_topic(keep: int) -> None:
-    stepper = loaded(Forward())
+    parts = loaded(Forward())
     with pytest.raises(ImageError, match="/camera/image_raw"):
-        stepper.step([message()[:keep]], INPUTS, 0.2)
-    assert stepper.step([message()], INPUTS, 0.2).commands
+        first_step(*parts, [message()[:keep]], INPUTS, 0.2)
+    assert first_step(*parts, [message()], INPUTS, 0.2).commands
 
 
 @pytest.mark.parametrize(
@@ -111,33 +113,33 @@ def test_a_missing_input_is_refused_with_its_reason(
     inputs: Snapshot, frames: list[bytes | None], reason: Reason
 ) -> None:
     with pytest.raises(Refused) as caught:
-        loaded(Forward()).step(frames, inputs, 0.2)
+        first_step(*loaded(Forward()), frames, inputs, 0.2)
     assert caught.value.reason is reason
 
 
 def test_missing_topics_and_joints_are_refused() -> None:
-    stepper = loaded(Forward(state=STATE), TOPICS)
+    parts = loaded(Forward(state=STATE), TOPICS)
     with pytest.raises(Refused, match="no usable joint state"):
-        stepper.step([message()], Snapshot(instruction="go"), 0.2)
+        first_step(*parts, [message()], Snapshot(instruction="go"), 0.2)
     with pytest.raises(Refused, match="wrench"):
-        stepper.step([message()], INPUTS, 0.2)
+        first_step(*parts, [message()], INPUTS, 0.2)
     ready = Snapshot(JOINTS, {"wrench": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
-    assert stepper.step([message()], ready, 0.2).commands
+    assert first_step(*parts, [message()], ready, 0.2).commands
 
 
 def test_a_stale_topic_is_refused() -> None:
-    stepper = loaded(Forward(state=STATE), TOPICS)
+    observer = loaded(Forward(state=STATE), TOPICS)[1].observer
 
     def asked(behind: float) -> Snapshot:
         wrench = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
         return dataclasses.replace(INPUTS, state={"wrench": wrench})
 
-    stepper.observer.observe([message()], asked(0.9))
+    observer.observe([message()], asked(0.9))
     with pytest.raises(Refused, match=r"topic.wrench: 1.1 s older.*timeouts.joint_state_age") as refused:
-        stepper.observer.observe([message()], asked(1.1))
+        observer.observe([message()], asked(1.1))
     assert refused.value.reason is Reason.INPUT_MISSING
-    stepper = loaded(Forward(state=STATE), config(robot__state_topics=["wrench=/w"], timeouts__joint_state_age=0.0))
-    stepper.observer.observe([message()], asked(100.0))
+    any_age = config(robot__state_topics=["wrench=/w"], timeouts__joint_state_age=0.0)
+    loaded(Forward(state=STATE), any_age)[1].observer.observe([message()], asked(100.0))
 
 
 @pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
@@ -145,22 +147,23 @@ def test_an_answer_of_a_wrong_type_is_refused(answer: object) -> None:
     policy = Forward()
     policy.infer = lambda *_: answer
     with pytest.raises(Refused, match="expected an ActionChunk") as refused:
-        loaded(policy).step([message()], INPUTS, 0.2)
+        first_step(*loaded(policy), [message()], INPUTS, 0.2)
     assert refused.value.reason is Reason.ACTION_INVALID
 
 
 def test_without_a_joint_state_there_is_an_action_and_no_command() -> None:
-    step = loaded(Forward()).step([message()], Snapshot(instruction="go"), 0.2)
+    step = first_step(*loaded(Forward()), [message()], Snapshot(instruction="go"), 0.2)
     assert step.action is not None
     assert not step.commands
     assert step.refused is not None
 
 
 def test_a_delta_counts_from_the_pose_at_the_stamp_of_the_frame() -> None:
-    stepper = loaded(Forward())
+    source, pipeline = loaded(Forward())
     moved = JointState(NAMES, JOINTS.positions + np.array([0.02, 0, 0, 0, 0, 0, 0]), 20)
-    answer = stepper.infer([message()], INPUTS)
-    step = stepper.next_command(moved, 0.2, JOINTS, answer)
+    inference = infer(source, pipeline, [message()], INPUTS)
+    pipeline.schedule.load(inference.chunk)
+    step = pipeline.controller.execute(pipeline.schedule.next(), moved, 0.2, JOINTS, inference)
     arm = Kinematics.from_urdf("demo")
     expected = arm.forward(JOINTS.positions).position + np.array([0.01, 0, 0])
     assert np.allclose(arm.forward(step.commands[0].positions[:7]).position, expected, atol=3e-4)
@@ -171,58 +174,18 @@ def test_an_image_that_no_camera_provides_is_refused_at_start() -> None:
         loaded(Forward(images=(ImageFeature("image"), ImageFeature("wrist"))))
 
 
-def test_a_reset_forgets_the_plan() -> None:
-    policy = Forward()
-    stepper = loaded(policy)
-    stepper.step([message()], INPUTS, 0.2)
-    stepper.reset()
-    assert stepper.schedule.wants_chunk
-    assert policy.resets == 1
-
-
-def test_a_new_task_does_not_open_the_gripper() -> None:
-    """A hold right after a new instruction tells the fingers what they were told, not where they were measured."""
+def test_a_hold_keeps_the_grip_until_the_commands_are_forgotten() -> None:
     policy = Forward()
     policy.answer = np.tile([0.0, 0, 0, 0, 0, 0, 0.0], (3, 1))  # close
-    stepper = loaded(policy, config(robot__gripper_joint_names=["finger_left"]))
+    source, pipeline = loaded(policy, config(robot__gripper_joint_names=["finger_left"]))
     gripping = JointState((*NAMES, "finger_left"), np.array([*JOINTS.positions, 0.013]), 10)
-    stepper.step([message()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
-    stepper.executed()
-    stepper.new_task()
-    assert stepper.schedule.wants_chunk
-    assert policy.resets == 1
-    held = stepper.hold(gripping)[0][0]
+    first_step(source, pipeline, [message()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
+    pipeline.controller.executed()
+    held = pipeline.controller.hold(gripping)[0][0]
     assert held.positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
-    stepper.forget_commands()
-    assert stepper.hold(gripping)[0][0].positions[-1] == 0.013, "somebody else had the gripper: touch nothing"
-
-
-def test_execute_steps_may_shrink_in_the_middle_of_a_chunk() -> None:
-    policy = Forward()
-    stepper = loaded(policy)
-    assert stepper.step([message()], INPUTS, 0.2).commands
-    stepper.executed()
-    assert not stepper.schedule.wants_chunk
-    stepper.configure(config(control__execute_steps=1))
-    assert stepper.next_command(JOINTS, 0.2).index == 1
-    stepper.executed()
-    assert stepper.schedule.wants_chunk
-
-
-def test_ensembling_continues_when_other_options_change() -> None:
-    stepper = loaded(Forward(), config(control__schedule="ensemble"))
-    stepper.configure(config(control__schedule="ensemble", control__rate_hz=3.0))
-    stepper.step([message()], INPUTS, 0.2)
-    stepper.executed()
-    assert stepper.schedule.wants_chunk, "ACT asks after every step"
-
-
-def test_options_that_change_reach_the_policy() -> None:
-    policy, seen = Forward(), []
-    policy.configure = seen.append
-    changed = build({"policy.instruction": "wave"}, config())
-    loaded(policy).configure(changed)
-    assert seen == [changed.policy]
+    pipeline.controller.reset()
+    held = pipeline.controller.hold(gripping)[0][0]
+    assert held.positions[-1] == 0.013, "somebody else had the gripper: touch nothing"
 
 
 def test_an_image_is_resized_on_first_access_and_its_time_counts_as_preprocessing() -> None:
@@ -234,7 +197,7 @@ def test_an_image_is_resized_on_first_access_and_its_time_counts_as_preprocessin
 
     blind, looking = Forward(), Looking()
     for policy, prepared in ((blind, 0), (looking, 1)):
-        step = loaded(policy).step([message()], INPUTS, 0.2)
+        step = first_step(*loaded(policy), [message()], INPUTS, 0.2)
         images = step.observation.images
         assert isinstance(images, LazyImages)
         assert images.prepared == prepared

@@ -1,0 +1,225 @@
+"""Executes the steps of the plan, the commands between them, and the deceleration after the last one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from vla_ros.control.command import Command
+from vla_ros.control.interpolator import CommandInterpolator
+from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
+from vla_ros.control.rate_limiter import RateLimiter
+from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.suspension import LONGEST
+from vla_ros.node.camera_frames import CameraFrames
+from vla_ros.node.context import Context
+from vla_ros.node.gate import CommandGate
+from vla_ros.node.pipeline import ActionPipeline
+from vla_ros.node.receiver import Frame
+from vla_ros.node.source import ActionSource
+from vla_ros.types import JointState
+
+
+class StepExecutor:
+    """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
+
+    ``task`` is the epoch of the inputs and the number of armings to which the plan belongs; once ``ended`` is True,
+    nothing is sent.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        source: ActionSource,
+        pipeline: ActionPipeline,
+        frames: CameraFrames,
+        limiter: RateLimiter,
+        interpolator: CommandInterpolator,
+        gate: CommandGate,
+    ) -> None:
+        self._context, self._source, self._frames = context, source, frames
+        self._schedule, self._controller = pipeline.schedule, pipeline.controller
+        self._clock, self._safety = context.clock, context.safety
+        self._limiter, self._interpolator, self._gate = limiter, interpolator, gate
+        self._joint_counts = {arm.name: len(arm.arm_names) for arm in pipeline.controller.arms}
+        self._interruptions = 0  # count at the last check of the plan
+        self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
+        self._held: set[Reason] = set()  # until the next good step
+        self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
+        self.task = (-1, -1)
+        self.ended = False
+
+    @property
+    def is_failing(self) -> bool:
+        """True while the arm decelerates because an inference failed."""
+        return self._failed is not None
+
+    def is_void(self, task: tuple[int, int]) -> bool:
+        """Return True if ``task`` has ended, or the arm was armed since it began."""
+        return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
+
+    def check_interruption(self) -> bool:
+        """Return True if motion is not allowed, or was interrupted since the last call."""
+        before, self._interruptions = self._interruptions, self._safety.interruptions
+        return before != self._interruptions or not self._safety.may_move
+
+    def read_joints(self) -> Mapping[str, JointState]:
+        """Return each arm's newest joint state, unless it is stale or from before a suspension.
+
+        Commands must be sent soon after this call.
+        """
+        self._joints_read, self._resumed = self._clock.steady(), self._context.suspension.resumed
+        return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state, self._resumed)
+
+    def execute(
+        self, step: StepResult, dt: float, *, frame: Frame | None = None, interpolated: bool
+    ) -> float | None:
+        """Publish the action of a step that lasts ``dt`` seconds and, if that is allowed, send its commands.
+
+        ``frame`` is given for the first step of a chunk. ``interpolated`` means that further commands may follow
+        before the next step; if the step is split into several commands, only the first one of each arm is sent.
+        Returns when it began to be sent, or None if it was not sent.
+        """
+        began = self._clock.steady()
+        self._context.sink.step(step)
+        try:
+            if step.refused is not None:
+                raise step.refused
+            self._check(step)
+            for reason in self._held:
+                self._safety.clear(reason)
+            self._held.clear()
+            sent = self._send_step(step, dt, interpolated=interpolated)
+        except Refused as refused:
+            self._schedule.reset()
+            self.rest()
+            self.refuse(refused, frame)
+            return None
+        if not sent:
+            self._schedule.reset()  # a hold may end before the next iteration
+            self.rest()
+        now, stats = self._clock.now(), self._context.stats
+        if frame is not None:
+            # Also while disarmed, because a dry run shows the age that motion would have.
+            total = (now.steady - frame.arrived.steady) / 1e6
+            stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
+            self._frames.finish(COMMANDED if sent else SHOWN, ended=now.ros, stages_ms=step.stages_ms)
+        if not sent:
+            return None
+        stats.execution.sent(step, self._joint_counts, now, self._limiter.period)
+        return began
+
+    def interpolate(self, *, dry: bool) -> None:
+        """Send the command that is due between two steps, or during the deceleration after the last one.
+
+        Once the arm rests, nothing more is sent. ``dry`` means that the plan has run out because the next chunk is
+        late.
+        """
+        step, rested = self._interpolator.step, self._interpolator.rests
+        assert step is not None
+        dt, remaining, elapsed, late = self._interpolator.advance(self._clock.steady())
+        if late and not rested and dry and not self.is_void(self.task):
+            self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
+        sent = False
+        if not late or self._controller.is_moving:
+            try:
+                commands = self._controller.interpolate(self.read_joints(), dt, remaining, elapsed)
+                sent = self._send(commands, step, late)
+            except Refused as refused:
+                self.refuse(refused, None)
+        if not sent:
+            self.rest()
+
+    def decelerate(self) -> bool:
+        """Decelerate with further commands; return False if none are needed."""
+        self._interpolator.decelerate()
+        return self._interpolator.step is not None and self._controller.is_moving
+
+    def rest(self) -> None:
+        """Stop sending commands between steps, and hold if an inference failed."""
+        self._interpolator.stop()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            self.refuse(*failed)
+
+    def fail(self, refused: Refused, frame: Frame) -> None:
+        """Discard the plan, decelerate, then refuse the frame."""
+        self._failed = refused, frame
+        self._schedule.reset()
+        if not self.decelerate():
+            self.rest()
+
+    def refuse(self, refused: Refused, frame: Frame | None) -> None:
+        """Hold, stop or count according to the reason's level; a hold ends with the next good step."""
+        reason, detail = refused.reason, refused.detail
+        if reason.level is Level.HOLD:
+            self._held.add(reason)
+            self._safety.hold(reason, detail)
+        elif frame is None:
+            self._safety.report(reason, detail)
+        if frame is not None:
+            self._frames.refuse(frame, reason, detail)
+        self._context.throttled.log(reason.value, f"{reason.value}: {detail}")
+
+    def _check(self, step: StepResult, late: int = 0) -> None:
+        """Raise Refused if a step's motion, which lags by ``late`` periods, must not be sent.
+
+        ``server_lost``: the source has lost its server for ``timeouts.server_lost``.
+
+        ``frame_old``: the step's frame is older than ``timeouts.frame_age`` plus ``timeouts.inference`` plus the
+        step's offset. The watchdog checks frames only on arrival; this check detects a suspended process, or a
+        frame that waited for a slow inference.
+        """
+        timeouts = self._context.options.current.timeouts
+        lost = self._source.lost
+        if lost is not None and lost.seconds > timeouts.server_lost:
+            raise Refused(Reason.SERVER_LOST, f"{lost.why}; {lost.seconds:.3g} s ago")
+        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
+        age = (self._clock.ros() - step.stamp) / 1e9
+        if timeouts.frame_age and age > allowed:
+            found = f"{age:.3g} s old when its motion was due, allowed {allowed:.3g} s"
+            raise Refused(Reason.FRAME_OLD, found)
+
+    def _send_step(self, step: StepResult, dt: float, *, interpolated: bool) -> bool:
+        commands = step.commands
+        if interpolated and self._interpolator.commands > 1:
+            first = self._controller.interpolate(self.read_joints(), self._interpolator.interval, dt, 0.0)
+            commands = first + tuple(command for command in commands if command.hold)
+        began = self._clock.steady()
+        if not self._send(commands, step):
+            return False
+        self._context.stats.record({"publish": 1e3 * (self._clock.steady() - began)})
+        return True
+
+    def _send(self, commands: Sequence[Command], step: StepResult, late: int | None = None) -> bool:
+        """Send the commands if that is allowed; return True if they were sent.
+
+        Commands that were made long before, or before the process was suspended, are not sent. Once the loop has
+        ``ended``, nothing is sent, because another loop may own the arm. ``late`` is None for the step itself, and
+        the number of periods since its end for a command after it; deceleration needs no valid task. Raises Refused
+        as :meth:`_check` does.
+        """
+        write = self._gate.prepare(commands)
+        if self.ended:
+            return False
+        with self._gate.open() as may_move:
+            if not may_move or self.ended or not self._is_current(decelerates=bool(late)):
+                return False
+            self._check(step, late or 0)
+            write()
+            if late is None:
+                self._schedule.executed()
+            self._controller.executed()
+            self._context.stats.commanded()
+            for alone in filter(None, [command.refused for command in commands]):
+                self._safety.count(alone.reason)
+                self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
+            return True
+
+    def _is_current(self, *, decelerates: bool) -> bool:
+        """Return True if nothing ended the plan since its commands were made, which was not long ago."""
+        suspension = self._context.suspension
+        interrupted = self._safety.interruptions != self._interruptions
+        void = interrupted or (not decelerates and self.is_void(self.task))
+        old = self._clock.steady() - self._joints_read > LONGEST or suspension.resumed != self._resumed
+        return not (void or old)

@@ -1,0 +1,211 @@
+"""The one place where commands are written to the drivers.
+
+Everything is written within :meth:`CommandGate.writing`, under the lock of :class:`Safety`: no two threads write at
+once, and once a stop has returned, no motion is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from vla_ros.control.command import Command, lifetime
+from vla_ros.control.reasons import Reason
+from vla_ros.control.robot import RobotController
+from vla_ros.control.suspension import LONGEST
+from vla_ros.node.context import Context
+from vla_ros.node.graph_watch import GraphWatch
+from vla_ros.node.outputs import Outputs
+from vla_ros.types import JointState
+
+_SUPERVISION_VALID = 0.05  # s; after this time the inputs are supervised again
+_PERIOD = 0.005  # s
+
+
+class CommandGate:
+    """The gate of a simulated driver, which is always there. Any thread may use it.
+
+    ``prepare`` builds the messages of all arms' commands and returns a function that writes them.
+    """
+
+    def __init__(self, context: Context, prepare: Callable[[Sequence[Command]], Callable[[], None]]) -> None:
+        self._context, self._safety = context, context.safety
+        self.prepare = prepare
+
+    @contextmanager
+    def open(self) -> Iterator[bool]:
+        """Context in which a motion is written; yields True if it may be written.
+
+        Supervises before, and once more if this thread was delayed since then.
+        """
+        clock = self._context.clock
+        while True:
+            self.supervise()
+            supervised = clock.steady()
+            with self.writing() as may_move:
+                if clock.steady() - supervised <= _SUPERVISION_VALID:
+                    yield may_move
+                    return
+
+    @contextmanager
+    def writing(self) -> Iterator[bool]:
+        """Context in which anything is written; yields True if a motion may be.
+
+        Before and after it, the process may turn out to have been suspended: then the arm holds (``suspended``).
+        """
+        with self._safety.motion():
+            self._hold_if_suspended()
+            try:
+                yield self._safety.may_move
+            finally:
+                self._hold_if_suspended()
+
+    def supervise(self) -> None:
+        """Let safety react to the watchdog's findings."""
+        now = self._context.clock.now()
+        self._context.watchdog.driver(1, now)
+        self._safety.follow(self._context.watchdog.active(now))
+
+    def _hold_if_suspended(self) -> bool:
+        """Hold while nothing may move after a suspension of the process; return True then."""
+        return False
+
+
+class DriverGate(CommandGate):
+    """The gate of real drivers: also sends a hold to every arm each time that motion ends, and ends velocities.
+
+    An arm with a velocity output stops at once. The position of another one must have arrived within
+    ``timeouts.joint_state`` and must have been published after the process last resumed (:class:`Suspension`);
+    until then, its hold is due.
+
+    Args:
+        context: The node's context.
+        controller: Makes the hold commands.
+        outputs: The drivers' topics.
+        watch: Finds other commanders.
+        poll: Reads joint states that the graph thread has not processed yet.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        controller: RobotController,
+        outputs: Outputs,
+        watch: GraphWatch,
+        poll: Callable[[], None],
+    ) -> None:
+        super().__init__(context, outputs.prepare)
+        self._suspension, self._controller = context.suspension, controller
+        self._outputs, self._watch, self._poll = outputs, watch, poll
+        self._interruptions = self._safety.interruptions  # count at the last hold
+        self._due: frozenset[str] = frozenset()  # arms to which a hold is due
+        self._measured = tuple(arm.name for arm in controller.arms if arm.arm_names)
+        self._reopened = -math.inf  # when the process resumed from the last suspension that is over
+        self._looked = -math.inf  # when the last look at other commanders began (Clock.awake)
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Look for other commanders (:meth:`GraphWatch.look`)."""
+        began = self._context.clock.awake()
+        self._watch.look(at_once=at_once)
+        self._looked = began
+
+    def supervise(self) -> None:
+        """Let safety react to all findings, hold, and end expired velocities; also called 50 times a second."""
+        now = self._context.clock.now()
+        topic, subscribers = self._outputs.subscribers
+        self._context.watchdog.driver(subscribers, now, topic)
+        self.send_due_holds()
+        with self._safety.motion():
+            if not self._hold_if_suspended():
+                self._safety.clear(Reason.SUSPENDED)
+            self._safety.follow({**self._watch.found, **self._context.watchdog.active(now)})
+        self.send_due_holds()  # another thread may be busy with the event
+        self.end_expired_velocities()
+
+    def forget_holds(self) -> None:
+        """Forget holds that are due, because a person has taken over the arm."""
+        with self.writing():
+            self._due = frozenset()
+
+    def finish_holds(self, seconds: float) -> None:
+        """Wait up to ``seconds`` until every hold that is due was sent."""
+        until = self._context.clock.steady() + seconds
+        while self._due and self._context.clock.steady() < until:
+            self._context.clock.sleep(_PERIOD)
+            self.send_due_holds()
+
+    def send_due_holds(self) -> None:
+        """Send the holds that are due. Call it when motion has ended, and fifty times a second."""
+        if not self._due and self._safety.interruptions == self._interruptions:
+            return
+        try:
+            self._poll()
+        except Exception as error:  # hold at the last known position
+            self._log(f"joint states could not be read: {type(error).__name__}: {error}")
+        with self.writing() as may_move:
+            if self._safety.interruptions != self._interruptions:
+                self._interruptions = self._safety.interruptions
+                self._due = frozenset(arm.name for arm in self._controller.arms)
+            if may_move:  # the reason has ended, and motion may already have been sent
+                self._due = frozenset()
+            if self._due:
+                self._send_holds(self._fresh_joints())
+
+    def _fresh_joints(self) -> Mapping[str, JointState]:
+        timeout = self._context.options.current.timeouts.joint_state + LONGEST
+        return self._context.inputs.fresh_joints(timeout, self._suspension.resumed)
+
+    def _send_holds(self, fresh: Mapping[str, JointState]) -> None:
+        resumed = self._suspension.resumed
+        commands, refusals = self._controller.hold(fresh, self._due)
+        self.prepare(commands)()
+        self._suspension.notice()
+        if self._suspension.resumed != resumed:  # suspended while it sent: what was sent is corrected
+            return
+        # An arm whose measurement is unusable has nothing to hold; one without waits for a measurement.
+        self._due = self._due - {command.arm for command in commands} - fresh.keys()
+        for refused in refusals:
+            self._log(f"no hold could be sent{' yet' if self._due else ''}: {refused.detail}")
+
+    def end_expired_velocities(self) -> None:
+        """Send zeros if no command followed within ``timeouts.twist`` (:meth:`Outputs.expired`)."""
+        if not self._outputs.expired():
+            return
+        with self.writing():  # a command sent meanwhile has replaced its velocity
+            expired = self._outputs.expired()
+            self.prepare(expired)()
+        if expired:
+            seconds = lifetime(self._context.options.current)
+            self._safety.report(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")
+
+    def _hold_if_suspended(self) -> bool:
+        """Hold while nothing may move after a suspension of the process; return True then.
+
+        It is over when every arm's joint state was published afterwards, the holds were sent, other commanders were
+        looked for, and messages that got lost meanwhile have been sent again.
+        """
+        self._suspension.notice()
+        resumed = self._suspension.resumed
+        if resumed <= self._reopened:
+            return False
+        fresh = self._context.inputs.fresh_joints(math.inf, resumed)
+        missing = [name for name in self._measured if name not in fresh]
+        alone = self._context.options.current.control.arms_hold_alone and len(missing) < len(self._measured)
+        if missing and not alone:
+            wanted = "no joint state was published since it resumed"
+        elif self._due & fresh.keys():
+            wanted = "the hold was not sent yet"
+        elif self._looked < resumed:
+            wanted = "the graph was not searched for other commanders since it resumed"
+        elif self._context.clock.awake() < self._suspension.settled:
+            wanted = "a stop that was sent meanwhile may still arrive"
+        else:
+            self._reopened = resumed
+            return False
+        lasted = self._suspension.lasted
+        self._safety.hold(Reason.SUSPENDED, f"the process did not run for {lasted:.3g} s; {wanted}")
+        return True
+
+    def _log(self, text: str) -> None:
+        self._context.throttled.log("hold", text, "error")

@@ -1,0 +1,47 @@
+"""The parts between a source of actions and the robot, made for one spec and one set of options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vla_ros.config import Config
+from vla_ros.contract.binding import Binding, bind, make_arms
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.contract.state import Arm
+from vla_ros.control.robot import RobotController
+from vla_ros.control.schedule import ActionSchedule
+from vla_ros.node.observer import Observer
+from vla_ros.node.trained import description
+
+
+@dataclass(frozen=True, eq=False)
+class ActionPipeline:
+    """The parts on both sides of a source: frames -> observer -> source -> schedule -> controller -> commands."""
+
+    binding: Binding  # which topic feeds which input; the spec and the options, completed by each other
+    observer: Observer
+    schedule: ActionSchedule
+    controller: RobotController
+    arms: Mapping[str, Arm]
+
+    def describe(self) -> str:
+        """Return how the source is bound to the robot, and how its actions will be executed."""
+        doubts = [
+            f"check features.joint_form: {doubt}" for state in self.binding.states for doubt in state.doubts()
+        ]
+        table, executed = self.binding.table(), description(self.binding, self.arms, self.schedule.kind)
+        return "\n".join([table, executed, *doubts])
+
+
+def build_pipeline(config: Config, spec: PolicySpec) -> ActionPipeline:
+    """Bind a source's spec to the robot and the options; the source need not be loaded.
+
+    Raises ConfigError if they do not fit together.
+    """
+    arms = make_arms(config)
+    binding = bind(spec, config, arms)
+    kinematics = {name: arm.kinematics for name, arm in arms.items() if arm.kinematics is not None}
+    controller = RobotController(binding.config, binding.spec, kinematics)
+    schedule = ActionSchedule(binding.config.control, binding.spec, controller.binary, controller.rotations)
+    return ActionPipeline(binding, Observer(binding), schedule, controller, arms)
