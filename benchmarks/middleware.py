@@ -294,7 +294,7 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
     lines = [
         f"{size}; ROS 2 {os.environ.get('ROS_DISTRO', '?')}, {date.today()}, {os.cpu_count()} cores of "
-        f"{platform.processor()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
+        f"{platform.processor() or platform.machine()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
         "",
         "| middleware | subscription | received of sent | latency p50 / p99, ms | take p50 / p99, ms |",
         "|---|---|---|---|---|",

