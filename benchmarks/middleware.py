@@ -292,9 +292,10 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     kind = "JPEG" if arguments.compressed else "rgb8"
     size = f"{arguments.width}x{arguments.height} {kind} at {arguments.rate:g} Hz"
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
+    processor = platform.processor() or platform.machine()
     lines = [
         f"{size}; ROS 2 {os.environ.get('ROS_DISTRO', '?')}, {date.today()}, {os.cpu_count()} cores of "
-        f"{platform.processor() or platform.machine()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
+        f"{processor}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
         "",
         "| middleware | subscription | received of sent | latency p50 / p99, ms | take p50 / p99, ms |",
         "|---|---|---|---|---|",
