@@ -126,7 +126,7 @@ class ImageProcessor(ABC):
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Return steps with the same bits on every device; None if only the host can resample.
+        """Return resampling steps that yield identical bits on every device; None if only the host can resample.
 
         Args:
             source: (height, width) of the upright image.
