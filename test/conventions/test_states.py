@@ -277,10 +277,10 @@ def test_statistics_that_cannot_be_in_the_chosen_form_are_doubted(form: str, lar
     chosen = build({"preset": "so101", "features.joint_form": form})
     [feature] = complete(PolicySpec(action=(), open=True), chosen).state
     learned = replace(feature, largest=(1.0, largest, 1.0, 1.0, 1.0, 1000.0))
-    found = [*bind_state(learned, make_arms(config), {}).doubts()]
+    found = [*bind_state(learned, make_arms(config), {}).unit_warnings()]
     assert len(found) == bool(doubt)
     assert all(one.endswith(f"largest number, {largest:.5g}, {doubt}") for one in found)
-    assert not [*bind_state(feature, make_arms(config), {}).doubts()]
+    assert not [*bind_state(feature, make_arms(config), {}).unit_warnings()]
 
 
 def test_a_gauge_is_received_and_must_be_valid() -> None:

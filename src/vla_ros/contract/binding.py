@@ -69,7 +69,7 @@ def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 
 def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     spec = complete(spec, config)
-    config = paced(config, spec)
+    config = with_rate(config, spec)
     topics = {topic.key: topic.name for topic in config.robot.parsed_state_topics}
     _check_joints(arms)
     cameras = _cameras(spec, config)
@@ -88,7 +88,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     return Binding(spec, cameras, states, columns, rows, config)
 
 
-def paced(config: Config, spec: PolicySpec) -> Config:
+def with_rate(config: Config, spec: PolicySpec) -> Config:
     """Return the options with the policy's own rate, unless the options set one."""
     control = config.control
     rate = control.rate_hz if control.rate_hz >= 0 else spec.rate_hz or UNKNOWN_RATE

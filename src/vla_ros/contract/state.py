@@ -97,7 +97,7 @@ class StateReader:
     feature: StateFeature
     components: tuple[ComponentReader, ...]
 
-    def doubts(self) -> Iterator[str]:
+    def unit_warnings(self) -> Iterator[str]:
         """Yield why the joint positions of the training data cannot be in the form of their component.
 
         LeRobot recorded joints in -100..100 of their calibrated range up to release 0.4.3, later in degrees. The

@@ -141,7 +141,7 @@ class ArmController:
 
     @property
     def binary(self) -> tuple[int, ...]:
-        """Column of a gripper that only opens and closes; otherwise empty."""
+        """The gripper's column in an action if the gripper is binary (``gripper.mode``), otherwise ()."""
         if self._gripper_column is None or self._arm.gripper.mode != "binary":
             return ()
         return (self._gripper_column,)

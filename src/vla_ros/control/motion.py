@@ -60,7 +60,7 @@ class JointMotion:
 
 @dataclass(frozen=True)
 class _Followed:
-    """What remains of a command for the next one."""
+    """The last target, where the next one may start (``control.delta_from``)."""
 
     target: Pose  # pose that was commanded
     goal: FloatArray  # [3, 3], orientation that a delta without rotation keeps (``control.delta_form``)

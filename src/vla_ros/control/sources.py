@@ -23,7 +23,7 @@ _DELAY = 0.1  # s by which the delays of two messages may differ
 
 @dataclass(frozen=True)
 class Source:
-    """A source of data."""
+    """Where the messages of an input come from: a publisher, and one of the sources that it may relay."""
 
     publisher: bytes  # the publisher's id; b"" if the middleware does not provide one
     kind: Hashable = None  # kind of data, to distinguish two sources with the same publisher

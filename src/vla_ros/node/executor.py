@@ -217,7 +217,7 @@ class StepExecutor:
             return True
 
     def _is_current(self, *, decelerates: bool) -> bool:
-        """Return True if nothing ended the plan since its commands were made, which was not long ago."""
+        """True if nothing has ended the plan since its commands were made, at most :data:`LONGEST` seconds ago."""
         suspension = self._context.suspension
         interrupted = self._safety.interruptions != self._interruptions
         void = interrupted or (not decelerates and self.is_void(self.task))

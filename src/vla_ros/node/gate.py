@@ -24,9 +24,10 @@ _PERIOD = 0.005  # s
 
 
 class CommandGate:
-    """The gate of a simulated driver, which is always there. Any thread may use it.
+    """Lets commands through while :class:`Safety` and the watchdog allow motion. Thread-safe.
 
-    ``prepare`` builds the messages of all arms' commands and returns a function that writes them.
+    This class serves a simulated driver, which is always present. ``prepare`` builds the messages of all arms'
+    commands and returns a function that writes them.
     """
 
     def __init__(self, context: Context, prepare: Callable[[Sequence[Command]], Callable[[], None]]) -> None:

@@ -27,11 +27,13 @@ class ActionPipeline:
 
     def describe(self) -> str:
         """Return how the source is bound to the robot, and how its actions will be executed."""
-        doubts = [
-            f"check features.joint_form: {doubt}" for state in self.binding.states for doubt in state.doubts()
+        warnings = [
+            f"check features.joint_form: {warning}"
+            for state in self.binding.states
+            for warning in state.unit_warnings()
         ]
         table, executed = self.binding.table(), description(self.binding, self.arms, self.schedule.kind)
-        return "\n".join([table, executed, *doubts])
+        return "\n".join([table, executed, *warnings])
 
 
 def build_pipeline(config: Config, spec: PolicySpec) -> ActionPipeline:

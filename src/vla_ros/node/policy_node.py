@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.config import Config, LiveConfig
-from vla_ros.contract.binding import paced
+from vla_ros.contract.binding import with_rate
 from vla_ros.contract.state_topics import state_message_type
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs, why_refused
@@ -110,8 +110,8 @@ class PolicyNode:
         stated, chosen = pipeline.binding.spec.execute_steps, self.config.control.execute_steps
         if stated and chosen not in (0, stated):
             self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
-        for doubt in (doubt for state in pipeline.binding.states for doubt in state.doubts()):
-            self._logger.warning(doubt)
+        for warning in (one for state in pipeline.binding.states for one in state.unit_warnings()):
+            self._logger.warning(warning)
         for arm in pipeline.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)
@@ -227,7 +227,7 @@ class PolicyNode:
             if old != new:
                 text = f"workspace box of '{now.name}': {new or 'none'}, until now {old or 'none'}"
                 say(self._logger, text, "info" if new else "warning")
-        self._options.current = config if self._pipeline is None else paced(config, self._pipeline.binding.spec)
+        self._options.current = config if self._pipeline is None else with_rate(config, self._pipeline.binding.spec)
         if changed:  # an empty text withdraws the instruction
             self._set_instruction(config.policy.instruction.strip())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from vla_ros.config import Config, LiveConfig
-from vla_ros.contract.binding import paced
+from vla_ros.contract.binding import with_rate
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
@@ -44,7 +44,7 @@ class SimulatedNode:
         driver: Callable[[Sequence[Command]], None],
         watched: Config | None = None,
     ) -> None:
-        self.clock, self.stats, self.options = clock, Stats(), LiveConfig(paced(config, pipeline.binding.spec))
+        self.clock, self.stats, self.options = clock, Stats(), LiveConfig(with_rate(config, pipeline.binding.spec))
         self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
         self.arms = tuple(arm.name for arm in pipeline.controller.arms if arm.arm_names)
         checked = LiveConfig(watched) if watched else self.options
