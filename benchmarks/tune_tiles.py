@@ -28,8 +28,8 @@ from vla_ros.engine import tile_configs
 from vla_ros.engine.decoder import prefill, verify
 from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.lowbit import BITS, k_group
-from vla_ros.engine.ops import KVCache
 from vla_ros.engine.runner import CudaRunner
+from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tile_configs import SKINNY, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import KINDS, DecoderWeights, Matrix, fuse

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine import decoder
-from vla_ros.engine.ops import KVCache, Ops, visible
+from vla_ros.engine.ops import Ops, visible
 from vla_ros.engine.runner import make_runner
+from vla_ros.engine.stream import KVCache
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import MissingDependencyError
 from vla_ros.policies.openvla.model import OpenVLAModel

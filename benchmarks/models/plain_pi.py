@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.engine.gemma import ROPE_THETA
 from vla_ros.engine.runner import make_runner
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS
-from vla_ros.policies.pi.network import PiNetwork, euler_times, time_embedding
+from vla_ros.policies.pi.network import ROPE_THETA, PiNetwork, euler_times, time_embedding
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Answer = Callable[[FlowRequest], NDArray[np.float32]]
@@ -32,7 +31,7 @@ class PlainPi:
     def __init__(self, network: PiNetwork, steps: int, wrap: Wrap = lambda function: function) -> None:
         self._network, self._times = network, euler_times(steps, summed=True)
         sizes = network.architecture
-        self._embedded = [time_embedding(time, sizes.expert.width, sizes.periods) for time in self._times]
+        self._embedded = [time_embedding(time, sizes.expert.hidden_size, sizes.periods) for time in self._times]
         self._block, self._layer, self._norm = wrap(_block), wrap(_layer), wrap(_norm)
 
     @torch.no_grad()
@@ -44,7 +43,7 @@ class PlainPi:
         """
         network, sizes = self._network, self._network.architecture
         patches = self._see(images).flatten(0, 1)
-        words = network.embed_tokens(tokens) * math.sqrt(sizes.prefix.width)
+        words = network.embed_tokens(tokens) * math.sqrt(sizes.prefix.hidden_size)
         hidden = torch.cat([patches, words])[None]  # [1, N, width]
         count = hidden.shape[1]
         places = torch.arange(count, device=hidden.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tools.checkpoints.tiny import STATISTICS, write_tiny
-from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
+from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
@@ -25,7 +25,7 @@ from vla_ros.types import IntArray
 
 OPENVLA_7B = Architecture(
     towers=tuple(TIMM_TOWERS.values()),
-    llm=LlmShape(
+    llm=DecoderShape(
         vocab_size=32064,
         hidden_size=4096,
         intermediate_size=11008,

@@ -21,7 +21,7 @@ from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, flow, gemma, jpeg, linear, lowbit, pointwise, resample, towers
+from vla_ros.engine.kernels import attention, flow, jpeg, linear, lowbit, pointwise, resample, towers
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import (
     ATTENTION_CONFIG,
@@ -255,13 +255,13 @@ def compile_pi() -> None:
     compile_gemma("merge", flow.merge_kernel, 1, CHUNKS=14, PADDED=16)
     tile = MANY_ATTENTION.fit(512, AVAILABLE)
     blocks = {"BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c}
-    compile_gemma("attend_many", gemma.attend_kernel, tile.warps, tile.stages, **blocks)
+    compile_gemma("attend_many", attention.attend_prefix_kernel, tile.warps, tile.stages, **blocks)
     ends = {"A": 32, "H": 50, "BLOCK": WIDTH, "EMBED": True, "SCALED": True}
     compile_gemma("start", flow.start_kernel, 8, **ends)
     compile_gemma("advance", flow.advance_kernel, 8, **ends)
     rows = {"N": 2048, "BLOCK": 2048, "QUANTIZE": False, "ADAPTIVE": False, "BRANCH": True}
-    compile_gemma("add_norm", gemma.add_norm_kernel, 8, **rows)
-    compile_gemma("gelu", gemma.gelu_multiply_kernel, 4, **rows)
+    compile_gemma("add_norm", pointwise.add_norm_kernel, 8, **rows)
+    compile_gemma("gelu", pointwise.gelu_multiply_kernel, 4, **rows)
 
 
 def main() -> None:

@@ -9,19 +9,20 @@ import torch
 from interpret_kernels import close, prepare_interpreter
 
 from vla_ros.engine.flow import FlowModel, prefill, sample
-from vla_ros.engine.flow_check import check_layers
-from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
-from vla_ros.engine.shapes import GemmaShape, TowerShape
+from vla_ros.engine.kernel_check import check_flow
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.shapes import TowerShape
+from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.tile_configs import AttentionConfig, FlowConfigs, SkinnyConfig
-from vla_ros.engine.triton_gemma import TritonGemmaOps
-from vla_ros.policies.pi.architecture import PUBLISHED
+from vla_ros.engine.triton_ops import TritonOps
+from vla_ros.policies.pi.architecture import PUBLISHED, gemma
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 
 HORIZON, CAMERAS, PATCHES = 5, 2, 4
 SIZES = {
     "vision": TowerShape(width=16, blocks=1, heads=2, mlp_width=24, used_blocks=1, image_size=28),
-    "prefix": GemmaShape(width=48, depth=2, mlp_width=96, heads=4, head_dim=16),
-    "expert": GemmaShape(width=64, depth=2, mlp_width=128, heads=4, head_dim=16),
+    "prefix": gemma(48, 2, 96, heads=4, head_dim=16),
+    "expert": gemma(64, 2, 128, heads=4, head_dim=16),
     "vocabulary": 50,
     "horizon": HORIZON,
 }
@@ -30,9 +31,9 @@ SMALL = FlowConfigs(
     AttentionConfig(16),
 )  # fmt: skip
 OPS = {
-    "few rows": TritonGemmaOps(),
-    "small tiles": TritonGemmaOps(SMALL, SMALL),
-    "many rows": TritonGemmaOps(skinny=0),
+    "few rows": TritonOps(),
+    "small tiles": TritonOps(flow=(SMALL, SMALL)),
+    "many rows": TritonOps(skinny=0),
 }
 
 
@@ -49,7 +50,7 @@ def make_model(kind: str, dtype: torch.dtype) -> FlowModel:
 
 
 @torch.inference_mode()
-def run(model: FlowModel, ops: GemmaOps, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def run(kind: str, model: FlowModel, ops: Ops, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Two robots with prompts of different lengths: keys and values of the last prefix layer, and the chunks."""
     generator = torch.Generator().manual_seed(5)
 
@@ -58,14 +59,14 @@ def run(model: FlowModel, ops: GemmaOps, dtype: torch.dtype) -> tuple[torch.Tens
 
     patches, lengths = noise(2, CAMERAS * PATCHES, 48).to(dtype), torch.tensor([7, 3], dtype=torch.int32)
     tokens = torch.randint(3, 50, (2, 8), generator=generator)
-    cache = allocate_cache(model.prefix, 2, CAMERAS * PATCHES + 8 + HORIZON + 1)
+    cache = KVCache.in_blocks(model.prefix, 2, CAMERAS * PATCHES + 8 + HORIZON + 1)
     for part in (*cache.keys, *cache.values):
         part.fill_(100.0)  # unwritten places show
     prefill(model, ops, cache, patches, tokens, lengths)
     seen = CAMERAS * PATCHES + 3
     filled = [part[-1][:, :, :seen].clone() for part in (cache.keys, cache.values)]
     given = torch.zeros(2, HORIZON, dtype=torch.int32)
-    given[1, : 2 if model.expert.adaptive else 0] = 1
+    given[1, : 2 if kind == "pi05" else 0] = 1
     guide = Guide(
         noise(2, HORIZON, 32), torch.rand(2, HORIZON, generator=generator), torch.tensor([10.0, 3.0]), given
     )
@@ -81,13 +82,13 @@ def main(name: str) -> None:
     bound = 2e-5 if dtype == torch.float32 else 2e-2
     for kind in PUBLISHED:
         model = make_model(kind, dtype)
-        expected = run(model, GemmaOps(), dtype)
+        expected = run(kind, model, Ops(), dtype)
         for what, ops in OPS.items():
             for part, ours, theirs in zip(
-                ("keys", "values", "chunk", "again"), run(model, ops, dtype), expected, strict=True
+                ("keys", "values", "chunk", "again"), run(kind, model, ops, dtype), expected, strict=True
             ):
                 close(f"{kind}, {what}, {part}", ours, theirs, bound)
-        check_layers(TritonGemmaOps(), model)
+        check_flow(TritonOps(), model)
         print("equal", kind)
 
 

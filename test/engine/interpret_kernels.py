@@ -15,13 +15,14 @@ from triton.runtime import interpreter
 
 from vla_ros.engine.decoder import decode, parallel, verify
 from vla_ros.engine.kernel_check import check_products
-from vla_ros.engine.ops import KVCache, Ops, Residual, prompt_positions, rounded
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.ops import Ops, prompt_positions, rounded
+from vla_ros.engine.shapes import DecoderShape
+from vla_ros.engine.stream import KVCache, Stream
 from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
 
-SHAPE = LlmShape(80, 64, 96, 1, 4, 2, 16, 1e-6, 10000.0, 128, 1)
+SHAPE = DecoderShape(64, 96, 1, 4, 2, 16, vocab_size=80, max_positions=128)
 
 
 def prepare_interpreter() -> None:
@@ -61,7 +62,7 @@ def round_to_fp8() -> None:
     interpreter._convert_float = convert
 
 
-def make_weights(shape: LlmShape, kind: str, dtype: torch.dtype) -> DecoderWeights:
+def make_weights(shape: DecoderShape, kind: str, dtype: torch.dtype) -> DecoderWeights:
     generator = torch.Generator().manual_seed(5)
 
     def noise(*size: int) -> torch.Tensor:
@@ -76,10 +77,8 @@ def make_weights(shape: LlmShape, kind: str, dtype: torch.dtype) -> DecoderWeigh
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layers = tuple(
         Layer(
-            gain(),
             matrix("qkv", heads, shape.hidden_size),
             matrix("o_proj", shape.hidden_size, shape.heads * shape.head_dim),
-            gain(),
             matrix("gate_up", 2 * shape.intermediate_size, shape.hidden_size),
             matrix("down_proj", shape.hidden_size, shape.intermediate_size),
         )
@@ -88,7 +87,8 @@ def make_weights(shape: LlmShape, kind: str, dtype: torch.dtype) -> DecoderWeigh
     cosine, sine = rotary_tables(shape)
     embedding = torch.randn(shape.vocab_size, shape.hidden_size, generator=generator).to(dtype)
     head = quantize(noise(shape.vocab_size, shape.hidden_size), "none", "lm_head")
-    return DecoderWeights(shape, embedding, layers, gain(), head, cosine.to(dtype), sine.to(dtype))
+    norms = tuple(gain() for _ in range(2 * shape.layers + 1))
+    return DecoderWeights(shape, layers, norms, cosine.to(dtype), sine.to(dtype), embedding, head)
 
 
 def close(name: str, ours: torch.Tensor, theirs: torch.Tensor, bound: float) -> None:
@@ -119,12 +119,13 @@ def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: f
         matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
-        gain = torch.ones(matrix.outputs, dtype=dtype)
-        expected = Ops().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
+        norms = (torch.ones(matrix.outputs, dtype=dtype),) * 3
+        weights = DecoderWeights(replace(SHAPE, hidden_size=32), (), norms, hidden, hidden)
+        at = Ops().locate(weights, KVCache((hidden[None],), (), hidden), torch.arange(rows)[None])
+        expected = Ops().add(weights, Stream(hidden), x, matrix, at).hidden
         gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
         ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
-        stream = ops.gather(hidden[0], torch.arange(rows)[None], gain)
-        added = ops.add_linear(stream, x, matrix, gain)
+        added = ops.add(weights, ops.gather(weights, hidden[0], torch.arange(rows)[None]), x, matrix, at)
         if added.branch is not None:
             ops.norm(weights, added)  # adds it
         close(f"{rows} rows, {config}", added.hidden, expected, bound)
@@ -186,23 +187,27 @@ def main(kind: str, name: str) -> None:
     # Many rows: norm, product, rotation and activation of a prefill.
     rows, layer = SKINNY // 2 + 3, weights.layers[0]
     hidden = torch.randn(2, rows, weights.shape.hidden_size, generator=generator).to(dtype)
-    stream = Residual(hidden, layer.attention_norm)
+    stream = Stream(hidden)
     if kind == "fp8" or (kind == "int4" and dtype != torch.float32):
         bound = 2e-2  # where a norm rounds differently, a number may be quantised to the next one
     caches = [poisoned(weights), poisoned(weights)]
-    queries = [
-        one.qkv(weights, 0, stream, one.locate(weights, cache, prompt_positions(hidden), prompt=True), cache)
+    at = [
+        one.locate(weights, cache, prompt_positions(hidden), prompt=True)
         for one, cache in zip((ours, theirs), caches, strict=True)
+    ]
+    queries = [
+        one.qkv(weights, 0, stream, places, cache)
+        for one, places, cache in zip((ours, theirs), at, caches, strict=True)
     ]
     close("prefill queries", queries[0], queries[1], bound)
     close("prefill keys", caches[0].keys[0], caches[1].keys[0], bound)
     close("prefill values", caches[0].values[0], caches[1].values[0], bound)
-    expected = theirs.gate_up(weights, 0, stream)
-    ups = (rounded(one, layer.down_proj) for one in (ours.gate_up(weights, 0, stream), expected))
+    expected = theirs.gate_up(weights, 0, stream, at[1])
+    ups = (rounded(one, layer.down_proj) for one in (ours.gate_up(weights, 0, stream, at[0]), expected))
     close("gate", *(one.view_as(expected) for one in ups), bound)
     mixed = queries[1].reshape(2, rows, -1)
-    added = ours.add_linear(replace(stream, hidden=hidden.clone()), mixed, layer.o_proj, layer.mlp_norm)
-    expected = theirs.add_linear(stream, mixed, layer.o_proj, layer.mlp_norm)
+    added = ours.add(weights, replace(stream, hidden=hidden.clone()), mixed, layer.o_proj, at[0])
+    expected = theirs.add(weights, stream, mixed, layer.o_proj, at[1])
     close("residual", ours.norm(weights, added), theirs.norm(weights, expected), bound)
 
     # A whole sequence, in which every row sees every other but the padding.

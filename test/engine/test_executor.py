@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -93,17 +95,16 @@ def test_instructions_change_length_from_step_to_step(tiny):
 
 def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
     from vla_ros.engine.executor import Engine
-    from vla_ros.engine.weights import DecoderWeights, Layer, dequantize, fuse, quantize
+    from vla_ros.engine.weights import Layer, dequantize, fuse, quantize
 
     def exact(layer):
-        plain = {m.role: quantize(dequantize(m, torch.float32), "none", m.role) for m in layer.matrices}
-        return Layer(attention_norm=layer.attention_norm, mlp_norm=layer.mlp_norm, **plain)
+        return Layer.of({m.role: quantize(dequantize(m, torch.float32), "none", m.role) for m in layer.matrices})
 
     for kind in ("int8", "int4"):
         weights = fuse(tiny.model.language_model, kind)
         engine = tiny.engine(kind)
-        fields = dict(vars(weights), layers=tuple(exact(layer) for layer in weights.layers))
-        other = Engine(tiny.see, DecoderWeights(**fields), tiny.architecture.patches, engine.options)
+        plain = replace(weights, layers=tuple(exact(layer) for layer in weights.layers))
+        other = Engine(tiny.see, plain, tiny.architecture.patches, engine.options)
         for _ in range(5):
             images, prompt = tiny.images(), tiny.prompt(20)
             tokens = tiny.ask(engine, images, [prompt])[0].tokens

@@ -108,9 +108,9 @@ def wrong_kernel(monkeypatch):
     """Operations whose last product forgets the residual."""
 
     class Forgetful(Ops):
-        def add_linear(self, stream, rows, matrix, norm):
+        def add(self, weights, stream, rows, matrix, positions):
             forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
-            return super().add_linear(forgotten, rows, matrix, norm)
+            return super().add(weights, forgotten, rows, matrix, positions)
 
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.make_ops", lambda device: Forgetful())
 
@@ -124,7 +124,7 @@ def test_auto_warns_and_multiplies_in_torch_if_kernels_are_wrong(checkpoint, wro
     (observation,) = observations(1)
     monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="int4", drafts="none")
-    assert "torch computes the products instead of the engine's kernels" in caplog.text
+    assert "torch computes the layers instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
     expected = ask(policy(checkpoint, engine="graph", quantization="int4", drafts="none"), observation)
     assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
@@ -166,8 +166,8 @@ def test_auto_warns_and_uses_the_reference_path_if_tokens_differ(checkpoint, wro
 class Rounding(Ops):
     """Operations whose products of many rows round coarsely, as libraries for large products may."""
 
-    def add_linear(self, stream, rows, matrix, norm):
-        made = super().add_linear(stream, rows, matrix, norm)
+    def add(self, weights, stream, rows, matrix, positions):
+        made = super().add(weights, stream, rows, matrix, positions)
         if rows.shape[1] <= 7:
             return made
         shaken = made.hidden * (1 + 0.02 * torch.sin(1e3 * made.hidden))

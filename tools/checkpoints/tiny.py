@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tools.checkpoints.openvla import Statistics, write_checkpoint
 from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
-from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
+from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
 from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN, Architecture
 from vla_ros.policies.openvla.loading import build_empty
 
@@ -56,7 +56,7 @@ def tiny_architecture(
     dino = replace(
         siglip, class_token=True, register_tokens=4, layer_scale=True, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )
-    llm = LlmShape(
+    llm = DecoderShape(
         vocab_size=vocabulary + padding,
         hidden_size=llm_width,
         intermediate_size=2 * llm_width,

@@ -12,12 +12,11 @@ from torch.nn import functional
 from tools.train.labels import KINDS
 from tools.train.network import sincos_positions
 from tools.train.recipe import FlowNetworkRecipe
-from vla_ros.engine.gemma import RMS_EPS, rotary_tables
 from vla_ros.engine.ops import rotate
-from vla_ros.engine.shapes import GemmaShape, TowerShape
+from vla_ros.engine.shapes import DecoderShape, TowerShape
 from vla_ros.engine.towers import TowerOps
-from vla_ros.policies.pi.architecture import PI05, PiArchitecture
-from vla_ros.policies.pi.network import GemmaParameters, PiNetwork
+from vla_ros.policies.pi.architecture import PI05, PiArchitecture, gemma
+from vla_ros.policies.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables
 
 STATE_SIZE = ACTION_SIZE = 8
 """Seven joints and the gripper."""
@@ -26,12 +25,12 @@ STATE_SIZE = ACTION_SIZE = 8
 def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) -> PiArchitecture:
     """Return a pi0.5 with the recipe's sizes and :data:`ACTION_SIZE` action dimensions."""
     blocks, width = recipe.vision_blocks, recipe.vision_width
-    heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "depth": recipe.depth}
+    heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "layers": recipe.depth}
     return PiArchitecture(
         PI05,
         TowerShape(width, blocks, recipe.vision_heads, 4 * width, blocks),
-        GemmaShape(recipe.prefix_width, mlp_width=recipe.prefix_hidden, **heads),
-        GemmaShape(recipe.expert_width, mlp_width=recipe.expert_hidden, **heads),
+        gemma(recipe.prefix_width, mlp_width=recipe.prefix_hidden, **heads),
+        gemma(recipe.expert_width, mlp_width=recipe.expert_hidden, **heads),
         vocabulary,
         ACTION_SIZE,
         horizon,
@@ -64,7 +63,7 @@ class FlowTrainee(nn.Module):
         super().__init__()
         self.network = PiNetwork(architecture)
         self.architecture = architecture
-        width = architecture.prefix.width
+        width = architecture.prefix.hidden_size
         self.place_head = nn.Linear(width, architecture.vision.patches)
         self.kind_head = nn.Linear(width, len(KINDS) + 1)
 
@@ -92,7 +91,7 @@ class FlowTrainee(nn.Module):
         shape = self.architecture.prefix
         patches = network.encode(images, TowerOps())  # [F, P, width]
         repeated = patches.repeat_interleave(len(prompts) // len(images), dim=0)
-        words = network.embed_tokens(prompts) * shape.width**0.5
+        words = network.embed_tokens(prompts) * shape.hidden_size**0.5
         hidden = torch.cat([repeated, words.to(repeated.dtype)], dim=1)  # [R, P + L, width]
         count = hidden.shape[1]
         ends = torch.full((len(prompts),), count, device=prompts.device)
@@ -126,7 +125,7 @@ class FlowTrainee(nn.Module):
         return actions
 
     def _condition(self, times: Tensor) -> Tensor:
-        width = self.architecture.expert.width
+        width = self.architecture.expert.hidden_size
         exponent = torch.linspace(0.0, 1.0, width // 2, device=times.device)
         shortest, longest = self.architecture.periods
         angles = 2 * math.pi * times[..., None] / (shortest * (longest / shortest) ** exponent)
@@ -188,7 +187,7 @@ def _normed(hidden: Tensor, norm: Any, condition: Tensor | None = None) -> tuple
 
 
 def _heads(
-    layer: Any, shape: GemmaShape, normed: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor]
+    layer: Any, shape: DecoderShape, normed: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rotated queries and keys, and the values, [R, N, heads, head_dim] each."""
     heads = layer.qkv(normed).unflatten(-1, (-1, shape.head_dim))
@@ -226,7 +225,7 @@ def initialize(trainee: FlowTrainee, seed: int) -> None:
         else:
             deviation = parameter[0].numel() ** -0.5  # preserves the scale of the input
             if name.endswith(("attn.proj.weight", "fc2.weight", ".o.weight", ".down.weight")):
-                deviation /= math.sqrt(2 * (shape.vision.blocks if "vision" in name else shape.prefix.depth))
+                deviation /= math.sqrt(2 * (shape.vision.blocks if "vision" in name else shape.prefix.layers))
             elif name.endswith("embed_tokens.weight"):
-                deviation = shape.prefix.width**-0.5  # the network multiplies by the root of the width
+                deviation = shape.prefix.hidden_size**-0.5  # the network multiplies by the root of the width
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

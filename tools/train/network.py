@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
-from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
+from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.model import OpenVLAModel
 
@@ -46,7 +46,7 @@ def architecture_of(recipe: NetworkRecipe) -> Architecture:
         )
         for dino in (True, False)
     )
-    llm = LlmShape(
+    llm = DecoderShape(
         vocab_size=VOCABULARY + PADDING,
         hidden_size=recipe.llm_width,
         intermediate_size=recipe.llm_hidden,

@@ -1,11 +1,11 @@
 """Runs a vision-language-action model on a GPU, with the same tokens as plain decoding.
 
-``decoder`` is the Llama decoder, written once over ``ops`` (torch) or ``triton_ops`` (``kernels``,
-``tile_configs``), with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``,
-``lowbit``, ``fp8``). ``executor`` answers requests: ``buckets``, ``step_graphs`` and ``graph_cache`` hold the CUDA
+``decoder`` has one layer and the passes of a language model, ``flow`` those of flow matching, written once over
+``ops`` (torch) or ``triton_ops`` (``few_rows``, ``many_rows``, ``kernels``, ``tile_configs``), for any description in
+``shapes``, with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``,
+``fp8``). ``executor`` answers requests: ``buckets``, ``step_graphs`` and ``graph_cache`` hold the CUDA
 graphs of each prompt length, ``runner`` runs them on the device, ``drafts`` saves decoder passes, ``resizer`` and
 ``resample`` prepare camera images. ``kernel_check`` compares the kernels with torch at start, within
-``tolerances``. ``flow_engine`` answers requests for pi0 and pi0.5: ``flow`` has the prefix pass and the flow
-steps, over ``gemma`` (torch) or ``triton_gemma``. ``graph_engine`` is the base class of both engines. Importing
-this package does not import torch. See docs/engine.md.
+``tolerances``. ``flow_engine`` answers requests for pi0 and pi0.5. ``graph_engine`` is the base class of both
+engines. Importing this package does not import torch. See docs/engine.md.
 """

@@ -1,20 +1,76 @@
-"""The Llama decoder, written once: ``prefill``, ``verify``, ``decode`` and ``hidden_states``.
+"""The passes of a decoder: one layer, and ``prefill``, ``verify``, ``decode`` and ``parallel`` of a language model.
 
-The engine runs it with packed weights and Triton's operations, the reference path with the loaded weights and
-torch's operations. Nothing synchronises with the host: positions are tensors and shapes are fixed, so each function
-can be captured as a CUDA graph. A sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causal
-attention hides padding and drafts from all earlier tokens; their cache entries are overwritten before they are
-read.
+:mod:`vla_ros.engine.flow` has the passes of flow matching. The engine runs them with packed weights and Triton's
+operations, the reference path with the loaded weights and torch's operations. Nothing synchronises with the host:
+positions are tensors and shapes are fixed, so each function can be captured as a CUDA graph. A language model's
+sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causal attention hides padding and drafts
+from all earlier tokens; their cache entries are overwritten before they are read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.ops import KVCache, Ops, Positions, Residual, prompt_positions
+from vla_ros.engine.ops import Ops, project, prompt_positions
+from vla_ros.engine.stream import Cross, KVCache, Positions, Stream
 from vla_ros.engine.weights import DecoderWeights
+
+
+def run_layers(
+    weights: DecoderWeights,
+    ops: Ops,
+    cache: KVCache,
+    stream: Stream,
+    positions: Positions,
+    ready: Callable[[int], None] = lambda layer: None,
+    cross: Cross | None = None,
+) -> Stream:
+    """Run a stream through all layers, up to the last norm; overwrites ``stream``. Arguments as for one layer."""
+    for index in range(len(weights.layers)):
+        stream = run_layer(weights, ops, cache, index, stream, positions, ready, cross)
+    return stream
+
+
+def run_layer(
+    weights: DecoderWeights,
+    ops: Ops,
+    cache: KVCache,
+    index: int,
+    stream: Stream,
+    positions: Positions,
+    ready: Callable[[int], None] = lambda layer: None,
+    cross: Cross | None = None,
+) -> Stream:
+    """Run attention and MLP of one layer; overwrites ``stream``.
+
+    A layer without output projection only writes its keys and values. ``ready`` is called with the layer's index
+    once they are available. ``cross`` holds the keys that crossing layers attend to.
+    """
+    layer = weights.layers[index]
+    if layer.cross is not None:
+        assert cross is not None, "a layer attends to another model's keys, but the pass has none"
+        cache, positions = cross.cache, replace(cross.positions, time=positions.time, step=positions.step)
+    query = ops.qkv(weights, index, stream, positions, cache)
+    ready(index)
+    if layer.o_proj is None or layer.down_proj is None:
+        return stream
+    attended = ops.attend(query, cache, index, positions)
+    stream = ops.add(weights, stream, attended, layer.o_proj, positions)
+    return ops.add(weights, stream, ops.gate_up(weights, index, stream, positions), layer.down_proj, positions)
+
+
+def write_cross(weights: DecoderWeights, cache: KVCache, index: int, keys: Tensor, values: Tensor) -> None:
+    """Project another model's ``keys`` and ``values``, [B, S, width] each, into the cache of a crossing layer."""
+    matrices, shape = weights.layers[index].cross, weights.shape
+    assert matrices is not None, f"layer {index} attends to its own rows"
+    for store, source, matrix in zip((cache.keys, cache.values), (keys, values), matrices, strict=True):
+        projected = project(source, matrix).view(*source.shape[:2], shape.kv_heads, shape.head_dim)
+        store[index][:, :, : source.shape[1]] = projected.transpose(1, 2)
 
 
 def prefill(
@@ -30,17 +86,16 @@ def prefill(
     hidden = embed_sequence(weights, patches, text)  # [B, S, hidden]
     batch, length, _ = hidden.shape
     prompt = ops.locate(weights, cache, prompt_positions(hidden), prompt=True)
-    stream = ops.start(hidden, weights.layers[0].attention_norm)
+    stream = ops.start(weights, hidden, prompt)
     final = len(weights.layers) - 1
     for index in range(final):
-        stream = _layer(weights, ops, cache, index, stream, prompt)
+        stream = run_layer(weights, ops, cache, index, stream, prompt)
     # In the last layer, most rows need only keys and values; the few rows with logits run as in decoding.
     ops.qkv(weights, final, stream, prompt, cache)
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
-    norm = weights.layers[final].attention_norm
-    few = ops.gather(stream.hidden.flatten(0, 1), at, norm, weights.rows_dtype)
-    return ops.lm_head(weights, _layer(weights, ops, cache, final, few, ops.locate(weights, cache, wanted)))
+    few = ops.gather(weights, stream.hidden.flatten(0, 1), at, stream.norm)
+    return ops.lm_head(weights, run_layer(weights, ops, cache, final, few, ops.locate(weights, cache, wanted)))
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
@@ -85,52 +140,34 @@ def parallel(
     padding.
     """
     final = len(weights.layers) - 1
-    stream = ops.start(sequence, weights.layers[0].attention_norm)
     everywhere = ops.locate_both_ways(weights, cache, prompt_positions(sequence), length)
+    stream = ops.start(weights, sequence, everywhere)
     for index in range(final):
-        stream = _layer(weights, ops, cache, index, stream, everywhere)
+        stream = run_layer(weights, ops, cache, index, stream, everywhere)
     # The last layer needs all keys and values, but only the wanted rows of the rest.
     layer = weights.layers[final]
+    assert layer.o_proj is not None
+    assert layer.down_proj is not None
     query = ops.qkv(weights, final, stream, everywhere, cache).flatten(0, 1)[wanted]
-    stream = ops.start(stream.hidden.flatten(0, 1)[wanted], layer.attention_norm)
-    stream = ops.add_linear(stream, ops.attend(query, cache, final, everywhere), layer.o_proj, layer.mlp_norm)
-    stream = ops.add_linear(stream, ops.gate_up(weights, final, stream), layer.down_proj, weights.norm)
+    stream = ops.start(weights, stream.hidden.flatten(0, 1)[wanted], everywhere, stream.norm)
+    stream = ops.add(weights, stream, ops.attend(query, cache, final, everywhere), layer.o_proj, everywhere)
+    stream = ops.add(weights, stream, ops.gate_up(weights, final, stream, everywhere), layer.down_proj, everywhere)
     return ops.norm(weights, stream)
 
 
 def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
     """Return the hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
     cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
-    stream = ops.start(sequence, weights.layers[0].attention_norm)
     prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
-    for index in range(len(weights.layers)):
-        stream = _layer(weights, ops, cache, index, stream, prompt)
-    return ops.norm(weights, stream)
+    return ops.norm(weights, run_layers(weights, ops, cache, ops.start(weights, sequence, prompt), prompt))
 
 
 def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Tensor:
     """Embed ``text``, int64 [B, T], and insert ``patches`` [B, P, hidden] after BOS: [B, T + P, hidden]."""
-    words = functional.embedding(text, weights.embedding)
+    words = functional.embedding(text, weights.table())
     return torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)
 
 
 def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at: Tensor) -> Tensor:
-    stream, positions = (
-        ops.gather(weights.embedding, tokens, weights.layers[0].attention_norm, weights.rows_dtype),
-        ops.locate(weights, cache, at),
-    )
-    for index in range(len(weights.layers)):
-        stream = _layer(weights, ops, cache, index, stream, positions)
-    return ops.lm_head(weights, stream)
-
-
-def _layer(
-    weights: DecoderWeights, ops: Ops, cache: KVCache, index: int, stream: Residual, positions: Positions
-) -> Residual:
-    """Run attention and MLP of one layer; overwrites ``stream``."""
-    layer = weights.layers[index]
-    next_norm = weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm
-    query = ops.qkv(weights, index, stream, positions, cache)
-    attended = ops.attend(query, cache, index, positions)
-    stream = ops.add_linear(stream, attended, layer.o_proj, layer.mlp_norm)
-    return ops.add_linear(stream, ops.gate_up(weights, index, stream), layer.down_proj, next_norm)
+    stream, positions = ops.gather(weights, weights.table(), tokens), ops.locate(weights, cache, at)
+    return ops.lm_head(weights, run_layers(weights, ops, cache, stream, positions))

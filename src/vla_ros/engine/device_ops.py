@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.towers import TowerOps
 
@@ -18,17 +17,6 @@ def make_ops(device: torch.device) -> Ops:
             return Ops()
         return TritonOps()
     return Ops()
-
-
-def make_gemma_ops(device: torch.device) -> GemmaOps:
-    """Return Gemma's operations for ``device``."""
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.triton_gemma import TritonGemmaOps
-        except ImportError:
-            return GemmaOps()
-        return TritonGemmaOps()
-    return GemmaOps()
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:

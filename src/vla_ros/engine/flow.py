@@ -8,24 +8,16 @@ actions) overwrites the padding, so the padding needs no mask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.gemma import (
-    Gemma,
-    GemmaOps,
-    Guide,
-    Rows,
-    Stream,
-    advance,
-    predict_velocity,
-    run_layer,
-    run_layers,
-)
-from vla_ros.engine.ops import KVCache
+from vla_ros.engine.decoder import run_layer, run_layers
+from vla_ros.engine.ops import Ops, advance, predict_velocity
+from vla_ros.engine.stream import Guide, KVCache, Positions, Stream
+from vla_ros.engine.weights import DecoderWeights
 
 Encode = Callable[[Tensor], Tensor]
 """Encodes images [N, S, S, 3] (uint8, or float32 in [0, 1]) as tokens [N, patches, width]; can be captured."""
@@ -37,8 +29,8 @@ class FlowModel:
 
     encode: Encode  # vision tower and projector
     embedding: Tensor  # [vocabulary, width], prompt tokens; not scaled
-    prefix: Gemma  # Gemma over images and prompt
-    expert: Gemma  # Gemma over the suffix; ``norms`` has an entry per step, then one for t = 0 (pi0: one entry)
+    prefix: DecoderWeights  # Gemma over images and prompt
+    expert: DecoderWeights  # Gemma over the suffix; its norms have an entry per step, then one for t = 0 (pi0: one)
     action_in: Tensor  # float32 weight [E, A] of the actions; for pi0, multiplied by its time MLP's first layer
     action_bias: Tensor  # float32 [steps, E] or [1, E]
     action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] of the layer after SiLU
@@ -66,7 +58,7 @@ class FlowModel:
 
 def prefill(
     model: FlowModel,
-    ops: GemmaOps,
+    ops: Ops,
     cache: KVCache,
     patches: Tensor,
     tokens: Tensor,
@@ -79,16 +71,16 @@ def prefill(
     [B], counts the prompt's tokens. ``ready`` is called with a layer's index once its keys and values are
     available.
     """
-    words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
+    words = functional.embedding(tokens, model.embedding) * model.prefix.shape.hidden_size**0.5
     hidden = torch.cat([patches, words], dim=1)
     batch, count, _ = hidden.shape
     at = torch.arange(count, dtype=torch.int32, device=hidden.device).expand(batch, count).contiguous()
     end = (patches.shape[1] + lengths)[:, None].expand(batch, count).contiguous()
-    rows = Rows(at, end, torch.zeros_like(at))
-    run_layers(ops, model.prefix, rows, ops.start(model.prefix, rows, hidden), cache, ready)
+    rows = ops.locate_prefix(model.prefix, cache, at, end, torch.zeros_like(at))
+    run_layers(model.prefix, ops, cache, ops.start(model.prefix, hidden, rows), rows, ready)
 
 
-def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
+def suffix_rows(model: FlowModel, ops: Ops, cache: KVCache, start: Tensor, given: Tensor) -> list[Positions]:
     """Return the rows of each flow step; ``given``, int32 [B, H], is not 0 for actions whose time is 0.
 
     ``start``, int32 [B], counts the prefix's tokens. The state token attends to the prefix and itself; an action
@@ -99,37 +91,38 @@ def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
     steps = len(model.times)
     if model.state is not None:
         end[:, 0] = start + 1
-        return [Rows(at, end, torch.zeros_like(at))] * steps
+        return [ops.locate_prefix(model.expert, cache, at, end, torch.zeros_like(at))] * steps
     each = torch.arange(steps, dtype=torch.int32, device=start.device)[:, None, None]
     times = torch.where(given != 0, steps, each).unbind()
-    return [Rows(at, end, time, step) for step, time in enumerate(times)]
+    begun = ops.locate_prefix(model.expert, cache, at, end)
+    return [replace(begun, time=time, step=step) for step, time in enumerate(times)]
 
 
-def start_step(model: FlowModel, ops: GemmaOps, actions: Tensor, state: Tensor, rows: Rows, step: int) -> Stream:
+def start_step(model: FlowModel, ops: Ops, actions: Tensor, state: Tensor, rows: Positions, step: int) -> Stream:
     """Begin the expert's stream with noisy actions, float32 [B, H, A]; other arguments as for :func:`sample`."""
-    expert, dtype = model.expert, model.embedding.dtype
+    expert = model.expert
     bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
     if model.action_mlp is None or model.state is None:
-        return ops.start_actions(expert, rows, actions, model.action_in, bias, dtype)
+        return ops.start_actions(expert, actions, model.action_in, bias, rows)
     tokens = functional.silu(functional.linear(actions, model.action_in, bias))
     tokens = functional.linear(tokens, *model.action_mlp)
     tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)
-    return ops.start(expert, rows, tokens.to(dtype))
+    return ops.start(expert, tokens.to(expert.dtype), rows)
 
 
 def run_step(
-    model: FlowModel, ops: GemmaOps, cache: KVCache, actions: Tensor, state: Tensor, rows: Rows, step: int
+    model: FlowModel, ops: Ops, cache: KVCache, actions: Tensor, state: Tensor, rows: Positions, step: int
 ) -> Stream:
     """Run the expert on noisy actions up to its last norm; arguments as for :func:`start_step`."""
-    return run_layers(ops, model.expert, rows, start_step(model, ops, actions, state, rows, step), cache)
+    return run_layers(model.expert, ops, cache, start_step(model, ops, actions, state, rows, step), rows)
 
 
 def end_step(
-    model: FlowModel, ops: GemmaOps, stream: Stream, actions: Tensor, guide: Guide, rows: Rows, step: int
+    model: FlowModel, ops: Ops, stream: Stream, actions: Tensor, guide: Guide, rows: Positions, step: int
 ) -> None:
     """Advance ``actions`` in place to the next time; ``stream`` comes from :func:`run_step`."""
     delta = -1.0 / len(model.times)
-    ops.advance(model.expert, rows, stream, model.action_out, actions, guide, model.times[step], delta)
+    ops.advance(model.expert, stream, rows, model.action_out, actions, guide, model.times[step], delta)
 
 
 class FirstStep:
@@ -141,7 +134,7 @@ class FirstStep:
     def __init__(
         self,
         model: FlowModel,
-        ops: GemmaOps,
+        ops: Ops,
         cache: KVCache,
         start: Tensor,
         noise: Tensor,
@@ -151,20 +144,20 @@ class FirstStep:
     ) -> None:
         self._model, self._ops, self._cache, self._guide, self._actions = model, ops, cache, guide, actions
         actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, noise))
-        self._rows = suffix_rows(model, start, guide.given)[0]
+        self._rows = suffix_rows(model, ops, cache, start, guide.given)[0]
         self._stream = start_step(model, ops, actions, state, self._rows, 0)
 
     def run_layer(self, index: int) -> None:
         """Run one layer, as soon as the prefix's keys of that layer are available; the last layer ends the step."""
         expert = self._model.expert
-        self._stream = run_layer(self._ops, expert, index, self._rows, self._stream, self._cache)
+        self._stream = run_layer(expert, self._ops, self._cache, index, self._stream, self._rows)
         if index == len(expert.layers) - 1:
             end_step(self._model, self._ops, self._stream, self._actions, self._guide, self._rows, 0)
 
 
 def sample(
     model: FlowModel,
-    ops: GemmaOps,
+    ops: Ops,
     cache: KVCache,
     start: Tensor,
     noise: Tensor,
@@ -179,26 +172,26 @@ def sample(
     ``first``. Only pi0 reads ``state``, float32 [B, A], normalised and padded.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
-    for step, rows in list(enumerate(suffix_rows(model, start, guide.given)))[first:]:
+    for step, rows in list(enumerate(suffix_rows(model, ops, cache, start, guide.given)))[first:]:
         end_step(model, ops, run_step(model, ops, cache, actions, state, rows, step), actions, guide, rows, step)
     return actions
 
 
 def sample_by_gradient(
-    model: FlowModel, ops: GemmaOps, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
+    model: FlowModel, ops: Ops, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
 ) -> Tensor:
     """Like :func:`sample`, but guided by the gradient of the weighted error; uses torch instead of ``ops``."""
-    ops = GemmaOps()
+    ops = Ops()
     with torch.inference_mode(False):  # inference tensors cannot be differentiated, their clones can
         start, state, noise = start.clone(), state.clone(), noise.clone()
         guide = Guide(guide.previous.clone(), guide.weights.clone(), guide.limit.clone(), guide.given.clone())
         actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
-        for step, rows in enumerate(suffix_rows(model, start, guide.given)):
+        for step, rows in enumerate(suffix_rows(model, ops, cache, start, guide.given)):
             keys, values = (tuple(layer.clone() for layer in kind) for kind in (cache.keys, cache.values))
             with torch.enable_grad():
                 noisy = actions.clone().requires_grad_()
                 stream = run_step(model, ops, KVCache(keys, values, cache.split_counters), noisy, state, rows, step)
-                velocity = predict_velocity(stream, model.action_out, model.horizon)
+                velocity = predict_velocity(ops.norm(model.expert, stream, rows), model.action_out, model.horizon)
                 clean = noisy - model.times[step] * velocity
                 error = guide.weights[..., None] * (guide.previous - clean.detach())
                 [pull] = torch.autograd.grad(clean, noisy, error)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, prefill, sample, sample_by_gradient
-from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, Stage, make_runner
+from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.errors import ConfigError
 from vla_ros.types import IntArray, RawImage
@@ -81,7 +82,7 @@ class FlowGraphs:
     def __init__(
         self,
         model: FlowModel,
-        ops: GemmaOps,
+        ops: Ops,
         size: tuple[int, int],
         dtype: torch.dtype,
         sizes: tuple[int, int],
@@ -109,8 +110,8 @@ class FlowGraphs:
         if patches + length + model.suffix > len(model.prefix.cosine):
             most = (len(model.prefix.cosine) - length - model.suffix) // model.patches
             raise ConfigError(f"{cameras} images found, but the model has positions for only {most}")
-        self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.width)
-        self._cache = allocate_cache(model.prefix, batch, patches + length + model.suffix)
+        self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.hidden_size)
+        self._cache = KVCache.in_blocks(model.prefix, batch, patches + length + model.suffix)
         self.stages: dict[str, Stage] = {
             "vision": self._vision,
             "prefill": self._prefill,
@@ -178,7 +179,7 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         model: FlowModel,
         size: tuple[int, int],
         prompt: int,
-        ops: GemmaOps,
+        ops: Ops,
         dtype: torch.dtype = torch.uint8,
         runner: Runner | None = None,
         jacobian: bool = False,

@@ -1,4 +1,4 @@
-"""Compares the engine's matrix products with torch's at start."""
+"""Compares the engine's operations with torch's at start."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from vla_ros.engine.decoder import run_layers
 from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.ops import KVCache, Ops, Residual, rounded
+from vla_ros.engine.flow import FlowModel
+from vla_ros.engine.ops import Ops, rounded
+from vla_ros.engine.stream import Guide, KVCache, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.tolerances import TOLERANCES, Tolerances, relative_error
 from vla_ros.engine.weights import DecoderWeights
@@ -28,6 +31,7 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
 
     Raises EngineMismatchError if a product differs by more than rounding.
     """
+    ops.require(weights)
     kind = weights.layers[0].qkv.kind
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         bounds = _bounds(weights, rows)
@@ -60,46 +64,95 @@ def require_close(name: str, ours: Tensor, theirs: Tensor, bounds: Tolerances) -
 
 def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[str, Tensor]]:
     shape, layer = weights.shape, weights.layers[0]
-    generator = torch.Generator().manual_seed(rows)
+    assert layer.o_proj is not None
+    assert layer.down_proj is not None
+    noise = _noise(rows, weights.device)
 
-    def noise(width: int) -> Tensor:
-        return torch.randn(1, rows, width, generator=generator).to(weights.device, weights.dtype)
-
-    def stream() -> Residual:
+    def stream() -> Stream:
         order = torch.arange(rows, device=weights.device)[None]
-        return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm, weights.rows_dtype)
+        return ops.gather(weights, noise(rows, shape.hidden_size).to(weights.dtype), order)
 
-    def copied(one: Residual) -> Residual:
+    def copied(one: Stream) -> Stream:
         return replace(one, hidden=one.hidden.clone())  # a norm adds the branch in place
 
     def inputs(width: int) -> Tensor:
-        return noise(width).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)
+        return noise(1, rows, width).to(weights.dtype).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)
 
     cache = KVCache.allocate(weights, 1, rows)
     positions = ops.locate(weights, cache, torch.arange(rows, dtype=torch.int32, device=weights.device)[None])
     yield "queries", ops.qkv(weights, 0, stream(), positions, cache)
     yield "keys", cache.keys[0]
     yield "values", cache.values[0]
-    yield "gate and up", rounded(ops.gate_up(weights, 0, stream()), layer.down_proj)
+    yield "gate and up", rounded(ops.gate_up(weights, 0, stream(), positions), layer.down_proj)
     # Products that are added to the residual stream are compared after the next norm.
-    added = ops.add_linear(stream(), inputs(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
+    added = ops.add(weights, stream(), inputs(layer.o_proj.inputs), layer.o_proj, positions)
     yield "output", ops.norm(weights, copied(added))
-    yield "gate and up of a sum", rounded(ops.gate_up(weights, 0, added), layer.down_proj)
-    added = ops.add_linear(added, inputs(layer.down_proj.inputs), layer.down_proj, weights.norm)
+    yield "gate and up of a sum", rounded(ops.gate_up(weights, 0, added, positions), layer.down_proj)
+    added = ops.add(weights, added, inputs(layer.down_proj.inputs), layer.down_proj, positions)
     yield "down", ops.norm(weights, copied(added))
     yield "head", ops.lm_head(weights, added)
 
 
-def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
-    """Return ``ops`` if its products are correct; otherwise log a warning and return torch's operations.
+@torch.inference_mode()
+def check_flow(ops: Ops, model: FlowModel) -> None:
+    """Compare the first layers of prefix and expert, and the end of a flow step, with torch.
+
+    Raises EngineMismatchError if a result differs by more than rounding.
+    """
+    for name, weights, rows in (
+        ("the prefix", model.prefix, 2 * SKINNY),
+        ("a flow step", model.expert, min(model.suffix, SKINNY)),
+        ("a flow step of several robots", model.expert, 2 * SKINNY),
+    ):
+        ops.require(weights)
+        first = replace(weights, layers=weights.layers[:1], shape=replace(weights.shape, layers=1))
+        bounds, kind = TOLERANCES[weights.dtype], first.layers[0].qkv.kind
+        if kind == "fp8_rows":  # a norm that rounds differently may yield the neighbouring FP8 value
+            bounds = replace(bounds, product=2 * bounds.product, element=2 * bounds.element)
+        expected = _flow_layer(Ops(), model, first, rows)
+        for (what, theirs), ours in zip(
+            expected.items(), _flow_layer(ops, model, first, rows).values(), strict=True
+        ):
+            require_close(f"{what} of {name} ({kind} weights, {rows} rows)", ours, theirs, bounds)
+
+
+def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int) -> dict[str, Tensor]:
+    """Run one layer on noise; return keys, values, hidden states and, for the expert, advanced actions."""
+    noise = _noise(count, model.device)
+    at = torch.arange(count, dtype=torch.int32, device=model.device)[None]
+    cache = KVCache.in_blocks(weights, 1, count)
+    rows = ops.locate_prefix(weights, cache, at, torch.full_like(at, count), torch.zeros_like(at))
+    stream = ops.start(weights, noise(1, count, weights.shape.hidden_size).to(weights.dtype), rows)
+    stream = run_layers(weights, ops, cache, stream, rows)
+    found = {"keys": cache.keys[0], "values": cache.values[0], "hidden states": stream.hidden.clone()}
+    if weights.norms is model.expert.norms:
+        actions = noise(1, count, model.action_dim)
+        free = torch.zeros(1, count, device=model.device)
+        guide = Guide(torch.zeros_like(actions), free, free[:, 0], free.int())
+        ops.advance(weights, stream, rows, model.action_out, actions, guide, model.times[0], -1.0)
+        found["actions"] = actions
+    return found
+
+
+def _noise(seed: int, device: torch.device) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(device)
+
+
+def checked(ops: Ops, model: DecoderWeights | FlowModel, *, strict: bool = False) -> Ops:
+    """Return ``ops`` if its results are correct; otherwise log a warning and return torch's operations.
 
     Torch's operations are slow but yield the same tokens. With ``strict``, raises the error instead.
     """
-    instead = "torch computes the products instead of the engine's kernels, many times more slowly"
+    if type(ops) is Ops:
+        return ops
+    instead = "torch computes the layers instead of the engine's kernels, many times more slowly"
     try:
-        return ops if agrees(lambda: check_products(ops, weights), instead, strict=strict) else Ops()
+        if isinstance(model, FlowModel):
+            return ops if agrees(lambda: check_flow(ops, model), instead, strict=strict) else Ops()
+        return ops if agrees(lambda: check_products(ops, model), instead, strict=strict) else Ops()
     finally:
-        if weights.device.type == "cuda":
+        if model.device.type == "cuda":
             torch.cuda.empty_cache()  # frees dense copies of a layer, which are not needed again
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, linears_by_role, rotary_tables
 
 
@@ -20,7 +20,7 @@ class LlamaDecoder(nn.Module):
     cosine: Tensor
     sine: Tensor
 
-    def __init__(self, shape: LlmShape) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = _group(
@@ -36,10 +36,16 @@ class LlamaDecoder(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder layers."""
         layers = self.model.layers
         assert isinstance(layers, nn.ModuleList)
         return layers
+
+    @property
+    def norms(self) -> list[Any]:
+        """The norms before attention and MLP of each layer, then the last norm."""
+        layers: list[Any] = list(self.layers)
+        pairs = [(layer.input_layernorm, layer.post_attention_layernorm) for layer in layers]
+        return [*(norm for pair in pairs for norm in pair), self.model.norm]
 
 
 def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
@@ -49,24 +55,22 @@ def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
     """
     model: Any = decoder.model
     dtype = model.embed_tokens.weight.dtype
+
+    def of(layer: Any) -> Layer:
+        return Layer.of({role: Matrix.of_linears(role, *own) for role, own in linears_by_role(layer).items()})
+
     return DecoderWeights(
         shape=decoder.shape,
         embedding=model.embed_tokens.weight,
-        layers=tuple(_layer_as_loaded(layer) for layer in model.layers),
-        norm=model.norm.weight,
+        layers=tuple(of(layer) for layer in model.layers),
+        norms=tuple(norm.weight for norm in decoder.norms),
         lm_head=Matrix.of_linears("lm_head", decoder.lm_head),
         cosine=decoder.cosine.to(dtype),
         sine=decoder.sine.to(dtype),
     )
 
 
-def _layer_as_loaded(layer: Any) -> Layer:
-    matrices = {role: Matrix.of_linears(role, *linears) for role, linears in linears_by_role(layer).items()}
-    norms = layer.input_layernorm, layer.post_attention_layernorm
-    return Layer(attention_norm=norms[0].weight, mlp_norm=norms[1].weight, **matrices)
-
-
-def _layer(shape: LlmShape) -> nn.Module:
+def _layer(shape: DecoderShape) -> nn.Module:
     hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
     return _group(
         input_layernorm=nn.RMSNorm(hidden),

@@ -1,106 +1,32 @@
 """The operations of a decoder pass, in torch.
 
-:class:`~vla_ros.engine.triton_ops.TritonOps` overrides them for a GPU. The decoder is written once and runs on
-either class. Shapes: B observations of R rows each.
+:class:`~vla_ros.engine.triton_ops.TritonOps` overrides them for a GPU. The passes are written once and run on
+either class. What an operation computes is stated by the decoder's :class:`~vla_ros.engine.shapes.DecoderShape` and
+weights. Shapes: B observations of R rows each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine import fp8, int4
+from vla_ros.engine.stream import Guide, KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
 
-
-@dataclass(frozen=True)
-class KVCache:
-    """Keys and values of B observations."""
-
-    keys: tuple[Tensor, ...]  # per layer [B, kv_heads, C, head_dim]
-    values: tuple[Tensor, ...]  # the same
-    # Int32 zeros [B * heads]: programs that split the attention of a head count here how many have finished, and
-    # reset the counter. Each cache has its own counters, because two caches may be in use at the same time.
-    split_counters: Tensor
-
-    @classmethod
-    def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
-        """Return a cache of zeros: masked values are multiplied by 0, but uninitialised memory could hold NaN.
-
-        ``layers`` is the number of separate layers. With 1, all layers share one: do not read the cache later.
-        """
-        shape, device = weights.shape, weights.device
-        sizes = (batch, shape.kv_heads, capacity, shape.head_dim)
-        # One tensor per layer, not views of one tensor: autograd then allows separate writes.
-        made = layers or shape.layers
-        tensors = [torch.zeros(sizes, dtype=weights.dtype, device=device) for _ in range(2 * made)]
-        counters = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
-        each = shape.layers // made
-        return cls(tuple(tensors[:made]) * each, tuple(tensors[made:]) * each, counters)
-
-
-@dataclass(frozen=True, eq=False)
-class Positions:
-    """Positions of a pass's rows in their sequences, and values that every layer derives from the positions."""
-
-    at: Tensor  # int32 [B, R]
-    prompt: bool  # True if these are rows 0 to R - 1 of every observation
-    cosine: Tensor  # of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table
-    sine: Tensor  # the same
-    # Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
-    slots: Tensor | None = None
-    end: int = 0  # number of cache positions that torch reads
-    # Bool [B, 1, R or 1, end], True where a row sees a position, or values to add to the scores; None for no mask.
-    mask: Tensor | None = None
-    causal: bool = True  # True if a prompt's rows do not see later rows
-    # Int32 [B], number of positions before the padding of a bidirectional prompt; None without padding.
-    length: Tensor | None = None
-    # Type of the attention's result for few rows; None for the type of its queries.
-    rows_dtype: torch.dtype | None = None
-
-
-@dataclass(frozen=True)
-class Residual:
-    """The residual stream of some rows, before a norm."""
-
-    hidden: Tensor  # [B, R, hidden]
-    norm: Tensor  # [hidden], the weight of that norm
-    # A product not yet added to ``hidden``; ``Ops.norm`` and ``Ops.qkv`` add it in place.
-    branch: ScaledProduct | None = field(default=None, kw_only=True)
-
-
-class ScaledProduct(NamedTuple):
-    """A product [M, N], or its partial sums, to be multiplied by the scales of rows [M, 1] and columns [N]."""
-
-    values: Tensor
-    rows: Tensor | None
-    columns: Tensor | None
-
-
-class QuantizedRows(NamedTuple):
-    """Rows quantised by the kernel that computed them: FP8 [M, K], and scales float32 [M, 1].
-
-    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums``, float32
-    [M, groups], holds the sum of each group's values, times 2^-9.
-    """
-
-    values: Tensor
-    scale: Tensor
-    sums: Tensor | None = None
-
-
-Rows = Tensor | QuantizedRows
-"""Inputs of a product, [B, R, K]."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+}
 
 
 class Ops:
-    """The operations in plain torch, with the rounding steps of transformers' Llama.
+    """The operations in plain torch, with the rounding steps of transformers' Llama and of openpi's Gemma.
 
     Args:
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``.
@@ -109,16 +35,18 @@ class Ops:
     def __init__(self, attention: str = "sdpa") -> None:
         self._attention = attention
 
+    def require(self, weights: DecoderWeights) -> None:
+        """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
+
     def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
-        """Prepare a pass over rows at positions ``at``, int32 [B, R]."""
-        shape, rows = weights.shape, at.shape[1]
+        """Prepare a causal pass over rows at positions ``at``, int32 [B, R]."""
         if prompt:
+            rows = at.shape[1]
             return Positions(
-                at, prompt, weights.cosine[None, :rows, None], weights.sine[None, :rows, None], end=rows
+                at, weights.cosine[None, :rows, None], weights.sine[None, :rows, None], prompt, end=rows
             )
-        cosine, sine = weights.cosine[at][:, :, None], weights.sine[at][:, :, None]
-        slots = at.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
-        return Positions(at, prompt, cosine, sine, slots, *self._visible(at, cache.keys[0].shape[2]))
+        end, mask = self._visible(at, cache.keys[0].shape[2])
+        return replace(self._placed(weights, at), end=end, mask=mask)
 
     def locate_both_ways(
         self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
@@ -131,41 +59,81 @@ class Ops:
             mask = mask.masked_fill(at >= length[:, None], float("-inf"))[:, None, None]
         return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
 
-    def start(self, hidden: Tensor, norm: Tensor) -> Residual:
-        """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] before a norm."""
-        return Residual(hidden, norm)
+    def locate_prefix(
+        self,
+        weights: DecoderWeights,
+        cache: KVCache,
+        at: Tensor,
+        ends: Tensor,
+        time: Tensor | None = None,
+        step: int = 0,
+    ) -> Positions:
+        """Prepare a pass whose rows at ``at`` see ``ends`` positions of the cache each, both int32 [B, R].
 
-    def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
-        """Begin a residual stream with rows ``index``, int64 [B, R], of ``table`` [V, hidden], before ``norm``.
-
-        Few-row kernels store the inputs of products in ``rows_dtype``; None means the type of ``table``.
+        ``time``, int32 [B, R], and ``step`` are as in :class:`~vla_ros.engine.stream.Positions`.
         """
-        return Residual(functional.embedding(index, table), norm)
+        capacity = cache.keys[0].shape[2]
+        mask = torch.arange(capacity, device=at.device) < ends[:, None, :, None]
+        placed = self._placed(weights, at)
+        return replace(placed, end=capacity, mask=mask, ends=ends, time=time, step=step)
 
-    def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
-        """Return the stream after its norm."""
-        return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
+    def start(self, weights: DecoderWeights, hidden: Tensor, positions: Positions, norm: int = 0) -> Stream:
+        """Begin a residual stream with ``hidden`` [B, R, hidden] before norm number ``norm``."""
+        return Stream(hidden, norm)
+
+    def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int = 0) -> Stream:
+        """Begin a stream with rows ``index``, int64 [B, R], of ``table`` [V, hidden]."""
+        return Stream(functional.embedding(index, table), norm)
+
+    def start_actions(
+        self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor, positions: Positions
+    ) -> Stream:
+        """Begin a stream with ``actions @ weight.T + bias``, all float32: [B, H, A], [E, A] and [E]."""
+        return self.start(weights, functional.linear(actions, weight, bias).to(weights.dtype), positions)
+
+    def norm(self, weights: DecoderWeights, stream: Stream, positions: Positions | None = None) -> Tensor:
+        """Return the stream after its norm; ``positions`` tell the times of norms that depend on them."""
+        hidden, weight, eps = stream.hidden, weights.norms[stream.norm], weights.shape.rms_norm_eps
+        if weights.shape.norm == "rms":
+            return rms_norm(hidden, weight, eps)
+        wide = hidden.float()
+        if weights.shape.norm == "layer":
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        parts = _at_times(weight, positions)
+        wide = wide * parts[..., 0, :]
+        return (wide if parts.shape[-2] == 1 else wide + parts[..., 1, :]).to(hidden.dtype)
 
     def qkv(
-        self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
+        self, weights: DecoderWeights, index: int, stream: Stream, positions: Positions, cache: KVCache
     ) -> Tensor:
-        """Norm, project and rotate in layer ``index``; fill its cache, return queries [B, R, heads, head_dim]."""
-        shape = weights.shape
+        """Norm, project and rotate in layer ``index``; fill its cache, return queries [B, R, heads, head_dim].
+
+        For a layer with only keys and values, queries have zero heads.
+        """
+        shape, layer = weights.shape, weights.layers[index]
         batch, rows, _ = stream.hidden.shape
-        kv = shape.kv_heads * shape.head_dim
-        parts = _linear(
-            self.norm(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv)
+        heads = 0 if layer.o_proj is None else shape.heads
+        counts = (heads, shape.kv_heads, shape.kv_heads) if layer.cross is None else (heads,)
+        products = _linear(
+            self.norm(weights, stream, positions), layer.qkv, [count * shape.head_dim for count in counts]
         )
-        query, key, value = (part.view(batch, rows, -1, shape.head_dim) for part in parts)
-        for store, new in (
-            (cache.keys[index], rotate(key, positions.cosine, positions.sine)),
-            (cache.values[index], value),
-        ):
+        query, *written = (
+            product.view(batch, rows, count, shape.head_dim)
+            for product, count in zip(products, counts, strict=True)
+        )
+        if layer.qk_norms is not None:
+            query = rms_norm(query, layer.qk_norms[0], shape.rms_norm_eps)
+            written[:1] = [rms_norm(key, layer.qk_norms[1], shape.rms_norm_eps) for key in written[:1]]
+        if shape.rotary:
+            query = rotate(query, positions.cosine, positions.sine)
+            written[:1] = [rotate(key, positions.cosine, positions.sine) for key in written[:1]]
+        for store, new in zip((cache.keys[index], cache.values[index]), written, strict=False):
             if positions.slots is None:
                 store[:, :, :rows] = new.transpose(1, 2)
             else:
                 store.scatter_(2, positions.slots, new.transpose(1, 2))
-        return rotate(query, positions.cosine, positions.sine)
+        return query
 
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         """Attend with ``query`` [B, R, heads, head_dim] to layer ``index``; return [B, R, heads * head_dim]."""
@@ -189,19 +157,29 @@ class Ops:
             )
         return mixed.transpose(1, 2).reshape(batch, rows, -1)
 
-    def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
-        """Return ``stream + rows @ matrix.T`` before a norm with weight ``norm``; may overwrite ``stream``."""
-        assert isinstance(rows, Tensor)
-        return Residual(stream.hidden + _linear(rows, matrix)[0].to(norm.dtype), norm)
+    def add(
+        self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
+    ) -> Stream:
+        """Return ``stream + [gate *] rows @ matrix.T`` before the next norm; may overwrite ``stream``."""
+        branch, hidden = _linear(rows, matrix)[0].to(stream.hidden.dtype), stream.hidden
+        norm = weights.norms[stream.norm]
+        if norm.ndim > 1 and norm.shape[1] == 3:
+            branch = branch * _at_times(norm[:, 2], positions).to(branch.dtype)
+        return Stream(hidden + branch, stream.norm + 1)
 
-    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Stream, positions: Positions) -> Rows:
         """Norm, project to gate and up, and activate in layer ``index``: [B, R, intermediate]."""
-        size = weights.shape.intermediate_size
-        gate, up = _linear(self.norm(weights, stream), weights.layers[index].gate_up, (size, size))
-        return functional.silu(gate) * up
+        matrix, size = weights.layers[index].gate_up, weights.shape.intermediate_size
+        assert matrix is not None
+        activate, normed = ACTIVATIONS[weights.shape.activation], self.norm(weights, stream, positions)
+        if not weights.shape.gated:
+            return activate(_linear(normed, matrix)[0])
+        gate, up = _linear(normed, matrix, (size, size))
+        return activate(gate) * up
 
-    def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+    def lm_head(self, weights: DecoderWeights, stream: Stream) -> Tensor:
         """Apply the last norm and the head: float32 logits [B, R, vocab]."""
+        assert weights.lm_head is not None
         return _linear(self.norm(weights, stream), weights.lm_head)[0].float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,6 +191,31 @@ class Ops:
         wrong = logits.isnan().any(dim=-1)
         margins = (best[..., 0] - best[..., 1]).masked_fill(wrong, float("nan"))
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equal logits
+
+    def advance(
+        self,
+        weights: DecoderWeights,
+        stream: Stream,
+        positions: Positions,
+        out: tuple[Tensor, Tensor],
+        actions: Tensor,
+        guide: Guide,
+        time: float,
+        delta: float,
+    ) -> None:
+        """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
+
+        The actions are the last H of the rows; ``stream`` comes from the last layer. ``out`` is the float32 weight
+        [A, hidden] and bias [A] that project the normed stream to the velocity.
+        """
+        velocity = predict_velocity(self.norm(weights, stream, positions), out, actions.shape[1])
+        error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
+        advance(actions, velocity, error, guide, time, delta)
+
+    def _placed(self, weights: DecoderWeights, at: Tensor) -> Positions:
+        shape = weights.shape
+        slots = at.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
+        return Positions(at, weights.cosine[at][:, :, None], weights.sine[at][:, :, None], slots=slots)
 
     def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
         # On a GPU the host does not read the length, because that would synchronise; flash attention requires it.
@@ -245,12 +248,57 @@ def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
-def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:
-    """Return ``rows @ matrix.T``, split into the outputs of the fused layers."""
+def predict_velocity(normed: Tensor, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:
+    """Return the velocity, float32 [B, H, A], from the last H rows of a stream after its last norm."""
+    return functional.linear(normed[:, -horizon:].float(), *out)
+
+
+def advance(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time: float, delta: float) -> None:
+    """Advance ``actions`` [B, H, A] in place by ``delta`` along ``velocity``, corrected by ``pull``."""
+    scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
+    actions += delta * (velocity - scale * pull)
+    actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, actions))
+
+
+def guidance_scale(time: float) -> float:
+    """Return the factor of the correction at ``time`` (1: noise, 0: actions); infinite at both ends."""
+    done = 1.0 - time
+    if done <= 0.0 or time <= 0.0:
+        return float("inf")
+    return time / done * (time**2 + done**2) / time**2
+
+
+def _at_times(table: Tensor, positions: Positions | None) -> Tensor:
+    """Return the entries of a table [times, ...] for each row, or its only entry."""
+    if positions is None or positions.time is None:
+        return table[0]
+    return table[positions.time]
+
+
+def _linear(rows: Rows, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:
+    """Return ``rows @ matrix.T + bias``, split into the outputs of the fused layers."""
     if matrix.linears:
         return [linear(rows) for linear in matrix.linears]
-    product = functional.linear(rounded(rows, matrix), dequantize(matrix, rows.dtype))
+    if matrix.kind == "fp8_rows":
+        product = multiply_fp8(rows, matrix)
+    else:
+        assert isinstance(rows, Tensor)
+        product = functional.linear(rounded(rows, matrix), dequantize(matrix, rows.dtype), matrix.bias)
     return list(torch.split(product, list(sizes), dim=-1)) if sizes else [product]
+
+
+def project(rows: Rows, matrix: Matrix) -> Tensor:
+    """Return ``rows @ matrix.T + bias``, [..., outputs]."""
+    return _linear(rows, matrix)[0]
+
+
+def multiply_fp8(rows: Rows, matrix: Matrix) -> Tensor:
+    """Return ``rows @ matrix.T`` of ``fp8_rows``: [B, R, N], or [M, N] of rows that are already quantised."""
+    assert matrix.scale is not None
+    if isinstance(rows, QuantizedRows):
+        return fp8.scaled_product(rows.values, rows.scale, matrix.data, matrix.scale, torch.bfloat16)
+    values, scale = fp8.quantize(rows.flatten(0, 1))
+    return fp8.scaled_product(values, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 
 
 def rounded(rows: Rows, matrix: Matrix) -> Tensor:
@@ -270,6 +318,8 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
     With 4-bit weights, only if the tensor cores support FP8 and rows are not float32, which is used for checks.
     """
     if isinstance(rows, QuantizedRows):
+        return True
+    if matrix.kind == "fp8_rows":
         return True
     if rows.numel() <= SKINNY * rows.shape[-1]:
         return False

@@ -11,34 +11,26 @@ HALF = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class LlmShape:
-    """Sizes of the Llama decoder."""
+class DecoderShape:
+    """Description of a transformer decoder: sizes, and which variant of each operation its layers use."""
 
-    vocab_size: int  # rows of embedding and head, with padding (32064)
     hidden_size: int  # features per token
-    intermediate_size: int  # hidden features of the gated MLP
-    layers: int  # decoder layers
+    intermediate_size: int  # hidden features of the MLP
+    layers: int
     heads: int  # query heads
     kv_heads: int  # key and value heads
-    head_dim: int  # features per head
-    # Epsilon of every RMSNorm, from the checkpoint. If it is not stored: 1e-6, transformers' default for Llama;
-    # Llama-2's own 1e-5 would be wrong for the published files.
-    rms_norm_eps: float
-    rope_theta: float  # base of the rotary embedding
-    max_positions: int  # longest sequence in tokens
-    bos_token: int  # first token of every sequence
-
-
-@dataclass(frozen=True)
-class GemmaShape:
-    """Sizes of one Gemma: the prefix (images and prompt) or the action expert."""
-
-    width: int  # features per token
-    depth: int  # layers
-    mlp_width: int  # hidden features of the gated MLP
-    heads: int = 8  # query heads
-    kv_heads: int = 1  # key and value heads
-    head_dim: int = 256  # features per head; not ``width / heads`` in the expert
+    head_dim: int  # features per head; not always ``hidden_size / heads``
+    rms_norm_eps: float = 1e-6  # epsilon of every norm
+    rope_theta: float = 10000.0  # base of the rotary embedding
+    # ``rms``: as in Llama, Qwen and SmolLM, rounded to the model's type before it is multiplied by the weight.
+    # ``rms_float32``: as in Gemma, rounded once, after scale and shift. ``layer``: a layer norm, rounded once.
+    norm: str = "rms"
+    activation: str = "silu"  # of the MLP: ``silu``, or ``gelu``, which is the tanh form
+    gated: bool = True  # whether the activation of one projection is multiplied by a second projection
+    rotary: bool = True  # whether queries and keys get a rotary embedding
+    vocab_size: int = 0  # rows of embedding and head, with padding; 0 without them
+    max_positions: int = 0  # longest sequence in tokens; 0 if the rotary tables determine it
+    bos_token: int = 1  # first token of every sequence
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.decoder import decode, prefill, verify
-from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, Stage
+from vla_ros.engine.stream import KVCache
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights
 

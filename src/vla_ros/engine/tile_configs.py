@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from vla_ros.engine.lowbit import ALIGN_K
 
@@ -244,3 +245,20 @@ def shared_memory(device: torch.device) -> int:
     properties = torch.cuda.get_device_properties(device)
     available: int = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
     return available - 4096
+
+
+@cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return True on Hopper, where Triton uses ``wgmma``, which reads registers asynchronously."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def precision(rows: Tensor) -> str:
+    """Return Triton's ``input_precision`` for a product of ``rows``."""
+    return "ieee" if rows.dtype == torch.float32 else "tf32"  # tf32 is Triton's default, unused for bfloat16

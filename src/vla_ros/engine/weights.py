@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_ros.engine import fp8, int4, int8, lowbit
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.shapes import DecoderShape
 from vla_ros.errors import ConfigError
 
 _ROWS_AT_ONCE = 4096
@@ -27,16 +28,18 @@ class Matrix:
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
     ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
-    :mod:`vla_ros.engine.fp8`; if there are many input rows, these are quantised too. ``loaded``: the checkpoint's
-    linear layers, whose outputs are concatenated.
+    :mod:`vla_ros.engine.fp8`; if there are many input rows, these are quantised too. ``fp8_rows``: the same, but
+    input rows are always quantised, and the library applies both scales. ``loaded``: the checkpoint's linear
+    layers, whose outputs are concatenated.
     """
 
     data: Tensor  # the numbers; for ``loaded``, the weight of the first linear layer
-    kind: str  # ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``
+    kind: str  # ``dense``, ``int8``, ``int4``, ``fp8``, ``fp8_rows`` or ``loaded``
     inputs: int  # K
     role: str  # one of :data:`ROLES`
     scale: Tensor | None = None  # scales of quantised weights; for ``int4`` with zero points
     linears: tuple[nn.Module, ...] = ()  # the layers of ``loaded``
+    bias: Tensor | None = None  # [N], only in torch's operations
 
     @classmethod
     def of_linears(cls, role: str, *linears: Any) -> Matrix:
@@ -93,37 +96,50 @@ def _widen_fp8(data: Tensor, scale: Tensor, inputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer."""
+    """One decoder layer; a last layer of which only keys and values are needed has only ``qkv``."""
 
-    attention_norm: Tensor  # [hidden]
-    qkv: Matrix  # queries, keys and values [(heads + 2 kv_heads) * head_dim, hidden]
-    o_proj: Matrix  # [hidden, heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Matrix  # gate, then up [2 * intermediate, hidden]
-    down_proj: Matrix  # [hidden, intermediate]
+    qkv: Matrix  # queries (if the layer has them), keys and values [(heads + 2 kv_heads) * head_dim, hidden]
+    o_proj: Matrix | None = None  # [hidden, heads * head_dim]
+    gate_up: Matrix | None = None  # gate, then up [2 * intermediate, hidden]; without a gate only up
+    down_proj: Matrix | None = None  # [hidden, intermediate]
+    qk_norms: tuple[Tensor, Tensor] | None = None  # weights [head_dim] of RMS norms of each query and key
+    # Projections of another model's keys and values, to which the layer attends; ``qkv`` then has only queries.
+    cross: tuple[Matrix, Matrix] | None = None
+    # The products of ``qkv`` and ``gate_up`` with their norms' shifts at each time, float32 [times, outputs], for
+    # kernels that finish the norm after the product; None if norms have no shift.
+    shifts: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, matrices: Mapping[str, Matrix]) -> Layer:
+        """Return a layer with the matrices of each role; all but ``qkv`` may be missing."""
+        o_proj, gate_up, down_proj = (matrices.get(role) for role in ("o_proj", "gate_up", "down_proj"))
+        return cls(matrices["qkv"], o_proj, gate_up, down_proj)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """All four matrices."""
-        return self.qkv, self.o_proj, self.gate_up, self.down_proj
+        """The matrices that the layer has."""
+        return tuple(one for one in (self.qkv, self.o_proj, self.gate_up, self.down_proj) if one is not None)
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights of the decoder."""
+    """All weights of a decoder."""
 
-    shape: LlmShape  # sizes
-    embedding: Tensor  # [vocab, hidden]
-    layers: tuple[Layer, ...]  # one per layer
-    norm: Tensor  # [hidden]
-    lm_head: Matrix  # [vocab, hidden], never quantised
+    shape: DecoderShape
+    layers: tuple[Layer, ...]
+    # Norm 2 i precedes the attention of layer i, norm 2 i + 1 its MLP, and the last norm the output, if there is
+    # one. Each has a weight [hidden] in the model's type or, unless ``shape.norm`` is ``rms``, float32 [times,
+    # parts, hidden] with up to three parts for each time: scale, shift, and the gate of the branch that follows.
+    norms: tuple[Tensor, ...]
     cosine: Tensor  # [positions, head_dim / 2] in the model's type
     sine: Tensor  # the same
+    embedding: Tensor | None = None  # [vocab, hidden]
+    lm_head: Matrix | None = None  # [vocab, hidden], never quantised
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of activations."""
-        return self.embedding.dtype
+        return (self.cosine if self.embedding is None else self.embedding).dtype
 
     @property
     def rows_dtype(self) -> torch.dtype:
@@ -133,13 +149,19 @@ class DecoderWeights:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.embedding.device
+        return (self.cosine if self.embedding is None else self.embedding).device
 
     @property
     def nbytes(self) -> int:
         """Bytes read by one decoding pass: layers and head."""
-        return self.lm_head.nbytes + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
+        head = 0 if self.lm_head is None else self.lm_head.nbytes
+        return head + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
+
+    def table(self) -> Tensor:
+        """Return the embedding. Raises ConfigError if the decoder has none."""
+        if self.embedding is None:
+            raise ConfigError("the decoder has no embedding, so it cannot run tokens")
+        return self.embedding
 
 
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
@@ -149,9 +171,7 @@ def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
     copies. Otherwise each weight is freed as soon as it is fused, so that at most one matrix exists twice.
     """
     groups = linears_by_role(layer)
-    matrices = {role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()}
-    norms = layer.input_layernorm, layer.post_attention_layernorm
-    return Layer(attention_norm=norms[0].weight.data, mlp_norm=norms[1].weight.data, **matrices)
+    return Layer.of({role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()})
 
 
 def linears_by_role(layer: Any) -> dict[str, list[Any]]:
@@ -191,7 +211,7 @@ def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
         shape=shape,
         embedding=embedding,
         layers=layers,
-        norm=decoder.model.norm.weight.data,
+        norms=tuple(norm.weight.data for norm in decoder.norms),
         lm_head=quantize(decoder.lm_head.weight.data, "none", "lm_head"),
         # Rounded to the model's type, as in transformers.
         cosine=decoder.cosine.to(embedding.device, embedding.dtype),
@@ -199,7 +219,7 @@ def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
     )
 
 
-def rotary_tables(shape: LlmShape) -> tuple[Tensor, Tensor]:
+def rotary_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of all positions, float32 [positions, head_dim / 2] each, on the CPU."""
     steps = torch.arange(0, shape.head_dim, 2, device="cpu", dtype=torch.float32)
     frequencies = 1.0 / (shape.rope_theta ** (steps / shape.head_dim))

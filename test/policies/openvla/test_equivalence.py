@@ -5,14 +5,15 @@ import torch
 
 from vla_ros.engine import decoder
 from vla_ros.engine.llama import LlamaDecoder, as_loaded
-from vla_ros.engine.ops import KVCache, Ops
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.shapes import DecoderShape
+from vla_ros.engine.stream import KVCache
 
 
 @pytest.mark.parametrize(("kv_heads", "implementation"), [(4, "sdpa"), (4, "eager"), (2, "sdpa"), (2, "eager")])
 def test_transformers_llama_gives_the_same_hidden_states(kv_heads, implementation):
     transformers = pytest.importorskip("transformers")
-    shape = LlmShape(50, 64, 96, 2, 4, kv_heads, 16, 3e-3, 5000.0, 64, 1)
+    shape = DecoderShape(64, 96, 2, 4, kv_heads, 16, 3e-3, 5000.0, vocab_size=50, max_positions=64)
     torch.manual_seed(0)
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
+from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.memory import MemoryCheck, available_memory
 from vla_ros.policies.openvla.architecture import Architecture
@@ -21,7 +21,7 @@ GB = 10**9
 @pytest.fixture(scope="module")
 def seven_billion():
     """Plans the published network's memory."""
-    llm = LlmShape(32064, 4096, 11008, 32, 32, 32, 128, 1e-6, 10000.0, 2048, 1)
+    llm = DecoderShape(4096, 11008, 32, 32, 32, 128, vocab_size=32064, max_positions=2048)
     architecture = Architecture(tuple(TIMM_TOWERS.values()), llm, 32000, 256, 29871, "v0.2")
     return partial(plan_memory, parameter_shapes(build_empty(architecture)), architecture)
 

@@ -9,12 +9,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import prefill, sample
-from vla_ros.engine.flow_check import checked
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
-from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache, guidance_scale
-from vla_ros.engine.shapes import GemmaShape, TowerShape
+from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.ops import Ops, guidance_scale
+from vla_ros.engine.shapes import TowerShape
+from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.architecture import PI05, PUBLISHED
+from vla_ros.policies.pi.architecture import PI05, PUBLISHED, gemma
 from vla_ros.policies.pi.network import PiNetwork, build_empty, euler_times, make_flow
 from vla_ros.policies.pi.rtc import RealTimeChunk, prefix_weights
 
@@ -22,8 +23,8 @@ from .conftest import CASES, MODELS
 
 TINY = {
     "vision": TowerShape(width=16, blocks=2, heads=2, mlp_width=24, used_blocks=2, image_size=28),
-    "prefix": GemmaShape(width=16, depth=3, mlp_width=24, heads=4, head_dim=8),
-    "expert": GemmaShape(width=8, depth=3, mlp_width=12, heads=4, head_dim=8),
+    "prefix": gemma(16, 3, 24, heads=4, head_dim=8),
+    "expert": gemma(8, 3, 12, heads=4, head_dim=8),
     "vocabulary": 50,
     "horizon": 6,
 }
@@ -34,7 +35,7 @@ def random_engine(kind, steps=10, **options):
     network = PiNetwork(replace(PUBLISHED[kind], **TINY)).eval().requires_grad_(False)
     for parameter in network.parameters():
         parameter.normal_(std=0.3)
-    return FlowEngine(make_flow(network, steps), (28, 28), 200, GemmaOps(), torch.float32, **options)
+    return FlowEngine(make_flow(network, steps), (28, 28), 200, Ops(), torch.float32, **options)
 
 
 def random_request(tokens=5, cameras=2, seed=5, **changes):
@@ -98,7 +99,7 @@ def test_the_same_seed_gives_the_same_chunk():
 @pytest.mark.parametrize("kind", MODELS)
 def test_sampling_reads_no_values_on_the_host(kind):
     """Shapes alone decide what is computed, as in a captured graph: it runs with tensors that have no values."""
-    model, ops = random_engine(kind, steps=2).model, GemmaOps()
+    model, ops = random_engine(kind, steps=2).model, Ops()
     given = torch.arange(6)[None].int()
     values = {
         "patches": torch.rand(1, 8, 16), "tokens": torch.randint(3, 50, (1, 9)), "noise": torch.randn(1, 6, 32),
@@ -106,7 +107,7 @@ def test_sampling_reads_no_values_on_the_host(kind):
     }  # fmt: skip
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = {name: mode.from_tensor(value) for name, value in values.items()}
-        cache = allocate_cache(model.prefix, 1, 24)
+        cache = KVCache.in_blocks(model.prefix, 1, 24)
         prefill(model, ops, cache, fake["patches"], fake["tokens"], fake["lengths"])
         guide = Guide(fake["noise"], torch.rand(1, 6), torch.ones(1), mode.from_tensor(given))
         chunk = sample(model, ops, cache, fake["lengths"] + 8, fake["noise"], fake["state"], guide)
@@ -170,18 +171,19 @@ def test_given_actions_are_kept():
     assert not np.array_equal(chunk[5], plain[5])
 
 
-class HalfGate(GemmaOps):
+class HalfGate(Ops):
     """Kernels that are wrong in one place."""
 
-    def gate_up(self, gemma, index, rows, stream):
-        return super().gate_up(gemma, index, rows, stream) * (0.5 if gemma.adaptive else 1.0)
+    def gate_up(self, weights, index, stream, positions):
+        adaptive = weights.norms[0].shape[1] == 3
+        return super().gate_up(weights, index, stream, positions) * (0.5 if adaptive else 1.0)
 
 
 def test_wrong_kernels_are_replaced_by_torch(caplog):
-    model, right = random_engine(PI05).model, type("Right", (GemmaOps,), {})()
+    model, right = random_engine(PI05).model, type("Right", (Ops,), {})()
     assert checked(right, model) is right
     assert not caplog.records
-    assert type(checked(HalfGate(), model)) is GemmaOps
+    assert type(checked(HalfGate(), model)) is Ops
     assert "hidden states of a flow step (dense weights, 6 rows) differs from torch" in caplog.text
 
 
@@ -233,10 +235,10 @@ def test_the_published_sizes_run_on_meta(kind):
 
     patches = model.encode(empty(3, 224, 224, 3, dtype=torch.uint8)).flatten(0, 1)[None]
     assert patches.shape == (1, 768, 2048)
-    cache = allocate_cache(model.prefix, 1, 768 + 64 + model.suffix)
+    cache = KVCache.in_blocks(model.prefix, 1, 768 + 64 + model.suffix)
     assert [len(cache.keys), *cache.keys[0].shape] == [18, 1, 1, 896, 256]
     lengths = empty(1, dtype=torch.int32)
-    prefill(model, GemmaOps(), cache, patches, empty(1, 64, dtype=torch.int64), lengths)
+    prefill(model, Ops(), cache, patches, empty(1, 64, dtype=torch.int64), lengths)
     guide = Guide(empty(1, 50, 32), empty(1, 50), empty(1), empty(1, 50, dtype=torch.int32))
-    chunk = sample(model, GemmaOps(), cache, lengths + 768, empty(1, 50, 32), empty(1, 32), guide)
+    chunk = sample(model, Ops(), cache, lengths + 768, empty(1, 50, 32), empty(1, 32), guide)
     assert chunk.shape == (1, 50, 32)

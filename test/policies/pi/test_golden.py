@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from vla_ros.engine.flow import prefill, run_step, suffix_rows
-from vla_ros.engine.gemma import GemmaOps, allocate_cache, predict_velocity
+from vla_ros.engine.ops import Ops, predict_velocity
+from vla_ros.engine.stream import KVCache
 from vla_ros.policies.pi import prompt
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.network import euler_times
@@ -32,9 +33,9 @@ def distance(model, case, request):
 def run_prefix(flow, request):
     """A filled cache, the prefix's length and the image tokens."""
     patches = flow.encode(torch.from_numpy(np.stack(request.images))).flatten(0, 1)[None]
-    cache = allocate_cache(flow.prefix, 1, 1024)
+    cache = KVCache.in_blocks(flow.prefix, 1, 1024)
     length = torch.tensor([len(request.tokens)], dtype=torch.int32)
-    prefill(flow, GemmaOps(), cache, patches, torch.from_numpy(request.tokens)[None], length)
+    prefill(flow, Ops(), cache, patches, torch.from_numpy(request.tokens)[None], length)
     return cache, patches.shape[1] + length, patches
 
 
@@ -81,9 +82,9 @@ def test_image_tokens_and_velocities_equal_openpis(loaded, kind, number):
     np.testing.assert_allclose(tokens[:, ::31, ::17], case["image_probe"][present], rtol=0, atol=KEYS)
 
     actions, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
-    for step, rows in enumerate(suffix_rows(flow, start, torch.zeros(1, 10, dtype=torch.int32))):
-        stream = run_step(flow, GemmaOps(), cache, actions, state, rows, step)
-        velocity = predict_velocity(stream, flow.action_out, flow.horizon)
+    for step, rows in enumerate(suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))):
+        stream = run_step(flow, Ops(), cache, actions, state, rows, step)
+        velocity = predict_velocity(Ops().norm(flow.expert, stream, rows), flow.action_out, flow.horizon)
         if step in (0, 5):
             np.testing.assert_allclose(velocity[0], case[f"velocity_{step}"], rtol=0, atol=VELOCITY)
         actions = actions - velocity / 10
@@ -103,11 +104,11 @@ def test_prefix_keys_and_suffix_equal_openpis(loaded, kind, monkeypatch):
     np.testing.assert_allclose(cache.values[1][0, 0][ours], case["prefix_value_1"][kept], rtol=0, atol=KEYS)
 
     begun = []
-    monkeypatch.setattr(GemmaOps, "start", lambda *given: begun.append(given[-1]))
+    monkeypatch.setattr(Ops, "start", lambda *given: begun.append(given[2]))
     monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given: None)
     noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
-    [rows, *_] = suffix_rows(flow, start, torch.zeros(1, 10, dtype=torch.int32))
-    run_step(flow, GemmaOps(), cache, noise, state, rows, 0)
+    [rows, *_] = suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))
+    run_step(flow, Ops(), cache, noise, state, rows, 0)
     np.testing.assert_allclose(begun[0][0], case["suffix_0"], rtol=0, atol=1e-5)
 
 

@@ -18,7 +18,8 @@ from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRec
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.engine.flow import prefill, run_step, suffix_rows
-from vla_ros.engine.gemma import GemmaOps, allocate_cache, predict_velocity
+from vla_ros.engine.ops import Ops, predict_velocity
+from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
@@ -61,17 +62,17 @@ def test_velocities_in_training_are_those_of_the_engine(trainee: FlowTrainee, gi
     images = torch.randint(256, (1, 224, 224, 3), dtype=torch.uint8, generator=random)
     prompts = torch.randint(3, 40, (2, 9), generator=random)
     lengths = torch.tensor([9, 6])
-    model, ops = make_flow(trainee.network, steps=4, summed=False), GemmaOps()
+    model, ops = make_flow(trainee.network, steps=4, summed=False), Ops()
     actions = torch.randn(2, HORIZON, model.action_dim, generator=random)
     is_given = (torch.arange(HORIZON) < given).expand(2, -1)
     with torch.no_grad():
         patches = model.encode(images).expand(2, -1, -1)
-        cache = allocate_cache(model.prefix, 2, patches.shape[1] + 9 + HORIZON)
+        cache = KVCache.in_blocks(model.prefix, 2, patches.shape[1] + 9 + HORIZON)
         prefill(model, ops, cache, patches, prompts, lengths.int())
         start = (patches.shape[1] + lengths).int()
-        for step, rows in enumerate(suffix_rows(model, start, is_given.int())):
+        for step, rows in enumerate(suffix_rows(model, ops, cache, start, is_given.int())):
             stream = run_step(model, ops, cache, actions, torch.zeros(2, HORIZON), rows, step)
-            velocity = predict_velocity(stream, model.action_out, HORIZON)
+            velocity = predict_velocity(ops.norm(model.expert, stream, rows), model.action_out, HORIZON)
             times = torch.where(is_given, 0.0, model.times[step])
             found = trainee(images, prompts, lengths, actions, times)
             torch.testing.assert_close(found.velocity, velocity, atol=2e-4, rtol=1e-3)

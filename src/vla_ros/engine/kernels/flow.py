@@ -19,8 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.gemma import locate_pairs, tanh_gelu
+from vla_ros.engine.kernels.attention import locate_pairs
 from vla_ros.engine.kernels.linear import pair_ids, store_rotated
+from vla_ros.engine.kernels.pointwise import tanh_gelu
 
 
 @triton.jit

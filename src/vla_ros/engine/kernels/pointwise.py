@@ -175,3 +175,67 @@ def silu_multiply_kernel(
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         value = gated(both, row_scale, column_scale, row, column, N, SCALED)
         tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=column < N)
+
+
+@triton.jit
+def add_norm_kernel(
+    hidden, branch, norm, times, out, scales, eps, TIME, ADAPTIVE: tl.constexpr, BRANCH: tl.constexpr,
+    QUANTIZE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add ``[gate *] branch`` to ``hidden`` [M, N] in place, then store its norm; one program per row.
+
+    ``norm`` points to the norm's scale and shift at the first time, which follow the previous norm's gate in
+    memory; those of the next time are TIME numbers further.
+    """
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = row.to(tl.int64) * N + column
+    norm += column
+    if ADAPTIVE:
+        norm += tl.load(times + row) * TIME
+    value = tl.load(hidden + at, mask=inside, other=0.0)
+    if BRANCH:
+        added = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+        if ADAPTIVE:
+            added *= tl.load(norm - N, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + added).to(value.dtype)
+        tl.store(hidden + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / N + eps) * tl.load(norm, mask=inside, other=0.0)
+    if ADAPTIVE:
+        wide += tl.load(norm + N, mask=inside, other=0.0)
+    if QUANTIZE:
+        wide = _quantized(wide, scales + row)
+    tl.store(out + at, wide.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _quantized(row, to):
+    """Return a float32 row divided by its FP8 scale, and store the scale."""
+    scale = fp8_scale(tl.max(tl.abs(row), axis=0))
+    tl.store(to, scale)
+    return row / scale
+
+
+@triton.jit
+def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Store ``gelu(gate) * up`` of ``both`` [M, 2 N] (gate, then up) in ``out`` [M, N].
+
+    With QUANTIZE, one program handles a whole row and writes its scale to ``scales``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
+    value = tanh_gelu(gate) * up
+    if QUANTIZE:
+        value = _quantized(value, scales + row)
+    tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def tanh_gelu(x):
+    """Return the tanh form of GELU, float32."""
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))

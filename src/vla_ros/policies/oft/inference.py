@@ -17,8 +17,9 @@ from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.llama import as_loaded
-from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, Stage, make_runner
+from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights, fuse
@@ -134,8 +135,9 @@ class StepBuffers:
         if self._owner.model.action_head is not None:
             self.numbers.copy_(self._owner.model.action_head(states).view_as(self.numbers))
             return
-        head = self._owner.weights.lm_head.data
-        tokens, margins = self._owner.ops.choose(functional.linear(states, head).float())
+        head = self._owner.weights.lm_head
+        assert head is not None
+        tokens, margins = self._owner.ops.choose(functional.linear(states, head.data).float())
         self.tokens.copy_(tokens)
         self.numbers.copy_(margins.view_as(self.numbers))
 
@@ -170,7 +172,7 @@ class StepBuffers:
         return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, length)
 
     def _embedded(self) -> Tensor:
-        return functional.embedding(self.words, self._owner.weights.embedding)
+        return functional.embedding(self.words, self._owner.weights.table())
 
 
 class ChunkInference(GraphEngine[int, StepBuffers]):

@@ -19,7 +19,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape, TowerShape
+from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
 from vla_ros.policies.checkpoint_files import read_json
@@ -64,7 +64,7 @@ class Architecture:
 
     # One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
     towers: tuple[TowerShape, ...]
-    llm: LlmShape  # the language model
+    llm: DecoderShape  # the language model
     action_vocab_size: int  # vocabulary without padding (32000): action tokens count down from its end
     action_bins: int  # bin edges of one action dimension (256, thus 255 centres)
     empty_token: int  # token that closes the prompt
@@ -212,7 +212,7 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
     return TowerShape(**values)
 
 
-def _llm(config: Fields, path: Path) -> LlmShape:
+def _llm(config: Fields, path: Path) -> DecoderShape:
     text = Fields(config.get("text_config"), f"{path}: text_config")
     text.expect("model_type", "llama")
     text.expect("hidden_act", "silu")
@@ -225,7 +225,7 @@ def _llm(config: Fields, path: Path) -> LlmShape:
     heads = text.whole("num_attention_heads", 32)
     if hidden % heads:
         raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is not a multiple of {heads} heads")
-    found = LlmShape(
+    found = DecoderShape(
         vocab_size=text.whole("vocab_size", 32000),
         hidden_size=hidden,
         intermediate_size=text.whole("intermediate_size", 11008),

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from vla_ros.engine import decoder
 from vla_ros.engine.llama import LlamaDecoder, as_loaded
-from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.stream import KVCache
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.vision_tower import Mlp, VisionBackbone

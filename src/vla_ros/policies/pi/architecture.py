@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_ros.engine.shapes import TIMM_TOWERS, GemmaShape, TowerShape
+from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.fields import read_fields
 
@@ -32,8 +32,13 @@ EMBEDDINGS = (f"{PREFIX}embed_tokens.weight", "paligemma_with_expert.paligemma.l
 """Two names of one tied tensor. Files written with safetensors' ``save_model`` contain only the second."""
 
 
-GEMMA_2B = GemmaShape(width=2048, depth=18, mlp_width=16384)
-GEMMA_300M = GemmaShape(width=1024, depth=18, mlp_width=4096)
+def gemma(width: int, layers: int, mlp_width: int, heads: int = 8, head_dim: int = 256) -> DecoderShape:
+    """Return the description of a Gemma with one key head."""
+    return DecoderShape(width, mlp_width, layers, heads, 1, head_dim, norm="rms_float32", activation="gelu")
+
+
+GEMMA_2B = gemma(2048, 18, 16384)
+GEMMA_300M = gemma(1024, 18, 4096)
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,9 @@ class PiArchitecture:
 
     model: str  # ``pi0`` or ``pi05``
     vision: TowerShape = SO400M  # the vision tower
-    prefix: GemmaShape = GEMMA_2B  # Gemma over images and prompt
+    prefix: DecoderShape = GEMMA_2B  # Gemma over images and prompt
     # Gemma over state and actions; layer i attends to the keys and values of prefix layer i.
-    expert: GemmaShape = GEMMA_300M
+    expert: DecoderShape = GEMMA_300M
     vocabulary: int = 257152  # rows of the embedding
     action_dim: int = 32  # length to which state and actions are padded (32)
     horizon: int = 50  # H, actions in one chunk
@@ -97,19 +102,19 @@ def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, fold
         image_size=grid * patch[-1],
     )
 
-    def gemma(stem: str, width: int) -> GemmaShape:
+    def stack(stem: str, width: int) -> DecoderShape:
         head_dim = shape(f"{stem}layers.0.self_attn.k_proj.weight")[0]  # Gemma-2B and its expert have one kv head
-        return GemmaShape(
-            width=width,
-            depth=_depth(shapes, f"{stem}layers."),
-            mlp_width=shape(f"{stem}layers.0.mlp.gate_proj.weight")[0],
+        return gemma(
+            width,
+            _depth(shapes, f"{stem}layers."),
+            shape(f"{stem}layers.0.mlp.gate_proj.weight")[0],
             heads=shape(f"{stem}layers.0.self_attn.q_proj.weight")[0] // head_dim,
             head_dim=head_dim,
         )
 
     width, action_dim = shape("action_in_proj.weight")
-    prefix, expert = gemma(PREFIX, shape(embedding)[1]), gemma(EXPERT, width)
-    if (prefix.depth, prefix.heads, prefix.head_dim) != (expert.depth, expert.heads, expert.head_dim):
+    prefix, expert = stack(PREFIX, shape(embedding)[1]), stack(EXPERT, width)
+    if (prefix.layers, prefix.heads, prefix.head_dim) != (expert.layers, expert.heads, expert.head_dim):
         raise CheckpointError(
             f"{folder}: action expert {expert} and prefix {prefix} differ in layers, heads or head size, but the "
             "expert attends to the prefix's keys"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
-from vla_ros.engine.flow_check import checked
+from vla_ros.engine.device_ops import make_ops, make_tower_ops
 from vla_ros.engine.flow_engine import FlowEngine, FlowRequest
-from vla_ros.engine.gemma import GemmaOps
+from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
@@ -74,7 +74,7 @@ def make_engine(
     steps: int,
     runner: Runner | None = None,
     quantization: str = "none",
-    ops: GemmaOps | None = None,
+    ops: Ops | None = None,
     keep: bool = True,
     jacobian: bool = False,
 ) -> FlowEngine:
@@ -90,7 +90,7 @@ def make_engine(
         model,
         (size, size),
         length,
-        checked(make_gemma_ops(device), model) if ops is None else ops,
+        checked(make_ops(device), model) if ops is None else ops,
         torch.uint8 if processing.antialias else torch.float32,
         runner,
         jacobian=jacobian,

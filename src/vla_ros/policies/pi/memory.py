@@ -37,13 +37,16 @@ def plan_memory(
         for part in group
     )
     vision, prefix, expert = architecture.vision, architecture.prefix, architecture.expert
-    weights += (flow_steps + 1) * (2 * expert.depth + 1) * 3 * expert.width * 4
+    weights += (flow_steps + 1) * (2 * expert.layers + 1) * 3 * expert.hidden_size * 4
     tokens = cameras * vision.patches + PROMPT_TOKENS[architecture.model]
     places = tokens + 1 + architecture.horizon
-    cache = 2 * prefix.depth * prefix.kv_heads * prefix.head_dim * places * item
+    cache = 2 * prefix.layers * prefix.kv_heads * prefix.head_dim * places * item
     towers = cameras * vision.patches * (8 * vision.width + 2 * vision.mlp_width) * item
     towers += cameras * 2 * vision.heads * vision.patches**2 * item
-    prefill = tokens * (8 * prefix.width + 4 * prefix.mlp_width) * item + 2 * prefix.heads * tokens**2 * item
+    prefill = (
+        tokens * (8 * prefix.hidden_size + 4 * prefix.intermediate_size) * item
+        + 2 * prefix.heads * tokens**2 * item
+    )
     working = max(towers, prefill)
     if device.startswith("cuda"):  # the host converts stored tensors, so loading needs no more
         return MemoryPlan(weights, cache, working + 256_000_000)

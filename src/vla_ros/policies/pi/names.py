@@ -72,7 +72,7 @@ def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
     These are the expert's head, the embedding under its other name, the prefix's final norm, and the prefix's last
     layer except its keys and values.
     """
-    last = architecture.prefix.depth - 1
+    last = architecture.prefix.layers - 1
     tail = r"self_attn\.[qo]_proj\.weight|mlp\.\w+\.weight|post_attention_layernorm\.weight"
     escaped = re.escape(PREFIX)
     return re.compile(

@@ -17,13 +17,14 @@ from torch.nn import functional
 
 from vla_ros.engine import fp8
 from vla_ros.engine.flow import FlowModel
-from vla_ros.engine.gemma import Gemma, GemmaLayer, rotary_tables
-from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.towers import TowerOps
-from vla_ros.engine.weights import Matrix
+from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.vision_tower import SiglipTower
 
+RMS_EPS = 1e-6
+ROPE_THETA = 10000.0
 CAMERAS = 8
 """Maximum number of cameras for which the rotary tables have positions."""
 
@@ -61,20 +62,20 @@ class GemmaParameters(nn.Module):
     layer has only keys and values, and there is no final norm.
     """
 
-    def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
+    def __init__(self, shape: DecoderShape, adaptive: bool = False, keys_only: bool = False) -> None:
         super().__init__()
         self.shape = shape
         norm = AdaptiveNorm if adaptive else RmsNorm
         self.layers = nn.ModuleList(
-            _layer(shape, norm, keys_only and index == shape.depth - 1) for index in range(shape.depth)
+            _layer(shape, norm, keys_only and index == shape.layers - 1) for index in range(shape.layers)
         )
         if not keys_only:
-            self.norm = norm(shape.width)
+            self.norm = norm(shape.hidden_size)
 
-    def gemma(
+    def weights(
         self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none", keep: bool = True
-    ) -> Gemma:
-        """Return the weights for :mod:`vla_ros.engine.gemma`, with the norms of each condition.
+    ) -> DecoderWeights:
+        """Return the weights for the engine, with the norms of each condition.
 
         The weights are the parameters themselves; with ``fp8``, all but the output projections are quantised
         copies. Without ``keep``, each parameter is freed once it is quantised.
@@ -83,57 +84,55 @@ class GemmaParameters(nn.Module):
         names = ("input_norm", "post_norm")
         norms = [getattr(layer, name) for layer in layers for name in names if hasattr(layer, name)]
         norms += [self.norm] if hasattr(self, "norm") else []
+        # One tensor: a kernel finds the gate of a norm before the scale of the next.
         parts = torch.stack([norm.parts(condition) for norm in norms], dim=1).contiguous()
 
-        def engine_layer(index: int, layer: Any) -> GemmaLayer:
-            names = ("qkv", "o", "gate_up", "down")
-            qkv, o, gate_up, down = (
-                _matrix(layer, name, quantization if name != "o" else "none", keep)
+        def engine_layer(index: int, layer: Any) -> Layer:
+            matrices = {
+                role: _matrix(layer, name, role, quantization if name != "o" else "none", keep)
+                for name, role in (("qkv", "qkv"), ("o", "o_proj"), ("gate_up", "gate_up"), ("down", "down_proj"))
                 if hasattr(layer, name)
-                else None
-                for name in names
-            )
-            assert qkv is not None
-            found = GemmaLayer(qkv, o, gate_up, down)
-            if parts.shape[2] == 1 or gate_up is None:
+            }
+            found = Layer.of(matrices)
+            if parts.shape[2] == 1 or found.gate_up is None:
                 return found
             first, second = parts[:, 2 * index, 1], parts[:, 2 * index + 1, 1]
-            return replace(
-                found,
-                qkv_shift=functional.linear(first, qkv.data.float()),
-                gate_up_shift=functional.linear(second, gate_up.data.float()),
+            shifts = (
+                functional.linear(first, found.qkv.data.float()),
+                functional.linear(second, found.gate_up.data.float()),
             )
+            return replace(found, shifts=shifts)
 
-        return Gemma(
+        return DecoderWeights(
             shape=self.shape,
             layers=tuple(engine_layer(index, layer) for index, layer in enumerate(layers)),
-            norms=parts,
+            norms=parts.unbind(1),
             cosine=rotary[0],
             sine=rotary[1],
         )
 
 
-def _layer(shape: GemmaShape, norm: type[nn.Module], keys_only: bool) -> nn.Module:
+def _layer(shape: DecoderShape, norm: type[nn.Module], keys_only: bool) -> nn.Module:
     linear, layer = partial(nn.Linear, bias=False), nn.Module()
-    keys, queries = 2 * shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
-    layer.input_norm = norm(shape.width)
-    layer.qkv = linear(shape.width, keys + (0 if keys_only else queries))
+    keys, queries, width = 2 * shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim, shape.hidden_size
+    layer.input_norm = norm(width)
+    layer.qkv = linear(width, keys + (0 if keys_only else queries))
     if not keys_only:
-        layer.o = linear(queries, shape.width)
-        layer.post_norm = norm(shape.width)
-        layer.gate_up = linear(shape.width, 2 * shape.mlp_width)
-        layer.down = linear(shape.mlp_width, shape.width)
+        layer.o = linear(queries, width)
+        layer.post_norm = norm(width)
+        layer.gate_up = linear(width, 2 * shape.intermediate_size)
+        layer.down = linear(shape.intermediate_size, width)
     return layer
 
 
-def _matrix(layer: Any, name: str, quantization: str, keep: bool) -> Matrix:
-    weight, role = getattr(layer, name).weight.data, {"o": "o_proj", "down": "down_proj"}.get(name, name)
+def _matrix(layer: Any, name: str, role: str, quantization: str, keep: bool) -> Matrix:
+    weight = getattr(layer, name).weight.data
     if quantization == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     data, scale = fp8.quantize(weight)
     if not keep:
         getattr(layer, name).weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return Matrix(data, "fp8", int(weight.shape[1]), role, scale[:, 0].contiguous())
+    return Matrix(data, "fp8_rows", int(weight.shape[1]), role, scale[:, 0].contiguous())
 
 
 class PiNetwork(nn.Module):
@@ -142,11 +141,11 @@ class PiNetwork(nn.Module):
     def __init__(self, architecture: PiArchitecture) -> None:
         super().__init__()
         prefix, expert = architecture.prefix, architecture.expert
-        width = expert.width
+        width = expert.hidden_size
         self.architecture = architecture
         self.vision = SiglipTower(architecture.vision)
-        self.projector = nn.Linear(architecture.vision.width, prefix.width)
-        self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.width)
+        self.projector = nn.Linear(architecture.vision.width, prefix.hidden_size)
+        self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.hidden_size)
         self.prefix = GemmaParameters(prefix, keys_only=True)
         self.expert = GemmaParameters(expert, adaptive=not architecture.has_state_token)
         self.action_in_proj = nn.Linear(architecture.action_dim, width)
@@ -199,7 +198,7 @@ def make_flow(
     than the published models'.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
-    width = architecture.expert.width
+    width = architecture.expert.hidden_size
     prompt = max(PROMPT_TOKENS[architecture.model], prompt_tokens)
     positions = CAMERAS * architecture.vision.patches + prompt + architecture.horizon + 64
     rotary = rotary_tables(positions, architecture.prefix.head_dim, network.projector.weight)
@@ -220,8 +219,8 @@ def make_flow(
     return FlowModel(
         encode=partial(network.encode, ops=ops),
         embedding=network.embed_tokens.weight,
-        prefix=network.prefix.gemma(embedded[:1], rotary, quantization, keep),
-        expert=network.expert.gemma(condition, rotary),
+        prefix=network.prefix.weights(embedded[:1], rotary, quantization, keep),
+        expert=network.expert.weights(condition, rotary),
         action_in=action_in,
         action_bias=action_bias,
         action_mlp=mlp,
@@ -260,3 +259,10 @@ def time_embedding(time: float, width: int, limits: tuple[float, float]) -> Tens
 
 def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
+
+
+def rotary_tables(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of all positions, [positions, head_dim / 2] each, in the type of ``like``."""
+    steps = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32)
+    angles = torch.arange(positions, device=like.device).float()[:, None] * ROPE_THETA ** (-steps / head_dim)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

@@ -1,0 +1,279 @@
+"""Few rows on a GPU: one kernel per product, with the norm before it and the operation after it.
+
+Norms need no separate kernel. The kernel that writes the residual stream also writes the stream times the next
+norm's scale and sums the stream's squares; the next product divides its results by the root mean square. There are
+two families of kernels. In ``kernels.linear``, for norms of kind ``rms``, a row's result does not depend on the
+number of rows. In ``kernels.flow``, for norms of kind ``rms_float32``, norms may depend on the flow time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from vla_ros.engine import tile_configs
+from vla_ros.engine.kernels import flow, linear, pointwise
+from vla_ros.engine.stream import KVCache, Positions, Rows, Stream
+from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, FlowConfigs, SkinnyConfig, precision, shared_memory
+from vla_ros.engine.weights import DecoderWeights, Matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrescaledStream(Stream):
+    """The residual stream of few rows, for kernels that complete its norm in their epilogue."""
+
+    scaled: Tensor  # ``hidden`` times the norm's scale
+    # Sums of the squares of ``hidden``: float64, one per row; in flow steps float32 [tiles, rows], 0 in unused
+    # tiles.
+    squares: Tensor
+    next_squares: Tensor  # receives those for the next norm; zeros where kernels add to it
+    # Int32 zeros of flow steps: count the finished programs of a tile; reset by the last.
+    counters: Tensor | None = None
+
+
+class DecodingRows:
+    """Few rows with norms of kind ``rms``, and weights of any kind.
+
+    ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`.
+    """
+
+    def __init__(self, configs: dict[tuple[str, str], SkinnyConfig] | None = None) -> None:
+        self.configs = {**tile_configs.SKINNY_CONFIGS, **(configs or {})}
+
+    def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int) -> PrescaledStream:
+        """Begin a stream with rows ``index`` of ``table``; products take inputs of ``weights.rows_dtype``."""
+        width = table.shape[1]
+        hidden = table.new_empty(*index.shape, width)
+        scaled = torch.empty_like(hidden, dtype=weights.rows_dtype)
+        sums = table.new_empty(2, SKINNY, dtype=torch.float64)
+        pointwise.gather_kernel[(index.numel(),)](
+            table, index.contiguous(), hidden, weights.norms[norm], scaled, sums[0], sums[1], N=width,
+            BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
+        return PrescaledStream(hidden, norm, scaled=scaled, squares=sums[0], next_squares=sums[1])
+
+    def qkv(
+        self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions, cache: KVCache,
+        query: Tensor,
+    ) -> None:  # fmt: skip
+        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
+        hidden, matrix, shape = stream.hidden, weights.layers[index].qkv, weights.shape
+        batch, rows, _ = hidden.shape
+        keys, values = cache.keys[index], cache.values[index]
+        config = self._config(matrix, hidden, 2)
+        linear.qkv_kernel[_grid(hidden, matrix.outputs // 2 // config.block_n)](
+            *_prescaled(weights, stream), *_data(matrix), positions.at, positions.cosine, positions.sine, query,
+            keys, values, batch * rows, rows, keys.shape[2], HEADS=shape.heads, KV_HEADS=shape.kv_heads,
+            HEAD=shape.head_dim, **_constants(matrix, config, hidden),
+        )  # fmt: skip
+
+    def gate_up(self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions) -> Tensor:
+        """Norm, project to gate and up, and activate."""
+        hidden, matrix, width = stream.hidden, weights.layers[index].gate_up, weights.shape.intermediate_size
+        assert matrix is not None
+        batch, rows, _ = hidden.shape
+        out = hidden.new_empty(batch, rows, width, dtype=weights.rows_dtype)
+        config = self._config(matrix, hidden, 2)
+        linear.gate_up_kernel[_grid(hidden, width // config.block_n)](
+            *_prescaled(weights, stream), *_data(matrix), out, batch * rows, width,
+            **_constants(matrix, config, hidden),
+        )  # fmt: skip
+        return out
+
+    def add(
+        self, weights: DecoderWeights, stream: PrescaledStream, rows: Rows, matrix: Matrix, positions: Positions
+    ) -> PrescaledStream:
+        """Add a product to the stream; changes the tensors of ``stream``."""
+        assert isinstance(rows, Tensor)
+        norm, config, rows = stream.norm + 1, self._config(matrix, rows, 1), rows.contiguous()
+        linear.add_kernel[_grid(rows, matrix.outputs // config.block_n)](
+            rows, *_data(matrix), stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares,
+            stream.squares, rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
+        )  # fmt: skip
+        # Swap the sums: the kernel has reset the used ones to zero, for the norm after the next.
+        return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
+
+    def lm_head(self, weights: DecoderWeights, stream: PrescaledStream, matrix: Matrix) -> Tensor:
+        """Apply the last norm and the head: float32 logits [B, R, vocab]."""
+        hidden = stream.hidden
+        batch, rows, _ = hidden.shape
+        logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
+        config = self._config(matrix, hidden, 1)
+        linear.lm_head_kernel[_grid(hidden, matrix.outputs // config.block_n)](
+            *_prescaled(weights, stream), *_data(matrix), logits, batch * rows, matrix.outputs,
+            **_constants(matrix, config, hidden),
+        )  # fmt: skip
+        return logits
+
+    def _config(self, matrix: Matrix, rows: Tensor, pairs: int) -> SkinnyConfig:
+        """Return the configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 if outputs come in pairs."""
+        item = matrix.nbytes / (matrix.outputs * matrix.inputs)
+        block_m, shared = _block_m(rows), shared_memory(rows.device)
+
+        def stage_bytes(config: SkinnyConfig, count: int = block_m) -> int:
+            return int(config.block_k * (pairs * config.block_n * item + count * rows.element_size()))
+
+        config = self.configs[matrix.role, matrix.kind]
+        if matrix.packed:
+            if rows.dtype == torch.float32:  # for checks only: without tensor cores, operands fill shared memory
+                config = SkinnyConfig(block_n=16 // pairs, block_k=256, warps=4, stages=2)
+            return config.fit_packed(matrix.outputs // pairs, stage_bytes, block_m, shared, 16 // pairs)
+        return config.fit(matrix.outputs // pairs, matrix.inputs, stage_bytes, shared)
+
+
+class FlowRows:
+    """Few rows with norms of kind ``rms_float32``, and dense weights."""
+
+    def __init__(self, few: FlowConfigs, fewest: FlowConfigs) -> None:
+        self._few, self._fewest = few, fewest
+
+    def tiles(self, rows: Tensor) -> FlowConfigs:
+        """Return the configurations for rows at positions [B, R]."""
+        return self._fewest if rows.numel() <= 16 else self._few
+
+    def start(
+        self, weights: DecoderWeights, hidden: Tensor | None, embed: tuple[Tensor, ...], positions: Positions
+    ) -> PrescaledStream:
+        """Begin a stream with ``hidden`` or, if it is None, with actions times a weight plus a bias (``embed``)."""
+        width, layer, table, at = weights.shape.hidden_size, weights.layers[0], weights.norms[0], positions.at
+        assert layer.o_proj is not None
+        assert layer.down_proj is not None
+        smallest = min(self._tile(one, at).block_n for one in (layer.o_proj, layer.down_proj))
+        count = triton.next_power_of_2(width // smallest)
+        out, scaled = weights.cosine.new_empty(2, *at.shape, width)
+        squares, spare = table.new_empty(2, count, _padded(at))
+        counters = at.new_empty(count)
+        actions, weight, bias = embed or (table,) * 3
+        flow.start_kernel[(at.numel(),)](
+            out if hidden is None else hidden.contiguous(), actions, weight, bias, table, positions.time, out,
+            scaled, squares, spare, counters, A=actions.shape[-1], EMBED=hidden is None, TILES=count,
+            BLOCK_M=_padded(at), N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **norm_constants(table)
+        )  # fmt: skip
+        return PrescaledStream(out, 0, scaled=scaled, squares=squares, next_squares=spare, counters=counters)
+
+    def qkv(
+        self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions, cache: KVCache,
+        query: Tensor,
+    ) -> None:  # fmt: skip
+        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
+        matrix, shape, (batch, rows) = weights.layers[index].qkv, weights.shape, positions.at.shape
+        keys, values, tile = cache.keys[index], cache.values[index], self._tile(matrix, positions.at)
+        flow.qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
+            *_shifted(weights, index, 0, stream, positions), positions.at, positions.cosine, positions.sine, query,
+            keys, values, batch * rows, rows, keys.shape[2], matrix.inputs, TILES=len(stream.squares),
+            HEADS=query.shape[2], KV_HEADS=shape.kv_heads, HEAD=shape.head_dim,
+            **self._constants(weights, matrix, tile, positions.at),
+        )  # fmt: skip
+
+    def gate_up(self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions) -> Tensor:
+        """Norm, project to gate and up, and activate."""
+        matrix, width = weights.layers[index].gate_up, weights.shape.intermediate_size
+        assert matrix is not None
+        out, tile = weights.cosine.new_empty(*positions.at.shape, width), self._tile(matrix, positions.at)
+        flow.gate_up_kernel[(width // tile.block_n,)](
+            *_shifted(weights, index, 1, stream, positions), out, positions.at.numel(), matrix.inputs, N=width,
+            TILES=len(stream.squares), **self._constants(weights, matrix, tile, positions.at),
+        )  # fmt: skip
+        return out
+
+    def add(
+        self, weights: DecoderWeights, stream: PrescaledStream, rows: Rows, matrix: Matrix, positions: Positions
+    ) -> PrescaledStream:
+        """Add a product, times its gate, to the stream; changes the tensors of ``stream``."""
+        assert isinstance(rows, Tensor)
+        norm, tile, count = stream.norm + 1, self._tile(matrix, positions.at), positions.at.numel()
+        partial = rows.new_empty(tile.splits * count * matrix.outputs, dtype=torch.float32)
+        flow.add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
+            rows, matrix.data, stream.hidden, *_at_times(weights.norms[norm], positions), stream.scaled,
+            stream.next_squares, partial, stream.counters, count, matrix.inputs // tile.splits, N=matrix.outputs,
+            SPLITS=tile.splits, **self._constants(weights, matrix, tile, positions.at),
+        )  # fmt: skip
+        return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
+
+    def _tile(self, matrix: Matrix, at: Tensor) -> SkinnyConfig:
+        item, shared = matrix.data.element_size(), shared_memory(matrix.data.device)
+        return self.tiles(at).of(matrix.role, matrix.outputs, matrix.inputs, _padded(at), item, shared)
+
+    def _constants(
+        self, weights: DecoderWeights, matrix: Matrix, tile: SkinnyConfig, at: Tensor
+    ) -> dict[str, object]:
+        return {
+            "K": matrix.inputs,
+            "ADAPTIVE": norm_constants(weights.norms[0])["ADAPTIVE"],
+            "BLOCK_M": _padded(at),
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "PRECISION": precision(matrix.data),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+
+def norm_constants(table: Tensor) -> dict[str, object]:
+    """Return the stride between times in a norm's table, and whether it has shift and gate."""
+    return {"TIME": table.stride(0), "ADAPTIVE": table.shape[1] == 3}
+
+
+def _shifted(
+    weights: DecoderWeights, index: int, which: int, stream: PrescaledStream, positions: Positions
+) -> tuple[object, ...]:
+    """Return what kernels take instead of normed rows, then a weight and its norm's shifts.
+
+    The weight is ``qkv`` or ``gate_up`` of layer ``index``: ``which`` is 0 or 1.
+    """
+    layer = weights.layers[index]
+    matrix, shifts = (layer.qkv, layer.gate_up)[which], weights.norms[0]
+    assert matrix is not None
+    if layer.shifts is not None:
+        shifts = layer.shifts[which]
+    return stream.scaled, stream.squares, weights.shape.rms_norm_eps, matrix.data, *_at_times(shifts, positions)
+
+
+def _at_times(table: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Return a table's entries for the step's time and for 0, the rows' time indices, and the index of 0."""
+    return table[positions.step], table[-1], positions.time, len(table) - 1
+
+
+def _padded(at: Tensor) -> int:
+    """Return the number of rows, padded to a power of two of at least 16."""
+    return max(16, int(triton.next_power_of_2(at.numel())))
+
+
+def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
+    return matrix.data, matrix.data if matrix.scale is None else matrix.scale
+
+
+def _prescaled(weights: DecoderWeights, stream: PrescaledStream) -> tuple[Tensor, Tensor, float]:
+    """Return the inputs that kernels take instead of normed rows."""
+    return stream.scaled, stream.squares, weights.shape.rms_norm_eps
+
+
+def _block_m(rows: Tensor) -> int:
+    """Return the rows of a program: 1, or a power of two from 8 (the instruction's narrow side) to PACKED_ROWS."""
+    padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+    return 1 if padded == 1 else min(PACKED_ROWS, max(8, padded))
+
+
+def _grid(rows: Tensor, programs: int) -> tuple[int, int]:
+    # Programs that share a weight tile but not their rows run together: the tile is read from memory once.
+    return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(rows)), programs
+
+
+def _constants(matrix: Matrix, config: SkinnyConfig, rows: Tensor) -> dict[str, object]:
+    return {
+        "K": matrix.inputs,
+        "KIND": matrix.kind,
+        "MORE": rows.shape[0] * rows.shape[1] > _block_m(rows),
+        "ASM": rows.is_cuda and rows.dtype != torch.float32,
+        "GROUPS": min(config.warps, config.block_k // 16),
+        "BLOCK_M": _block_m(rows),
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "PRECISION": precision(rows),
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+        "enable_fp_fusion": False,
+    }

@@ -1,0 +1,216 @@
+"""Many rows on a GPU: products by the library or with packed weights, and one kernel between two products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from vla_ros.engine import fp8
+from vla_ros.engine.kernels import lowbit, pointwise
+from vla_ros.engine.lowbit import ALIGN_K, FRAGMENT_N
+from vla_ros.engine.ops import project, rounds
+from vla_ros.engine.stream import KVCache, Positions, QuantizedRows, Rows, ScaledProduct, Stream
+from vla_ros.engine.tile_configs import GemmConfig, choose_gemm, divisor, has_wgmma, multiprocessors, precision
+from vla_ros.engine.weights import DecoderWeights, Matrix
+
+
+class ManyRows:
+    """The operations of many rows.
+
+    Norms of kind ``rms`` are computed by the operation that reads the stream; a product that is added to it may
+    wait for that operation, which then applies its scales. Those of kind ``rms_float32`` are computed by the
+    operation that writes the stream. ``gemm`` configures products with packed weights; if it is None,
+    :func:`~vla_ros.engine.tile_configs.choose_gemm` chooses a configuration for each product.
+    """
+
+    def __init__(self, gemm: GemmConfig | None = None) -> None:
+        self.gemm = gemm
+
+    def qkv(
+        self,
+        weights: DecoderWeights,
+        index: int,
+        stream: Stream,
+        positions: Positions,
+        cache: KVCache,
+        query: Tensor,
+    ) -> None:
+        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
+        matrix, shape = weights.layers[index].qkv, weights.shape
+        batch, rows, heads, head = query.shape
+        total = heads + 2 * shape.kv_heads
+        product = self._normed_product(weights, stream, matrix)
+        block_h = min(32, triton.next_power_of_2(total))
+        keys, values = cache.keys[index], cache.values[index]
+        pointwise.rotate_kernel[(batch * rows, triton.cdiv(total, block_h))](
+            product.values, positions.at, positions.cosine, positions.sine, query, keys, values, rows,
+            keys.shape[2], HEADS=heads, KV_HEADS=shape.kv_heads, HEAD=head, BLOCK_H=block_h, row_scale=product.rows,
+            column_scale=product.columns, SCALED=matrix.kind == "fp8", num_warps=max(4, head // 32),
+        )  # fmt: skip
+
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Stream) -> Rows:
+        """Norm, project to gate and up, and activate; FP8 if the next product takes that."""
+        layer, width = weights.layers[index], weights.shape.intermediate_size
+        assert layer.gate_up is not None
+        assert layer.down_proj is not None
+        batch, rows, _ = stream.hidden.shape
+        both = self._normed_product(weights, stream, layer.gate_up)
+        out = stream.hidden.new_empty(batch, rows, width)
+        quantized = rounds(out, layer.down_proj)
+        made = _empty_fp8(out, layer.down_proj) if quantized else QuantizedRows(out, out)
+        if weights.shape.activation == "gelu":
+            block = triton.next_power_of_2(width) if quantized else min(2048, triton.next_power_of_2(width))
+            warps = {"num_warps": 16} if quantized else {}
+            pointwise.gelu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](
+                both.values, *made[:2], width, QUANTIZE=quantized, BLOCK=block, **warps
+            )
+        else:
+            block = min(2048, max(128, triton.next_power_of_2(width)))
+            pointwise.silu_multiply_kernel[(batch * rows, 1 if quantized else triton.cdiv(width, block))](
+                *both, *made, width, SCALED=layer.gate_up.kind == "fp8", FP8=quantized,
+                GROUPED=made.sums is not None, BLOCK=block, num_warps=8 if quantized else 4,
+            )  # fmt: skip
+        return made if quantized else out
+
+    def add(
+        self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
+    ) -> Stream:
+        """Add a product to the stream; changes ``stream.hidden``."""
+        norm = stream.norm + 1
+        if weights.shape.norm != "rms":
+            return self.add_norm(weights, stream.hidden, project(rows, matrix), norm, positions)
+        if matrix.kind == "fp8":  # scaled and added by the next norm's kernel
+            return Stream(stream.hidden, norm, _fp8_product(rows, matrix))
+        sums = self._product(rows, matrix, stream.hidden, add=True)
+        if sums is stream.hidden:
+            return Stream(sums, norm)
+        return Stream(
+            stream.hidden, norm, ScaledProduct(sums, None, matrix.scale if matrix.kind == "int8" else None)
+        )
+
+    def add_norm(
+        self, weights: DecoderWeights, hidden: Tensor, branch: Tensor | None, norm: int, positions: Positions
+    ) -> Stream:
+        """Add ``branch``, times its gate, to ``hidden``, and compute a norm of kind ``rms_float32``."""
+        width, layer = hidden.shape[-1], weights.layers[min(norm // 2, len(weights.layers) - 1)]
+        following, table = layer.gate_up if norm % 2 else layer.qkv, weights.norms[norm]
+        quantize = following is not None and following.kind == "fp8_rows" and norm < 2 * len(weights.layers)
+        out = _empty_fp8(hidden, following) if quantize and following is not None else torch.empty_like(hidden)
+        pointwise.add_norm_kernel[(hidden.numel() // width,)](
+            hidden, hidden if branch is None else branch, table[0], positions.time,
+            *(out[:2] if isinstance(out, QuantizedRows) else (out, out)), weights.shape.rms_norm_eps,
+            TIME=table.stride(0), ADAPTIVE=table.shape[1] == 3, BRANCH=branch is not None, QUANTIZE=quantize,
+            N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
+        return Stream(hidden, norm, normed=out)
+
+    def norm(self, weights: DecoderWeights, stream: Stream) -> Tensor:
+        """Return the stream after its norm."""
+        if isinstance(stream.normed, Tensor):
+            return stream.normed
+        out = torch.empty_like(stream.hidden)
+        self._norm(weights, stream, QuantizedRows(out, out))
+        return out
+
+    def _normed_product(self, weights: DecoderWeights, stream: Stream, matrix: Matrix) -> ScaledProduct:
+        """Normalise rows and multiply them by ``matrix``; the scales are valid only for ``fp8`` weights."""
+        if stream.normed is not None:
+            return ScaledProduct(project(stream.normed, matrix), None, None)
+        hidden = stream.hidden
+        rows: Rows = _empty_fp8(hidden, matrix) if rounds(hidden, matrix) else torch.empty_like(hidden)
+        self._norm(weights, stream, rows if isinstance(rows, QuantizedRows) else QuantizedRows(rows, rows))
+        if matrix.kind == "fp8":
+            return _fp8_product(rows, matrix)
+        out = hidden.new_empty(*hidden.shape[:2], matrix.outputs)
+        self._product(rows, matrix, out)
+        return ScaledProduct(out, out, out)
+
+    def _norm(self, weights: DecoderWeights, stream: Stream, out: QuantizedRows) -> None:
+        hidden, width, branch = stream.hidden, stream.hidden.shape[-1], stream.branch
+        pointwise.rms_norm_kernel[(hidden.numel() // width,)](
+            hidden, *(branch or (None, None, None)), weights.norms[stream.norm], *out, weights.shape.rms_norm_eps,
+            PARTS=0 if branch is None else branch.values.numel() // hidden.numel(),
+            FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
+            BLOCK=max(128, triton.next_power_of_2(width)), num_warps=8,
+        )  # fmt: skip
+
+    def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> Tensor:
+        """Compute ``out [B, R, N] = [out +] rows @ matrix.T`` for many rows and a dense or packed weight.
+
+        Returns ``out``, or, if programs split the inputs of a packed weight, the programs' partial sums, float32
+        [programs, B * R, N], without int8's scales.
+        """
+        if matrix.packed:
+            return self._packed_product(rows, matrix, out, add)
+        assert isinstance(rows, Tensor)
+        flat, target, weight = rows.reshape(-1, matrix.inputs), out.view(-1, matrix.outputs), matrix.data.t()
+        if add:
+            torch.addmm(target, flat, weight, out=target)  # the product itself adds the residual
+        else:
+            torch.mm(flat, weight, out=target)
+        return out
+
+    def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> Tensor:
+        count, kind = out.numel() // matrix.outputs, "int4 fp8" if rounds(rows, matrix) else matrix.kind
+        config = self.gemm or choose_gemm(kind, count, matrix.outputs, matrix.inputs, multiprocessors(out.device))
+        if out.dtype == torch.float32:  # for checks only: needs twice the shared memory and no tensor cores
+            config = GemmConfig(block_n=32, block_m=32, tail_m=0)
+        block_n, block_m, split_k = (
+            divisor(matrix.outputs, config.block_n), config.block_m + config.tail_m, config.split_k
+        )  # fmt: skip
+        to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
+        grid, common = (triton.cdiv(count, block_m), matrix.outputs // block_n, split_k), {
+            "K": matrix.inputs, "ADD": add, "ASM": _use_asm(out), "FRAGMENTS": block_n // FRAGMENT_N,
+            "BLOCK_M": config.block_m, "TAIL_M": config.tail_m, "SPLIT_K": split_k, "EVEN": count % block_m == 0,
+            "num_warps": config.warps, "num_stages": config.stages,
+        }  # fmt: skip
+        groups = matrix.data.shape[1]
+        limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+        if kind == "int4 fp8":
+            quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
+            lowbit.gemm_fp8_kernel[grid](
+                *quantized, *_data(matrix), to, count, matrix.outputs,
+                ROOM=max(16, triton.next_power_of_2(triton.cdiv(groups, split_k))), **common, **limit,
+            )  # fmt: skip
+        else:
+            assert isinstance(rows, Tensor)
+            lowbit.gemm_kernel[grid](
+                rows.contiguous(), *_data(matrix), to, count, matrix.outputs, KIND=kind,
+                K_GROUPS=divisor(groups, config.k_groups), PRECISION=precision(out),
+                WGMMA=out.dtype != torch.float32 and has_wgmma(out.device), **common, **limit,
+            )  # fmt: skip
+        return to
+
+
+def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:
+    """Allocate FP8 rows of the shape of ``like``, in the form that a product with ``matrix`` takes."""
+    rows, width, sums = like.numel() // like.shape[-1], like.shape[-1], None
+    if matrix.packed:
+        groups = matrix.data.shape[1]
+        width, sums = groups * ALIGN_K, like.new_empty(rows, groups, dtype=torch.float32)
+    scale = like.new_empty(rows, 1, dtype=torch.float32)
+    return QuantizedRows(like.new_empty(rows, width, dtype=fp8.FP8), scale, sums)
+
+
+def _quantize(rows: Tensor, matrix: Matrix) -> QuantizedRows:
+    out, width = _empty_fp8(rows, matrix), rows.shape[-1]
+    pointwise.quantize_kernel[(out.scale.shape[0],)](
+        rows, *out, GROUPED=out.sums is not None, N=width, BLOCK=max(128, triton.next_power_of_2(width)),
+        num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def _fp8_product(rows: Rows, matrix: Matrix) -> ScaledProduct:
+    assert matrix.scale is not None
+    quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
+    return ScaledProduct(fp8.product(quantized.values, matrix.data), quantized.scale, matrix.scale)
+
+
+def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
+    return matrix.data, matrix.data if matrix.scale is None else matrix.scale
+
+
+def _use_asm(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype == torch.bfloat16
