@@ -1,8 +1,8 @@
 """Runs a vision-language-action model on a GPU, with the same tokens as plain decoding.
 
 ``decoder`` has one layer and the passes of a language model, ``flow`` those of flow matching, written once over
-``ops`` (torch) or ``triton_ops`` (``few_rows``, ``many_rows``, ``kernels``, ``tile_configs``), for any description in
-``shapes``, with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``,
+``ops`` (torch) or ``triton_ops`` (``few_rows``, ``many_rows``, ``kernels``, ``tile_configs``), for any description
+in ``shapes``, with weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``,
 ``fp8``). ``executor`` answers requests: ``buckets``, ``step_graphs`` and ``graph_cache`` hold the CUDA
 graphs of each prompt length, ``runner`` runs them on the device, ``drafts`` saves decoder passes, ``resizer`` and
 ``resample`` prepare camera images. ``kernel_check`` compares the kernels with torch at start, within

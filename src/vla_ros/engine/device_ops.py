@@ -9,7 +9,6 @@ from vla_ros.engine.towers import TowerOps
 
 
 def make_ops(device: torch.device) -> Ops:
-    """Return the decoder's operations for ``device``."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_ops import TritonOps
@@ -20,7 +19,6 @@ def make_ops(device: torch.device) -> Ops:
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:
-    """Return the vision towers' operations for ``device``."""
     if device.type == "cuda":
         try:
             from vla_ros.engine.triton_towers import TritonTowerOps

@@ -165,7 +165,6 @@ class Engine(GraphEngine[int, StepGraphs]):
             return float((inside - after).gather(-1, at).abs().max().item())
 
     def failures(self) -> dict[int, Exception]:
-        """Return the sequence lengths for which the capture with one observation failed, with the errors."""
         return self._of(1).failures
 
     def _answer(self, requests: Sequence[Request]) -> list[Answer]:

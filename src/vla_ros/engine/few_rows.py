@@ -59,7 +59,6 @@ class DecodingRows:
         self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions, cache: KVCache,
         query: Tensor,
     ) -> None:  # fmt: skip
-        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
         hidden, matrix, shape = stream.hidden, weights.layers[index].qkv, weights.shape
         batch, rows, _ = hidden.shape
         keys, values = cache.keys[index], cache.values[index]
@@ -71,7 +70,6 @@ class DecodingRows:
         )  # fmt: skip
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions) -> Tensor:
-        """Norm, project to gate and up, and activate."""
         hidden, matrix, width = stream.hidden, weights.layers[index].gate_up, weights.shape.intermediate_size
         assert matrix is not None
         batch, rows, _ = hidden.shape
@@ -97,7 +95,6 @@ class DecodingRows:
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 
     def lm_head(self, weights: DecoderWeights, stream: PrescaledStream, matrix: Matrix) -> Tensor:
-        """Apply the last norm and the head: float32 logits [B, R, vocab]."""
         hidden = stream.hidden
         batch, rows, _ = hidden.shape
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
@@ -158,7 +155,6 @@ class FlowRows:
         self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions, cache: KVCache,
         query: Tensor,
     ) -> None:  # fmt: skip
-        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
         matrix, shape, (batch, rows) = weights.layers[index].qkv, weights.shape, positions.at.shape
         keys, values, tile = cache.keys[index], cache.values[index], self._tile(matrix, positions.at)
         flow.qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
@@ -169,7 +165,6 @@ class FlowRows:
         )  # fmt: skip
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions) -> Tensor:
-        """Norm, project to gate and up, and activate."""
         matrix, width = weights.layers[index].gate_up, weights.shape.intermediate_size
         assert matrix is not None
         out, tile = weights.cosine.new_empty(*positions.at.shape, width), self._tile(matrix, positions.at)

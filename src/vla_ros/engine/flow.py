@@ -52,7 +52,6 @@ class FlowModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
         return self.embedding.device
 
 

@@ -119,12 +119,10 @@ class FlowGraphs:
         }
 
     def capture(self, runner: Runner) -> None:
-        """Replace every stage with its captured graph."""
         with torch.inference_mode():
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def clear(self) -> None:
-        """Overwrite the cache with zeros."""
         for part in (*self._cache.keys, *self._cache.values):
             part.zero_()
 

@@ -41,7 +41,6 @@ class GraphCache(Generic[P]):
 
     @property
     def ready(self) -> tuple[int, ...]:
-        """Captured lengths."""
         return tuple(sorted(self._ready))
 
     def ensure(self, length: int) -> None:
@@ -72,7 +71,6 @@ class GraphCache(Generic[P]):
         return not wait_for(self._captures.values(), timeout).not_done
 
     def close(self) -> None:
-        """Wait for the worker, then drop all graphs."""
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
         self._ready.clear()

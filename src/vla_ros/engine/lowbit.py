@@ -30,7 +30,6 @@ ALIGN_K = 128
 
 
 def k_group(bits: int) -> int:
-    """Return the number of inputs in a K-group."""
     return 16 * 32 // bits
 
 

@@ -36,7 +36,6 @@ class ManyRows:
         cache: KVCache,
         query: Tensor,
     ) -> None:
-        """Norm, project and rotate; write ``query``, and keys and values to the cache."""
         matrix, shape = weights.layers[index].qkv, weights.shape
         batch, rows, heads, head = query.shape
         total = heads + 2 * shape.kv_heads
@@ -106,7 +105,6 @@ class ManyRows:
         return Stream(hidden, norm, normed=out)
 
     def norm(self, weights: DecoderWeights, stream: Stream) -> Tensor:
-        """Return the stream after its norm."""
         if isinstance(stream.normed, Tensor):
             return stream.normed
         out = torch.empty_like(stream.hidden)

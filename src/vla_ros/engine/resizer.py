@@ -84,12 +84,10 @@ class ImageResizer:
                 target[place] = image
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for captures; return False after ``timeout`` seconds."""
         capturing = self._capturing
         return capturing is None or not wait_for([capturing], timeout).not_done
 
     def clear(self) -> None:
-        """Free the buffers."""
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
             self._worker = self._capturing = None

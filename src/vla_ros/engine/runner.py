@@ -90,7 +90,6 @@ class CudaRunner(Runner):
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def stream(self) -> AbstractContextManager[Any]:
-        """See :class:`Runner`."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 
@@ -116,7 +115,6 @@ class CudaRunner(Runner):
             there[chunk].copy_(pinned[chunk], non_blocking=True)
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
-        """See :class:`Runner`."""
         host = self._staging(tensor, "down")
         host.copy_(tensor, non_blocking=True)
         self._done.record(self._stream)
@@ -125,7 +123,6 @@ class CudaRunner(Runner):
         return copy
 
     def forget(self, target: Tensor) -> None:
-        """See :class:`Runner`."""
         self._pinned.pop((target.data_ptr(), "up"), None)
 
     def capture(self, stage: Stage) -> Stage:
@@ -137,7 +134,6 @@ class CudaRunner(Runner):
             return self._record(stage)
 
     def _warm(self, stage: Stage) -> None:
-        """Run a stage a few times, which compiles its kernels."""
         self._warming.wait_stream(torch.cuda.current_stream(self.device))  # which initialised the buffers
         with torch.cuda.stream(self._warming):
             for _ in range(3):
@@ -145,7 +141,6 @@ class CudaRunner(Runner):
         self._warming.synchronize()
 
     def _record(self, stage: Stage) -> Stage:
-        """Record the stage as a graph, without running it."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(), which waits for the whole device and empties the allocator's cache, and so would
         # delay the inference thread. With thread_local, that thread may allocate without breaking the capture.
@@ -170,23 +165,19 @@ class CudaRunner(Runner):
         return context
 
     def join(self) -> None:
-        """See :class:`Runner`."""
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self._beside[current])
 
     def mark(self) -> torch.cuda.Event:
-        """See :class:`Runner`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """See :class:`Runner`."""
         end.synchronize()
         return float(start.elapsed_time(end))
 
     def close(self) -> None:
-        """See :class:`Runner`."""
         self._pinned.clear()
 
     def _staging(self, tensor: Tensor, direction: str) -> Tensor:
@@ -199,5 +190,4 @@ class CudaRunner(Runner):
 
 
 def make_runner(device: torch.device, graphs: bool = True) -> Runner:
-    """Return the runner for ``device``."""
     return CudaRunner(device, graphs) if device.type == "cuda" else Runner()

@@ -80,12 +80,10 @@ class StepGraphs:
         }
 
     def capture(self, runner: Runner) -> None:
-        """Replace every stage with its captured graph."""
         with torch.inference_mode():
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def run(self, stage: str) -> None:
-        """Start the stage ``vision``, ``prefill``, ``decode`` or ``verify``."""
         self.stages[stage]()
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,6 @@ class TritonTowerOps(TowerOps):
         return -(-3 * patch * patch // 8) * 8
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
-        """See :class:`~vla_ros.engine.towers.TowerOps`."""
         batch, height, width, _ = images.shape
         down, across, length = height // patch, width // patch, self.patch_width(patch)
         out = table.new_empty(table.shape[0], batch, down * across, length)
@@ -31,7 +30,6 @@ class TritonTowerOps(TowerOps):
     def embed(
         self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`~vla_ros.engine.towers.TowerOps`."""
         batch, count, width = patches.shape
         rows = prefix.shape[0] + count
         tokens = patches.new_empty(batch, rows, width)
@@ -66,7 +64,6 @@ class TritonTowerOps(TowerOps):
         return out.view(*tokens.shape[:2], -1)
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
-        """See :class:`~vla_ros.engine.towers.TowerOps`."""
         batch, rows, width = tokens.shape
         count = out.shape[1]
         towers.add_kernel[(batch * count,)](

@@ -53,12 +53,10 @@ class Matrix:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs, N."""
         return int(self.data.shape[0]) * (lowbit.FRAGMENT_N if self.packed else 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes read by one pass."""
         parts = [part for part in (self.data, self.scale) if part is not None]
         return sum(part.numel() * part.element_size() for part in parts)
 
@@ -117,7 +115,6 @@ class Layer:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The matrices that the layer has."""
         return tuple(one for one in (self.qkv, self.o_proj, self.gate_up, self.down_proj) if one is not None)
 
 
@@ -138,7 +135,6 @@ class DecoderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of activations."""
         return (self.cosine if self.embedding is None else self.embedding).dtype
 
     @property
@@ -153,7 +149,6 @@ class DecoderWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read by one decoding pass: layers and head."""
         head = 0 if self.lm_head is None else self.lm_head.nbytes
         return head + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
 

@@ -27,7 +27,6 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of weights, cache and working memory together."""
         return self.weights + self.cache + self.working
 
     def __str__(self) -> str:

@@ -172,7 +172,6 @@ class VisionBackbone(nn.Module):
 
     @property
     def towers(self) -> list[VisionTower]:
-        """One or two towers, in the order of their features."""
         return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:

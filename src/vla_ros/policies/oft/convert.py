@@ -18,14 +18,12 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros convert``."""
     parser.add_argument("folder", type=Path, help="the checkpoint")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
     parser.add_argument("--base", type=Path, help="base model into which the checkpoint's LoRA adapter is merged")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert a checkpoint and print a summary."""
     count, size = convert(arguments.folder, arguments.output, arguments.base)
     print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
     return 0

@@ -102,7 +102,6 @@ class StepBuffers:
         self.repeats = [1, owner.steps] if diffusion else [1]
 
     def capture(self, runner: Runner) -> None:
-        """Replace the stages with captured graphs."""
         with torch.inference_mode():
             self.stages = [runner.capture(stage) for stage in self.stages]
             if self.film:
@@ -215,7 +214,6 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         self._capture(batch, prompts)
 
     def answer(self, asked: ChunkRequest) -> Chunk:
-        """Answer one observation, as :meth:`answer_all` does."""
         [chunk] = self.answer_all([asked])
         return chunk
 

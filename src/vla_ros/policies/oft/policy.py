@@ -71,7 +71,6 @@ class Loaded(LoadedNetwork):
     inference: ChunkInference  # runs the network
 
     def close(self) -> None:
-        """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
         self.inference.close()
 
 
@@ -100,11 +99,9 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
 
     def describe(self) -> PolicySpec:
-        """See :class:`~vla_ros.policies.base.Policy`."""
         return self._describe(towers=False).spec
 
     def start_session(self) -> OFTSession:
-        """Start a session with no instruction and fresh noise."""
         seed = self._options.seed
         return OFTSession(random=np.random.default_rng(None if seed < 0 else seed))
 

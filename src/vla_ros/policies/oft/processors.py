@@ -18,14 +18,12 @@ class OFTResize(LiberoResize):
     camera_side: int = 0
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """See :class:`~vla_ros.types.ImageProcessor`."""
         require_image(image)
         if self.camera_side:
             image = resize_bicubic(image, (self.camera_side, self.camera_side))
         return self._crop(image) if image.shape[:2] == self.size else super().__call__(image)
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """See :class:`~vla_ros.types.ImageProcessor`."""
         first: Resampling = ()
         if self.camera_side:
             first, source = pillow_resize(source, (self.camera_side, self.camera_side)), (self.camera_side,) * 2

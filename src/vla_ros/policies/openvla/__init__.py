@@ -17,7 +17,6 @@ class _OpenVLA(LazyPolicy):
     """Creates OpenVLA's policy, or OpenVLA-OFT's if the checkpoint has an action head."""
 
     def __call__(self, config: Config) -> Policy:
-        """See :class:`~vla_ros.policies.base.LazyPolicy`."""
         options = config.policy
         if isinstance(options, OpenVLAOptions) and has_action_head(Path(options.checkpoint).expanduser()):
             from vla_ros.policies.oft import OFT, OFTOptions

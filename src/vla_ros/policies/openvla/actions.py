@@ -34,12 +34,10 @@ class ActionBins:
 
     @cached_property
     def edges(self) -> FloatArray:
-        """Bin edges from -1 to 1, float64 [count]."""
         return _fixed(np.linspace(-1.0, 1.0, self.count))
 
     @cached_property
     def centers(self) -> FloatArray:
-        """Bin centres, float64 [count - 1]."""
         edges = self.edges
         return _fixed((edges[:-1] + edges[1:]) / 2.0)
 

@@ -68,7 +68,6 @@ class LoraSettings:
     where: str = "adapter_config.json"  # the file, for messages
 
     def scale(self, rank: int) -> float:
-        """Return the factor of ``B @ A``."""
         if rank < 1 or self.rank not in (None, rank):
             raise CheckpointError(
                 f"{self.where}: r: found {self.rank}, but the adapter's matrices have rank {rank}"

@@ -30,7 +30,6 @@ class Projector(Mlp):
         self.fc3 = nn.Linear(llm_width, llm_width) if fused else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """See :class:`~vla_ros.policies.vision_tower.Mlp`."""
         hidden = super().forward(tokens)
         return hidden if self.fc3 is None else self.fc3(functional.gelu(hidden))
 
@@ -76,12 +75,10 @@ class OpenVLAModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self.vision_backbone.featurizer.pos_embed.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of all unquantised weights."""
         return self.vision_backbone.featurizer.pos_embed.dtype
 
     def normalize(self, images: Tensor) -> Tensor:

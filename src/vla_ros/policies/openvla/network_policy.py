@@ -97,7 +97,6 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         self._declared = config.features.action
 
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
-        """See :class:`~vla_ros.policies.base.Policy`."""
         own = self.loaded.statistics
         return {
             key: statistics.unnormalize(normalized)
@@ -136,7 +135,6 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _fill(
         self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
     ) -> DecoderWeights | None:
-        """Load the weights into ``model``; return the decoder if the engine quantised it."""
         kind, dtype = self._network_options.quantization, getattr(torch, where.dtype)
         if self._runs_engine(where) and kind != "none":
             return fill_quantized(model, produce, where.device, dtype, kind, progress)

@@ -48,7 +48,6 @@ class Loaded(LoadedNetwork):
     engine: Engine | None = None  # runs instead of ``model``; None on the reference path
 
     def close(self) -> None:
-        """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
         if self.engine is not None:
             self.engine.close()
 
@@ -61,7 +60,6 @@ class OpenVLASession(PromptSession):
     draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:
-        """Discard the draft."""
         self.draft = DraftState()
 
 
@@ -82,7 +80,6 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         self.spec = PolicySpec((ImageFeature(self._image_key),), action=self._action(PolicySpec.dimension, ""))
 
     def start_session(self) -> OpenVLASession:
-        """Start a session with no instruction and no previous tokens."""
         return OpenVLASession()
 
     def _open(self, where: Placement) -> tuple[Loaded, Produce]:

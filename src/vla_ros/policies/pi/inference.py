@@ -38,7 +38,6 @@ class PiModel:
     trained_delay: int = 0  # longest delay of trained real-time chunking
 
     def close(self) -> None:
-        """Free buffers and graphs."""
         self.engine.close()
 
     def request(

@@ -160,7 +160,6 @@ class PiNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self.projector.weight.device
 
     @property

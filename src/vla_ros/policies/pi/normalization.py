@@ -58,7 +58,6 @@ class Normalization:
         return result
 
     def unnormalize(self, values: Array) -> Array:
-        """Undo :meth:`normalize`."""
         count, result = self._prepare(values)
         part = (result[..., :count] + 1) / 2 if self.quantile else result[..., :count]
         result[..., :count] = part * self.back[:count] + self.offset[:count]

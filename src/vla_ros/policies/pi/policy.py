@@ -45,7 +45,6 @@ class LinearResize(ImageProcessor):
     size: tuple[int, int]
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Return the image unchanged."""
         return image
 
 
@@ -57,7 +56,6 @@ class PiSession(Session):
     answered: int = 0  # chunks since the episode began; part of the next noise seed
 
     def reset(self) -> None:
-        """Restart the sequence of noise seeds."""
         self.answered = 0
 
 
@@ -80,11 +78,9 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         self._stated = RtcSettings()
 
     def describe(self) -> PolicySpec:
-        """Return inputs and outputs from the checkpoint's files, without its weights."""
         return _spec(self._read())
 
     def start_session(self) -> PiSession:
-        """Start a session whose noise is seeded by ``policy.seed``."""
         return PiSession(self._options.seed)
 
     def _read(self) -> PiCheckpoint:

@@ -82,7 +82,6 @@ class Processing:
         return (self.previous or self.actions).normalize(values)
 
     def _base(self, state: Array) -> Array:
-        """Return the state that relative actions are added to."""
         base = self._robot_state(state)
         return base if self.raw_state else self.state.unnormalize(self.state.normalize(base))
 

@@ -85,7 +85,6 @@ ROBOTS: Mapping[str, Robot] = {
 
 
 def find_robot(name: str) -> Robot:
-    """Find a robot by name."""
     if name not in ROBOTS:
         raise ConfigError(f"policy.robot: found {name!r}, expected one of {sorted(ROBOTS)}")
     return ROBOTS[name]
@@ -100,7 +99,6 @@ def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
 
 
 def subtract_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    """Undo :func:`add_state`."""
     return add_state(actions, -state, mask)
 
 
@@ -137,7 +135,6 @@ def aloha_actions(actions: Array) -> Array:
 
 
 def aloha_targets(actions: Array) -> Array:
-    """Undo :func:`aloha_actions`."""
     result = actions * _SIGNS
     result[..., _GRIPPERS] = actions[..., _GRIPPERS] * (_JOINT_OPEN - _JOINT_CLOSED) + _JOINT_CLOSED - _ANGLE_CLOSED
     return result
