@@ -23,8 +23,7 @@ from vla_ros.bench.times import percentiles, row, stage_medians
 from vla_ros.engine.executor import Answer
 from vla_ros.engine.llama import as_loaded
 from vla_ros.policies.openvla.build_engine import make_engine
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.memory import plan_memory
+from vla_ros.policies.openvla.loading import build_empty, plan_memory
 from vla_ros.policies.openvla.self_test import fit_guard
 from vla_ros.types import UInt8Array
 

@@ -26,14 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Ops:
-    """The operations in plain torch, with the rounding steps of transformers' Llama and of openpi's Gemma.
-
-    Args:
-        attention: ``sdpa``, ``eager`` or ``flash_attention_2``.
-    """
-
-    def __init__(self, attention: str = "sdpa") -> None:
-        self._attention = attention
+    """The operations in plain torch, with the rounding steps of transformers' Llama and of openpi's Gemma."""
 
     def require(self, weights: DecoderWeights) -> None:
         """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
@@ -138,23 +131,16 @@ class Ops:
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         """Attend with ``query`` [B, R, heads, head_dim] to layer ``index``; return [B, R, heads * head_dim]."""
         batch, rows, heads, _ = query.shape
-        end, mask = positions.end, positions.mask
+        end = positions.end
         keys, values = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
-        if self._attention == "flash_attention_2":
-            from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
-
-            mixed: Tensor = flash_attn_func(
-                query, keys.transpose(1, 2), values.transpose(1, 2), causal=positions.causal
-            )
-            return mixed.reshape(batch, rows, -1)
-        queries = query.transpose(1, 2)  # [B, heads, R, head_dim]
-        causal = positions.prompt and positions.causal and rows > 1
-        if self._attention == "eager":
-            mixed = _eager(queries, keys, values, mask, causal)
-        else:
-            mixed = functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=heads != keys.shape[1]
-            )
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=positions.mask,
+            is_causal=positions.prompt and positions.causal and rows > 1,
+            enable_gqa=heads != keys.shape[1],
+        )
         return mixed.transpose(1, 2).reshape(batch, rows, -1)
 
     def add(
@@ -218,10 +204,10 @@ class Ops:
         return Positions(at, weights.cosine[at][:, :, None], weights.sine[at][:, :, None], slots=slots)
 
     def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
-        # On a GPU the host does not read the length, because that would synchronise; flash attention requires it.
-        known = not at.is_cuda or self._attention == "flash_attention_2"
-        end = int(at.max()) + 1 if known else capacity
-        return end, None if known and at.numel() == 1 else visible(at, end)
+        if at.is_cuda:  # the host does not read the length, because that would synchronise
+            return capacity, visible(at, capacity)
+        end = int(at.max()) + 1
+        return end, None if at.numel() == 1 else visible(at, end)
 
 
 def visible(at: Tensor, end: int) -> Tensor:
@@ -326,17 +312,3 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
     return matrix.kind == "fp8" or (
         matrix.kind == "int4" and rows.dtype != torch.float32 and fp8.runs_on(rows.device)
     )
-
-
-def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Compute attention step by step, with the softmax in float32."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (keys, values))
-    if causal:
-        mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
-    scores = (query @ keys.transpose(2, 3)) * query.shape[-1] ** -0.5
-    if mask is not None:
-        hidden = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else None
-        scores = scores + mask if hidden is None else hidden
-    shares: Tensor = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    return shares @ values

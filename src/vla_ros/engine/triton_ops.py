@@ -52,7 +52,6 @@ class TritonOps(Ops):
         flow: tuple[FlowConfigs, FlowConfigs] = (FLOW_CONFIGS, FEWEST_FLOW_CONFIGS),
         skinny: int = SKINNY,
     ) -> None:
-        super().__init__()
         self.attention = attention or tile_configs.ATTENTION_CONFIG
         self.skinny = skinny
         self._decoding, self._flow, self._many = DecodingRows(configs), FlowRows(*flow), ManyRows(gemm)

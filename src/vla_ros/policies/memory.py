@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vla_ros.engine.shapes import DecoderShape, TowerShape
 from vla_ros.errors import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,28 @@ class MemoryPlan:
             f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, "
             f"working {self.working / GB:.2f})"
         )
+
+
+def estimate(weights: float, cache: int, peak: int, device: str) -> MemoryPlan:
+    """Return a plan in bytes; ``peak`` is the larger of what running and loading need."""
+    return MemoryPlan(int(weights), cache, peak + (256_000_000 if device.startswith("cuda") else 32_000_000))
+
+
+def cache_numbers(shape: DecoderShape, tokens: int) -> int:
+    """Return how many keys and values a sequence of ``tokens`` has."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens
+
+
+def prefill_numbers(shape: DecoderShape, tokens: int) -> int:
+    """Return how many activations a decoder layer holds at once while it runs ``tokens``."""
+    rows = tokens * (8 * shape.hidden_size + 4 * shape.intermediate_size)
+    return rows + 2 * shape.heads * tokens**2
+
+
+def tower_numbers(shape: TowerShape, images: int = 1) -> int:
+    """Return how many activations a vision tower's block holds at once."""
+    tokens = shape.patches + shape.prefix_tokens
+    return images * (tokens * (8 * shape.width + 2 * shape.mlp_width) + 2 * shape.heads * tokens**2)
 
 
 def available_memory(device: str) -> int | None:

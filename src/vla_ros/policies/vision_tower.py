@@ -42,10 +42,9 @@ class PatchEmbedding(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention over all tokens."""
 
-    def __init__(self, shape: TowerShape, eager: bool) -> None:
+    def __init__(self, shape: TowerShape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.eager = eager
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.proj = nn.Linear(shape.width, shape.width)
 
@@ -54,11 +53,7 @@ class Attention(nn.Module):
         batch, count, width = tokens.shape
         qkv = self.qkv(tokens).view(batch, count, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, heads, N, head_dim]
-        if self.eager:
-            scores = (query * (width // self.heads) ** -0.5) @ key.transpose(-2, -1)
-            mixed = scores.softmax(dim=-1) @ value
-        else:
-            mixed = functional.scaled_dot_product_attention(query, key, value)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
         output: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, count, width))
         return output
 
@@ -88,10 +83,10 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """Weights of a pre-norm transformer block; :meth:`VisionTower.run` runs it."""
 
-    def __init__(self, shape: TowerShape, eager: bool, film: int = 0) -> None:
+    def __init__(self, shape: TowerShape, film: int = 0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
-        self.attn = Attention(shape, eager)
+        self.attn = Attention(shape)
         self.ls1 = LayerScale(shape.width) if shape.layer_scale else None
         self.norm2 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(shape.width, shape.mlp_width, shape.width)
@@ -109,11 +104,10 @@ class Block(nn.Module):
 class VisionTower(nn.Module):
     """One vision transformer, with only its first ``shape.used_blocks`` blocks.
 
-    With ``eager``, attention is computed step by step instead of by ``scaled_dot_product_attention``. ``film`` is
-    the width of the text embedding that modulates every block (FiLM), or 0.
+    ``film`` is the width of the text embedding that modulates every block (FiLM), or 0.
     """
 
-    def __init__(self, shape: TowerShape, eager: bool = False, film: int = 0) -> None:
+    def __init__(self, shape: TowerShape, film: int = 0) -> None:
         super().__init__()
         self.shape = shape
         if shape.class_token:
@@ -122,7 +116,7 @@ class VisionTower(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, shape.register_tokens, shape.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, shape.patches, shape.width))
         self.patch_embed = PatchEmbedding(shape)
-        self.blocks = nn.ModuleList(Block(shape, eager, film) for _ in range(shape.used_blocks))
+        self.blocks = nn.ModuleList(Block(shape, film) for _ in range(shape.used_blocks))
 
     def prefix(self) -> Tensor:
         """Return the class and register tokens [tokens, width] before the patches; empty for SigLIP."""
@@ -160,10 +154,10 @@ class VisionBackbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, towers: tuple[TowerShape, ...], eager: bool = False, film: int = 0) -> None:
+    def __init__(self, towers: tuple[TowerShape, ...], film: int = 0) -> None:
         super().__init__()
-        self.featurizer = VisionTower(towers[0], eager, film)
-        self.fused_featurizer = VisionTower(towers[1], eager, film) if len(towers) > 1 else None
+        self.featurizer = VisionTower(towers[0], film)
+        self.fused_featurizer = VisionTower(towers[1], film) if len(towers) > 1 else None
         # These constants have values even while the parameters are on "meta".
         mean = [value for tower in towers for value in tower.mean]
         std = [value for tower in towers for value in tower.std]

@@ -24,11 +24,8 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_float32_tokens_equal_the_cpus(folder, make_policy, observe, attention):
-    policies = [
-        make_policy(folder, device=device, dtype="float32", attention=attention) for device in ("cpu", "cuda")
-    ]
+def test_float32_tokens_equal_the_cpus(folder, make_policy, observe):
+    policies = [make_policy(folder, device=device, dtype="float32") for device in ("cpu", "cuda")]
     for policy in policies:
         policy.load()
     for seed in range(20):
@@ -47,16 +44,6 @@ def test_auto_is_bfloat16_on_the_device(folder, make_policy, observe, quantizati
     assert model.dtype == torch.bfloat16
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cuda"}
     assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
-
-
-def test_flash_attention_agrees_with_sdpa(folder, make_policy, observe):
-    pytest.importorskip("flash_attn")
-    tokens = []
-    for attention in ("sdpa", "flash_attention_2"):
-        policy = make_policy(folder, device="cuda", attention=attention)
-        policy.load()
-        tokens.append(policy.infer(policy.start_session(), observe()).tokens[0])
-    assert tokens[0] == tokens[1]
 
 
 def test_closing_frees_the_memory(folder, make_policy):

@@ -10,8 +10,8 @@ from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache
 
 
-@pytest.mark.parametrize(("kv_heads", "implementation"), [(4, "sdpa"), (4, "eager"), (2, "sdpa"), (2, "eager")])
-def test_transformers_llama_gives_the_same_hidden_states(kv_heads, implementation):
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_transformers_llama_gives_the_same_hidden_states(kv_heads):
     transformers = pytest.importorskip("transformers")
     shape = DecoderShape(64, 96, 2, 4, kv_heads, 16, 3e-3, 5000.0, vocab_size=50, max_positions=64)
     torch.manual_seed(0)
@@ -29,7 +29,7 @@ def test_transformers_llama_gives_the_same_hidden_states(kv_heads, implementatio
             pad_token_id=None,
         )
     ).eval()
-    ours, ops = LlamaDecoder(shape).eval(), Ops(implementation)
+    ours, ops = LlamaDecoder(shape).eval(), Ops()
     ours.load_state_dict(theirs.state_dict())
     ids = torch.randint(0, 50, (3, 12))
     with torch.inference_mode():

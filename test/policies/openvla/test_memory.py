@@ -11,8 +11,7 @@ from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.memory import MemoryCheck, available_memory
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.memory import CHOICES, plan_memory
+from vla_ros.policies.openvla.loading import CHOICES, build_empty, plan_memory
 from vla_ros.policies.weights import parameter_shapes
 
 GB = 10**9

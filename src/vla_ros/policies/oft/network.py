@@ -83,8 +83,8 @@ class ActionHead(nn.Module):
 class OFTModel(OpenVLAModel):
     """OpenVLA's network with an action head and projectors; absent parts are None."""
 
-    def __init__(self, architecture: Architecture, layout: Layout, attention: str = "sdpa") -> None:
-        super().__init__(architecture, attention, layout.film)
+    def __init__(self, architecture: Architecture, layout: Layout) -> None:
+        super().__init__(architecture, layout.film)
         width = architecture.llm.hidden_size
         self.layout = layout
         self.action_head = None if layout.head == "none" else ActionHead(width, layout.action)

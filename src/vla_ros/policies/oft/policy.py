@@ -153,7 +153,7 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
         prompt = load_prompt_encoder(self._base, architecture, "auto", reserved)
         quantization = "none" if self._runs_engine(where) else self._options.quantization
-        model = empty(lambda: OFTModel(architecture, layout, self._options.attention), quantization)
+        model = empty(lambda: OFTModel(architecture, layout), quantization)
         check_weights(model, found.weights.manifest, self.folder)
         logger.info("%s %s: %s", self.title, self.folder.name, layout)
         self._set_memory(model, where.device)

@@ -1,4 +1,4 @@
-"""Resolves ``policy.attention`` and ``policy.engine`` for this machine."""
+"""Resolves ``policy.engine`` for this machine."""
 
 from __future__ import annotations
 
@@ -6,31 +6,17 @@ import importlib.util
 
 import torch
 
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError
 from vla_ros.policies.openvla.options import CheckpointOptions
-
-
-def check_attention(attention: str, device: torch.device, dtype: str) -> None:
-    """Raise an error if ``flash_attention_2`` is chosen but cannot run or is not installed."""
-    if attention != "flash_attention_2":
-        return
-    if device.type != "cuda" or dtype != "bfloat16":
-        raise ConfigError(
-            f"policy.attention: flash_attention_2 needs CUDA and bfloat16, found {device} and {dtype}; set sdpa"
-        )
-    if importlib.util.find_spec("flash_attn") is None:
-        raise MissingDependencyError(
-            "policy.attention: flash_attention_2 needs the package flash-attn, which is not installed; set sdpa"
-        )
 
 
 def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
 
-    nf4 and a non-default attention run on the reference path only, so they select that path.
+    nf4 runs on the reference path only, so it selects that path.
     """
     asked, weights = options.engine, options.quantization
-    missing = _why_no_engine(options, device) if asked == "auto" else ""
+    missing = _why_no_engine(device) if asked == "auto" else ""
     engine = asked if asked != "auto" else "reference" if missing or weights == "nf4" else "graph"
     if engine == "graph" and weights == "nf4":
         raise ConfigError(
@@ -46,15 +32,13 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     return engine
 
 
-def _why_no_engine(options: CheckpointOptions, device: torch.device) -> str:
+def _why_no_engine(device: torch.device) -> str:
     """Return why the engine's kernels cannot run, or an empty string.
 
     They need Triton and bfloat16 tensor cores (Ampere).
     """
     if device.type != "cuda":
         return f"the engine needs an NVIDIA GPU, policy.device is {device}"
-    if options.attention != "sdpa":
-        return f"policy.attention {options.attention} runs on the reference path only"
     if importlib.util.find_spec("triton") is None:
         return "the engine needs Triton, which is not installed"
     found = torch.cuda.get_device_capability(device)

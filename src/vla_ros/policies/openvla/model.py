@@ -57,21 +57,18 @@ class Prefix:
 class OpenVLAModel(nn.Module):
     """The whole network, in plain torch.
 
-    The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. ``attention`` is ``eager``, ``sdpa`` or
-    ``flash_attention_2``; for the latter the towers use SDPA, which has its own flash kernel. With ``film``, a mean
-    text embedding modulates the towers' blocks.
+    The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. With ``film``, a mean text embedding
+    modulates the towers' blocks.
     """
 
-    def __init__(self, architecture: Architecture, attention: str = "sdpa", film: bool = False) -> None:
+    def __init__(self, architecture: Architecture, film: bool = False) -> None:
         super().__init__()
         llm = architecture.llm
         self.architecture = architecture
-        self.vision_backbone = VisionBackbone(
-            architecture.towers, eager=attention == "eager", film=llm.hidden_size if film else 0
-        )
+        self.vision_backbone = VisionBackbone(architecture.towers, llm.hidden_size if film else 0)
         self.projector = Projector(architecture.vision_width, llm.hidden_size, fused=len(architecture.towers) > 1)
         self.language_model = LlamaDecoder(llm)
-        self.ops = Ops(attention)
+        self.ops = Ops()
 
     @property
     def device(self) -> torch.device:

@@ -26,8 +26,8 @@ from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, Closes, NetworkPolicy, Placement
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.choices import check_attention, choose_engine
-from vla_ros.policies.openvla.memory import CHOICES, plan_memory
+from vla_ros.policies.openvla.choices import choose_engine
+from vla_ros.policies.openvla.loading import CHOICES, plan_memory
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import CheckpointOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder
@@ -125,7 +125,6 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
         Raises ConfigError if an option does not fit the others or the machine.
         """
-        check_attention(self._network_options.attention, where.device, where.dtype)
         return choose_engine(self._network_options, where.device) == "graph"
 
     def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:

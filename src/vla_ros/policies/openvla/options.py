@@ -20,7 +20,6 @@ class CheckpointOptions(NetworkOptions):
     unnorm_key: str = option(
         "", "Dataset whose statistics un-normalise actions; required if the checkpoint has several"
     )
-    attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
     quantization: str = option(
         "none",
         "Weights of the language model: int8 (the engine's, or bitsandbytes' on the reference path), int4 (the "
@@ -47,8 +46,4 @@ class OpenVLAOptions(CheckpointOptions):
         "prefill",
         "Engine: how the previous action's tokens are used as a draft; verify equals plain decoding bit for bit",
         choices=("none", "verify", "prefill"),
-    )
-    compile: bool = option(
-        False,
-        "Reference path: compile the vision towers with torch.compile, which delays every start by up to a minute",
     )

@@ -88,7 +88,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         statistics = self._chosen(options.unnorm_key)
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
         quantization = "none" if self._runs_engine(where) else options.quantization
-        model = build_empty(architecture, options.attention, quantization)
+        model = build_empty(architecture, quantization)
         manifest = read_manifest(base)
         check_weights(model, manifest, folder)
         produce = from_files(manifest)
@@ -111,11 +111,6 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         weights = self._fill(model, produce, where, progress)
         if self._runs_engine(where):
             self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
-        if self._options.compile and self._loaded.engine is not None:
-            logger.info("policy.compile: ignored, because the engine has its own kernels and graphs")
-        elif self._options.compile:
-            seconds = reference.compile_towers(model, two_images(*size)[0])
-            logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
         """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.

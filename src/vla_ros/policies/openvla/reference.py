@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine.device_errors import require_finite
-from vla_ros.engine.tolerances import TOLERANCES, relative_error
-from vla_ros.errors import ConfigError
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
@@ -42,32 +40,6 @@ def answer(
     margins: FloatArray = found.margins[0].double().cpu().numpy()
     require_finite(margins.tolist())
     return found.tokens[0].cpu().numpy(), margins, stages
-
-
-@torch.inference_mode()
-def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
-    """Compile ``model.embed_image`` with ``torch.compile``; return the time in seconds.
-
-    The compiled function is compared with the plain one on ``image``; raises ConfigError if compiling fails or the
-    results differ.
-    """
-    began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
-    expected = model.embed_image(pixels)
-    compiled = torch.compile(model.embed_image, dynamic=False)
-    try:
-        found = compiled(pixels)
-    except Exception as error:  # such as a missing C++ compiler; torch has many error types
-        raise ConfigError(
-            f"policy.compile: torch.compile failed here ({type(error).__name__}: {str(error).strip()[:200]}); "
-            "install a C++ compiler, or set policy.compile:=false"
-        ) from error
-    off = relative_error(found, expected)
-    if not off <= TOLERANCES[model.dtype].vision:  # also true for NaN
-        raise ConfigError(
-            f"policy.compile: the compiled vision towers differ by {off:.2g}; set policy.compile:=false"
-        )
-    model.embed_image = compiled  # type: ignore[method-assign]
-    return time.perf_counter() - began
 
 
 def to_device(image: UInt8Array, device: torch.device) -> Tensor:

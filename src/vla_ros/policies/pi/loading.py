@@ -1,10 +1,11 @@
-"""Loads weights in both layouts; LeRobot's names are openpi's with a leading ``model.``."""
+"""Loads weights in both layouts and estimates their memory; LeRobot's names are openpi's after ``model.``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
-from vla_ros.policies.pi.architecture import PiArchitecture
+from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
+from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.names import Parts, never_run, parameter_parts
 from vla_ros.policies.pi.network import PiNetwork
 
@@ -21,6 +23,10 @@ LEROBOT = "model."
 
 FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
 """Parameters that stay float32 in a bfloat16 model, as in openpi."""
+
+_ALL = (("float32", "none"), ("bfloat16", "none"))
+CHOICES = {"cuda": _ALL, "cpu": _ALL}
+"""Options to suggest if memory does not suffice."""
 
 Manifest = Mapping[str, StoredTensor]
 """Stored tensors by openpi's names."""
@@ -80,3 +86,29 @@ def stacked(parts: Parts, stored: Manifest) -> Produce:
                 yield name, rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return produce
+
+
+def plan_memory(
+    parts: Parts,
+    architecture: PiArchitecture,
+    dtype: str,
+    quantization: str,
+    device: str,
+    cameras: int = 3,
+    flow_steps: int = 10,
+) -> MemoryPlan:
+    """Estimate the memory of a model for one robot, before loading.
+
+    ``quantization`` has no effect: the dense weights are loaded first and determine the peak.
+    """
+    torch_dtype = getattr(torch, dtype)
+    item = torch_dtype.itemsize
+    sizes = {name: sum(prod(part.shape) for part in group) for name, group in parts.items()}
+    weights = sum(size * parameter_dtype(name, torch_dtype).itemsize for name, size in sizes.items())
+    vision, prefix, expert = architecture.vision, architecture.prefix, architecture.expert
+    weights += (flow_steps + 1) * (2 * expert.layers + 1) * 3 * expert.hidden_size * 4
+    tokens = cameras * vision.patches + PROMPT_TOKENS[architecture.model]
+    peak = max(tower_numbers(vision, cameras), prefill_numbers(prefix, tokens)) * item
+    if not device.startswith("cuda"):  # for a GPU, the host converts stored tensors
+        peak = max(peak, 4 * max(prod(part.shape) for group in parts.values() for part in group))
+    return estimate(weights, cache_numbers(prefix, tokens + 1 + architecture.horizon) * item, peak, device)
