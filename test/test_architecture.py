@@ -96,3 +96,10 @@ def test_the_code_is_no_larger_than_the_page_states() -> None:
     assert not too_large, f"{sizes} lines of {list(FOLDERS)}, at most {wholes}"
     assert [path for path in files("src") if count_lines(path) > longest] == []
     assert len(found := repeated_names()) <= names, f"give these things names of their own: {found}"
+
+
+def test_every_example_of_an_addition_exists() -> None:
+    section = PAGE.split("## Adding\n")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:src|test|config)/[\w/.]+)`", section)
+    assert len(named) > 6
+    assert [path for path in named if not (ROOT / path).exists()] == []
