@@ -44,7 +44,6 @@ class Entry:
 
     @property
     def is_list(self) -> bool:
-        """True if the value is a list (a tuple here, an array in ROS)."""
         return getattr(self.type, "__origin__", None) is tuple
 
     @property
@@ -56,7 +55,6 @@ class Entry:
 
     @property
     def expectation(self) -> str:
-        """Describe the valid values."""
         kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.item_type]
         if self.option.choices:
             kind = "one of " + ", ".join(self.option.choices)
@@ -191,7 +189,6 @@ def _with_arms(base: Config, names: Any) -> Config:
 
 
 def is_ros_own(name: str) -> bool:
-    """Return True for a parameter of :data:`ROS_OWN`."""
     return name.startswith(ROS_OWN)
 
 

@@ -21,7 +21,6 @@ GROUP = "vla_ros.policies"
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the installed policies, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 

@@ -49,12 +49,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros config``."""
     add_config_arguments(parser)
     parser.add_argument("--plain", action="store_true", help="print values without descriptions")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the options."""
     print(to_yaml(load(arguments.config, arguments.param), comments=not arguments.plain), end="")
     return 0

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros export``."""
     parser.add_argument("bags", nargs="+", type=Path, metavar="BAG", help="bag, or a folder of bags")
     add_config_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export the bags."""
     try:
         from vla_ros.export.dataset import DatasetWriter, ExportError
     except ImportError as error:

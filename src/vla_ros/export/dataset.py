@@ -71,7 +71,6 @@ class DatasetWriter:
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
-        """Return True if the episode ``name`` is finished, possibly by an earlier run."""
         return (self._partial / name / "episode.json").exists()
 
     def add(

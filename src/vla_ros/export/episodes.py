@@ -85,7 +85,6 @@ class Resampler:
 
     @property
     def rate(self) -> int:
-        """Ticks per second."""
         gaps = np.diff(self.recorded.times[0])
         return self._options.fps or (max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1)
 

@@ -21,7 +21,6 @@ class Clock:
         self._simulated: int | None = 0 if simulated else None
 
     def now(self) -> Time:
-        """Return the current time."""
         return Time(time.time_ns() if self._simulated is None else self._simulated)
 
     @property
@@ -30,5 +29,4 @@ class Clock:
         return self._simulated is not None
 
     def on_clock(self, message: Any) -> None:
-        """Set the time from a ``rosgraph_msgs/msg/Clock``."""
         self._simulated = message.clock.sec * 1_000_000_000 + message.clock.nanosec

@@ -39,7 +39,6 @@ class DdsEnvironment:
         return 24 if self.distro == "humble" else 16
 
     def describe(self) -> str:
-        """Return the settings and their source in one line for the log."""
         if self.range_source == "default":
             hint = "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to meet other hosts"
         else:

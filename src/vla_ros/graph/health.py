@@ -56,7 +56,6 @@ class TopicHealth:
         self._alone_since: dict[str, float | None] = dict.fromkeys((item.topic for item in self._watched), begin)
 
     def check(self) -> tuple[Finding, ...]:
-        """Return the current problems."""
         return tuple(finding for item in self._watched for finding in self._look(item))
 
     def _look(self, item: Watched) -> list[Finding]:

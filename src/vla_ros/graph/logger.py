@@ -25,7 +25,6 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
     @property
     def stream(self) -> object:
-        """The current standard error."""
         return sys.stderr
 
 

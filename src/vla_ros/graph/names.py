@@ -35,7 +35,6 @@ _SWITCHES = tuple(
 
 
 def check_node_name(name: str) -> str:
-    """Check a node name and return it."""
     if not _TOKEN.fullmatch(name):
         raise ConfigError(
             f"node name '{name}' is not valid; use letters, digits and underscores, no digit first (and no '/': "
@@ -45,7 +44,6 @@ def check_node_name(name: str) -> str:
 
 
 def check_absolute(name: str, kind: str = "topic") -> str:
-    """Check a fully qualified name and return it."""
     wrong = ""
     if not name.startswith("/"):
         wrong = "it does not start with '/'"
@@ -101,7 +99,6 @@ class RosArguments:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The parameter files."""
         return tuple(given for given in self.parameters if isinstance(given, Path))
 
     def values(self, node: str) -> dict[str, Any]:

@@ -68,7 +68,6 @@ PROFILES: dict[str, QoSProfile] = {
 
 
 def profile(name: str) -> QoSProfile:
-    """Return the profile called ``name``."""
     try:
         return PROFILES[name]
     except KeyError:

@@ -23,11 +23,9 @@ class RclpyServedGoal:
         self.ended = Future()
 
     def publish_feedback(self, feedback: Any) -> None:
-        """Send feedback to the clients."""
         self._handle.publish_feedback(feedback)
 
     def end(self, status: int, result: Any) -> None:
-        """End the goal, once."""
         handle = self._handle
         {SUCCEEDED: handle.succeed, ABORTED: handle.abort, CANCELED: handle.canceled}[status]()
         self.ended.set_result(result)

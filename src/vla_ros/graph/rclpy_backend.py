@@ -85,7 +85,6 @@ class RclpyGraph(RclpyBackend, Graph):
         self._nodes: list[Any] = []
 
     def describe(self) -> str:
-        """Describe the middleware and the domain in one line."""
         reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE") or "SUBNET (default)"
         if os.environ.get("ROS_LOCALHOST_ONLY", "") == "1":
             reach = "LOCALHOST (ROS_LOCALHOST_ONLY)"
@@ -95,7 +94,6 @@ class RclpyGraph(RclpyBackend, Graph):
         )
 
     def create_node(self, name: str, namespace: str | None = None) -> Any:
-        """Create an ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
         self._check_open(name)
         try:
             with answered_by_roudi() if uses_iceoryx() else nullcontext():
@@ -142,7 +140,6 @@ def spin_once(executor: Any, logger: Any, period: float) -> bool:
 
 
 def _interface(kind: str, type_name: str) -> Any:
-    """Return the class of ``pkg/<kind>/Type`` from the sourced installation."""
     parts = type_name.split("/")
     if len(parts) != 3 or parts[1] != kind:
         raise VlaRosError(f"type name '{type_name}' is not valid; expected pkg/{kind}/Type")

@@ -48,7 +48,6 @@ class Wiring:
         raise VlaRosError(f"discovery does not report this node's own publisher of {name}; does the RMW work?")
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
-        """Call ``callback`` with each message of a topic."""
         subscription = self.node.create_subscription(
             self.graph.message(type_name), topic, callback, self.graph.qos(qos)
         )
@@ -75,7 +74,6 @@ class Wiring:
         return self.subscribe_raw(type_name, topic, on_cdr, qos)
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
-        """Create a service of ``pkg/srv/Type``."""
         service = self.node.create_service(self.graph.service(type_name), name, callback)
         self.undo(partial(self.node.destroy_service, service))
 

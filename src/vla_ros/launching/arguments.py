@@ -137,7 +137,6 @@ def _declare(argument: Argument, defaults: Mapping[str, str]) -> DeclareLaunchAr
 
 
 def value(context: LaunchContext, name: str) -> str:
-    """Return the value of a launch argument, or ""."""
     return str(context.launch_configurations.get(name, ""))
 
 
@@ -152,7 +151,6 @@ def overrides(context: LaunchContext) -> list[str]:
 
 
 def given_file(context: LaunchContext) -> Path | None:
-    """Return the parameter file, or None if none is given."""
     name = value(context, "config")
     return config_file(name).resolve() if name else None
 
@@ -163,6 +161,5 @@ def node_name(context: LaunchContext) -> str:
 
 
 def configuration(context: LaunchContext) -> Config:
-    """Load and check the node's options."""
     file = given_file(context)
     return load([file] if file else [], overrides(context), node_name(context))

@@ -53,12 +53,10 @@ class Report:
 
     @property
     def active(self) -> bool:
-        """True if the profile is in force."""
         return not self.problems
 
     @property
     def summary(self) -> str:
-        """Describe the facts or the problems in one line."""
         if self.active:
             return "active: " + ", ".join(self.facts)
         listed = "; ".join(f"{problem.found} (to fix it: {problem.fix})" for problem in self.problems)

@@ -20,7 +20,6 @@ from vla_ros.middleware.selection import NAMES, Profile, default_folder, select,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros middleware``."""
     parser.add_argument("name", choices=NAMES, help="name of the profile")
     parser.add_argument("--width", type=int, metavar="PX", help="width of the frames")
     parser.add_argument("--height", type=int, metavar="PX", help="height of the frames")

@@ -36,7 +36,6 @@ class Frames:
 
     @property
     def image_bytes(self) -> int:
-        """Size of one frame's pixels in bytes."""
         return self.width * self.height * self.bytes_per_pixel
 
     @property
@@ -55,5 +54,4 @@ class Frames:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """Round ``value`` up to a multiple of ``multiple``."""
     return -(-value // multiple) * multiple

@@ -77,7 +77,6 @@ class Bag:
         self.close()
 
     def close(self) -> None:
-        """Close all files and remove temporary files."""
         self._resources.close()
 
     @property

@@ -21,7 +21,6 @@ from vla_ros.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros replay``."""
     add, count, seconds = parser.add_argument, number(int, 1), number(float, 0.001, 1e6)
     add("bags", nargs="+", type=Path, metavar="BAG", help="bag folder, .mcap or .db3, or a folder of bags")
     add_config_arguments(parser)

@@ -49,14 +49,12 @@ class Row(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros compare``."""
     parser.add_argument("first", type=Path, metavar="A.json", help="result of vla-ros replay --json")
     parser.add_argument("second", type=Path, metavar="B.json", help="another result")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison; - prints only it")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison."""
     from vla_ros.report import page
 
     printed = page.to_stdout(json=arguments.json)
@@ -129,7 +127,6 @@ def _frames(content: Mapping[str, Any]) -> list[Any]:
 
 
 def lines(rows: list[Row]) -> Iterator[str]:
-    """Yield the lines of a table for the terminal."""
     from vla_ros.report.markup import significant
 
     yield f"{'':20}{'A':>12}{'B':>12}   better"

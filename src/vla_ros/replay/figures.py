@@ -56,7 +56,6 @@ class Comparer:
         return metrics.is_closed(actions[:, list(self.spec.grippers)], self.config.gripper)
 
     def quality(self, predicted: FloatArray, recorded: FloatArray) -> dict[str, float]:
-        """Return the headline figures."""
         errors = metrics.mae(predicted, recorded)
         return {
             "mae": _mean(errors),
@@ -134,7 +133,6 @@ class Comparer:
         return result
 
     def episodes(self, bags: Sequence[Samples]) -> list[dict[str, Any]]:
-        """Return the figures of each episode."""
         return [
             {
                 "bag": bag.bag,

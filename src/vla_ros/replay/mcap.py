@@ -61,15 +61,12 @@ class McapFile:
 
     @property
     def topics(self) -> dict[str, str]:
-        """Topic name to type."""
         return dict(self._channels.values())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
-        """See :meth:`vla_ros.replay.bag.Bag.records`."""
         wanted = {key: topic for key, (topic, _) in self._channels.items() if topic in topics}
         pending: list[Record] = []  # chunks overlap in time
         for piece in self._pieces:
@@ -103,7 +100,6 @@ class McapFile:
         return True
 
     def _scan(self) -> None:
-        """Read the whole file to find pieces, schemas and channels."""
         at, run = len(MAGIC), None
         self._file.seek(at)
         try:
@@ -170,7 +166,6 @@ class McapFile:
             return []
 
     def _define(self, record: McapRecord) -> None:
-        """Register a schema or channel."""
         if isinstance(record, Schema):
             self._schemas[record.id] = record.name
         elif isinstance(record, Channel) and record.id not in self._channels:

@@ -41,12 +41,10 @@ def std(values: FloatArray) -> FloatArray:
 
 
 def mae(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return the mean absolute error of each dimension, [D]."""
     return mean(np.abs(predicted - recorded))
 
 
 def rmse(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Return the root mean squared error of each dimension, [D]."""
     return np.asarray(np.sqrt(mean((predicted - recorded) ** 2)))
 
 

@@ -124,7 +124,6 @@ class Player:
         return result
 
     def step(self, step: StepResult) -> None:
-        """Record a step of the control loop."""
         if step.chunk is not None:
             self._inferred = step
         elif step.refused is not None:

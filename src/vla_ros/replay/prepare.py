@@ -25,7 +25,6 @@ def fit(config: Config, selection: Selection) -> Config:
 
 
 def step_seconds(config: Config, spec: PolicySpec) -> float:
-    """Return the length of a step in seconds."""
     return 1.0 / (max(config.control.rate_hz, 0.0) or spec.rate_hz or 30.0)
 
 

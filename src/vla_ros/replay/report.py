@@ -80,7 +80,6 @@ def write_report(result: Result, path: Path) -> None:
 
 
 def render(result: Result) -> str:
-    """Return the report as HTML text."""
     figures, verdict = result.figures, result.verdict
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
@@ -111,8 +110,6 @@ def render(result: Result) -> str:
 
 
 def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the headline figures with their intervals."""
-
     def headline(label: str, key: str) -> tuple[str, str, str]:
         ends = figures["intervals"][key]
         interval = f"{significant(ends[0])} to {significant(ends[1])}" if ends else "one episode: no interval"
@@ -143,7 +140,6 @@ def against(figures: Mapping[str, Any]) -> Markup:
 
 
 def tried(figures: Mapping[str, Any]) -> Markup:
-    """Return a table of the changes that were tried and their results."""
     trials = [{**trial, "better": "far better" if trial["better"] else ""} for trial in figures["trials"]]
     columns = {"change": "name", "frames": "frames", "direction cosine": "direction_cosine", "skill": "skill"}
     return page.mapped(trials, {**columns, "": "better"})
@@ -184,7 +180,6 @@ def _names(result: Result) -> list[str]:
 
 
 def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Return charts of the error by dimension and over time, and a table."""
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
     spread = [
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
@@ -207,7 +202,6 @@ def _wide(series: charts.Series, title: str, x_label: str) -> Markup:
 
 
 def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:
-    """Return a card for each moment: image, predicted and recorded action."""
     seen = images_of(result, moments)
     return page.cards([_moment(result, moment, seen.get((moment.bag, moment.row), {})) for moment in moments])
 
@@ -267,7 +261,6 @@ def latency(result: Result) -> list[Markup]:
 
 
 def episodes(figures: Mapping[str, Any]) -> Markup:
-    """Return a table of the episodes and their figures."""
     found = [
         {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]

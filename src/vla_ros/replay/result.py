@@ -98,7 +98,6 @@ def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[st
 
 
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:
-    """Return the result in a few lines for a terminal."""
     frames, latency, base = figures["frames"], figures["latency_ms"].get("total"), figures["baselines"]
     skill = {name: figures["skill"][name] for name in base}
     columns = ["policy", *(name.replace("_", " ") for name in base)]
@@ -121,5 +120,4 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def exceeds(figures: Mapping[str, Any], max_mae: float | None) -> bool:
-    """Return True if the error exceeds ``--max-mae`` or nothing could be compared."""
     return max_mae is not None and not figures["mae"] <= max_mae

@@ -39,7 +39,6 @@ class Table:
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
     def joint_state(self, row: int) -> JointState:
-        """Return a row as a joint state."""
         more = (each[row] if len(each) else np.zeros(0) for each in (self.velocities, self.efforts))
         return JointState(self.names, self.values[row], int(self.stamps[row]), *more)
 
@@ -52,7 +51,6 @@ class Feed:
 
     @property
     def main(self) -> Table:
-        """The table with the most messages."""
         return self.tables[0]
 
     def newest(self, time: int) -> JointState | None:

@@ -45,11 +45,9 @@ class SqliteFile:
                 self.losses.append(Loss(path.name, f"topic {name}", f"messages are in {encoding!r}, expected cdr"))
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
-        """See :meth:`vla_ros.replay.bag.Bag.records`; the format has no checksums."""
         wanted = {key: name for key, name in self._ids.items() if name in topics}
         marks = ",".join(map(str, wanted))
         last, seen = start, set[int]()

@@ -62,7 +62,6 @@ class Trial:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Sort key: best first."""
         return (-np.nan_to_num(self.skill, nan=-1e9), -np.nan_to_num(self.direction_cosine))
 
 

@@ -37,7 +37,6 @@ class Verdict:
     reasons: tuple[str, ...]  # what was found and what to do, the most serious first
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as plain JSON values."""
         return {**asdict(self), "reasons": list(self.reasons)}
 
 

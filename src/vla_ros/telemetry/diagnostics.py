@@ -44,7 +44,6 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
 
 
 def frames_part(frames: Mapping[str, Any]) -> Part:
-    """Report the numbers of received, used and dropped frames."""
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
@@ -95,12 +94,10 @@ def execution_part(execution: Mapping[str, float]) -> Part:
 
 
 def topics_part(findings: Mapping[str, str]) -> Part:
-    """Report why messages do not arrive, with fixes."""
     return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
 def process_part(resources: Mapping[str, int]) -> Part:
-    """Report memory, threads, file descriptors and GPU memory of the node."""
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")
     return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)

@@ -34,7 +34,6 @@ def families(
     execution: Mapping[str, float],
     resources: Mapping[str, int],
 ) -> list[Metric]:
-    """Return the node's figures as Prometheus metrics."""
     states = GaugeMetricFamily("vla_ros_state", "1 for the current state of the arm", labels=["state"])
     for each in State:
         states.add_metric([each.value], each is state)
@@ -108,7 +107,6 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)

@@ -33,13 +33,11 @@ class Stats:
         self._received = self._unstamped = self._used = self._commands = 0
 
     def record(self, stages_ms: Mapping[str, float]) -> None:
-        """Store the time of each stage, in milliseconds."""
         with self._lock:
             for name, value in stages_ms.items():
                 self._stages[name].append(value)
 
     def received(self) -> None:
-        """Count a received frame."""
         with self._lock:
             self._received += 1
 
@@ -49,7 +47,6 @@ class Stats:
             self._unstamped += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Count the outcome of a frame."""
         with self._lock:
             if outcome.outcome in ANSWERED:
                 self._used += 1
@@ -57,7 +54,6 @@ class Stats:
                 self._dropped[outcome.outcome] += 1
 
     def commanded(self) -> None:
-        """Count a command that was sent."""
         with self._lock:
             self._commands += 1
 

@@ -134,7 +134,6 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
 
 
 def _other(header: ImageHeader) -> ImageError:
-    """Return the error for an unsupported encoding."""
     _refuse_depth(IMAGE, "encoding", header.encoding)
     known = ", ".join(name for name in ENCODINGS if not name.startswith("bayer_"))
     return ImageError(

@@ -25,7 +25,6 @@ class Encoding:
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of one pixel in a row."""
         return self.channels * self.value_bytes
 
 

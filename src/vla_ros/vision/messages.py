@@ -133,7 +133,6 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Return the header of a serialised ``sensor_msgs/Image``."""
     return read_image(cdr)[0]
 
 

@@ -111,7 +111,6 @@ class ResizeNaive(_Resize):
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Return the processed image."""
         require_image(image)
         if self.crop_area == 1.0:
             return resize_bicubic(image, self.size)
@@ -132,7 +131,6 @@ class LiberoResize(_Resize):
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Return the processed image."""
         require_image(image)
         return self._crop(resize_lanczos3(jpeg_round_trip(image), self.size))
 
@@ -156,7 +154,6 @@ class ResizeWithPad(ImageProcessor):
     size: tuple[int, int] = (224, 224)
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Return the processed image."""
         require_image(image)
         return resize_with_pad(image, self.size)
 
@@ -186,7 +183,6 @@ def client_pipeline(processor: ImageProcessor | None) -> str | None:
 
 
 def require_image(image: UInt8Array) -> None:
-    """Raise unless ``image`` is uint8 [height, width, 3] with pixels."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
             f"found an image of type {image.dtype} and shape {image.shape}, expected uint8 [height, width, 3] RGB"

@@ -25,7 +25,6 @@ class DdsGoalHandle:
         self._client, self._goal_id, self.accepted = client, goal_id, accepted
 
     def get_result_async(self) -> Future[Any]:
-        """Request the result; when the goal has ended, the future yields its ``status`` and ``result``."""
         return self._client.ask(self._goal_id)
 
 
@@ -38,7 +37,6 @@ class DdsActionClient:
         self._results = node.create_client(action_type.GetResult, f"{name}/_action/get_result")
 
     def server_is_ready(self) -> bool:
-        """Return True if a server accepts goals."""
         return self._goals.service_is_ready() and self._results.service_is_ready()
 
     def send_goal_async(self, goal: Any) -> Future[DdsGoalHandle]:
@@ -54,11 +52,9 @@ class DdsActionClient:
         return answered
 
     def ask(self, goal_id: Any) -> Future[Any]:
-        """Request the status and result of a goal."""
         return self._results.call_async(self._type.GetResult.Request(goal_id=goal_id))
 
     def destroy(self) -> None:
-        """Leave the graph. Safe to call twice."""
         for client in (self._goals, self._results):
             self._node.destroy_client(client)
 
@@ -72,7 +68,6 @@ class DdsServedGoal:
         self.result: Future[Any] = Future()
 
     def publish_feedback(self, feedback: Any) -> None:
-        """Send feedback to the clients."""
         self._server.publish_feedback(self.goal_id, feedback)
 
     def end(self, status: int, result: Any) -> None:
@@ -116,7 +111,6 @@ class DdsActionServer:
         self._feedback.publish(self._type.FeedbackMessage(goal_id=goal_id, feedback=feedback))
 
     def publish_status(self) -> None:
-        """Send the state of the newest goals."""
         make = self._types.message
         states = [
             make("action_msgs/msg/GoalStatus")(
@@ -127,7 +121,6 @@ class DdsActionServer:
         self._status.publish(make("action_msgs/msg/GoalStatusArray")(status_list=states))
 
     def destroy(self) -> None:
-        """Leave the graph. Safe to call twice."""
         for each in self._destroy:
             each()
 

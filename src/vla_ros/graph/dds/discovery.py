@@ -105,7 +105,6 @@ class Discovery:
                         self._remote.pop(participant.key.bytes, None)
 
     def nodes(self) -> list[tuple[str, str]]:
-        """Return the name and namespace of every known node, own ones included."""
         self.update()
         with self._lock:
             return [(node.name, node.namespace) for node in self._all_nodes()]
@@ -128,7 +127,6 @@ class Discovery:
             return [(service, [kind.removesuffix("_Request")]) for service, kind in requests]
 
     def close(self) -> None:
-        """Delete the endpoints."""
         with self._lock:
             self._closed = True
             self._participant.waitset.detach(self._condition)

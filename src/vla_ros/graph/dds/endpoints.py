@@ -55,12 +55,10 @@ class DdsPublisher:
                 raise VlaRosError(f"{self.topic_name} could not be sent ({len(cdr)} bytes): {error}") from error
 
     def get_subscription_count(self) -> int:
-        """Return the number of matched subscriptions."""
         with self._lock:
             return len(self._writer.get_matched_subscriptions()) if self._writer is not None else 0
 
     def destroy(self) -> None:
-        """Destroy the endpoint. Safe to call twice."""
         with self._lock:
             if self._writer is not None:
                 delete(self._writer)
@@ -95,7 +93,6 @@ class Inbox(ABC):
         """Pass one sample to the callback."""
 
     def destroy(self) -> None:
-        """Destroy the endpoint. Safe to call twice."""
         with self._lock:
             if self._reader is not None:
                 self._participant.waitset.detach(self._condition)
@@ -132,7 +129,6 @@ class DdsSubscription(Inbox):
         super().__init__(participant, reader, topic, profile.depth)
 
     def dispatch(self, sample: tuple[bytes, Origin]) -> None:
-        """Pass one sample to the callback."""
         cdr, origin = sample
         message = cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type)
         self.callback(*((message, origin) if self.tells_origin else (message,)))
@@ -162,7 +158,6 @@ class DdsTimer:
         self.canceled = False
 
     def cancel(self) -> None:
-        """Stop the timer. Safe to call twice."""
         self.canceled = True
 
     def expire(self, now: float) -> bool:

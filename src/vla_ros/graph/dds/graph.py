@@ -30,12 +30,10 @@ class DdsRawSubscription:
     subscription: DdsSubscription
 
     def poll(self) -> None:
-        """Run the callback for waiting samples on this thread."""
         for sample in self.subscription.take():
             self.subscription.dispatch(sample)
 
     def destroy(self) -> None:
-        """Destroy the subscription. Safe to call twice."""
         self.node.destroy_subscription(self.subscription)
 
 
@@ -72,11 +70,9 @@ class DdsGraph(Graph):
         self.subscribe_raw = _subscribe_raw
 
     def describe(self) -> str:
-        """Describe the domain and the discovery range in one line."""
         return f"embedded DDS participant: {self.environment.describe()}"
 
     def create_node(self, name: str, namespace: str | None = None) -> DdsNode:
-        """Create a node; ``--ros-args`` remaps of name and namespace win over the arguments."""
         self._check_open(name)
         found = self.arguments.namespace(namespace or "/", name)
         absolute = found if found.startswith("/") else f"/{found}"

@@ -56,36 +56,28 @@ class DdsNode:
             self.create_subscription(clock, "/clock", self._clock.on_clock, PROFILES["clock"])
 
     def get_name(self) -> str:
-        """Return the node's name without its namespace."""
         return self._name
 
     def get_namespace(self) -> str:
-        """Return the namespace, which starts with ``/``."""
         return self._namespace
 
     def get_fully_qualified_name(self) -> str:
-        """Return the node's name with its namespace."""
         return f"{'' if self._namespace == '/' else self._namespace}/{self._name}"
 
     @property
     def types(self) -> MessageTypes:
-        """The message types of the participant."""
         return self._context.participant.types
 
     def get_logger(self) -> Logger:
-        """Return the node's logger."""
         return self._logger
 
     def get_clock(self) -> Clock:
-        """Return the ROS clock: system time, or ``/clock`` with ``use_sim_time``."""
         return self._clock
 
     def resolve_topic_name(self, topic: str) -> str:
-        """Return the fully qualified name of a topic, after remaps."""
         return self._context.arguments.resolve(topic, self._name, self._namespace)
 
     def resolve_service_name(self, service: str) -> str:
-        """Return the fully qualified name of a service, after remaps."""
         return self._context.arguments.resolve(service, self._name, self._namespace, "service")
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: QoSProfile | int) -> DdsPublisher:
@@ -120,7 +112,6 @@ class DdsNode:
         )
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> DdsTimer:
-        """Call ``callback`` every ``timer_period_sec`` seconds on the thread that spins."""
         with self._alive():
             timer = DdsTimer(timer_period_sec, callback)
             self.timers += (timer,)
@@ -144,7 +135,6 @@ class DdsNode:
         return self._add(lambda: DdsService(self._context.participant, srv_type, name, callback, self._logger))
 
     def destroy_timer(self, timer: DdsTimer) -> bool:
-        """Stop and destroy a timer."""
         timer.cancel()
         with self._lock:
             known = timer in self.timers
@@ -168,33 +158,26 @@ class DdsNode:
         return len(self.get_publishers_info_by_topic(topic_name))
 
     def count_subscribers(self, topic_name: str) -> int:
-        """Return the number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
         return len(self.get_subscriptions_info_by_topic(topic_name))
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
-        """Return each publisher of a topic."""
         return self._infos(PUBLISHERS, topic_name)
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
-        """Return each subscription of a topic."""
         return self._infos(SUBSCRIPTIONS, topic_name)
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
-        """Return the name and namespace of every node on the graph."""
         return self._context.discovery.nodes()
 
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:
-        """Return each service of a node; none if there is no such node."""
         return self._context.discovery.services(node_name, node_namespace)
 
     def get_node_names(self) -> list[str]:
-        """Return the name of every node on the graph."""
         return [name for name, _ in self.get_node_names_and_namespaces()]
 
     def destroy_node(self) -> None:
-        """Destroy the node and its endpoints. Safe to call twice."""
         with self._lock:
             if self._destroyed:
                 return

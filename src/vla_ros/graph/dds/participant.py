@@ -109,7 +109,6 @@ class Participant:
     def reader(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> DataReader[Any]:
-        """Create a reader of a DDS topic (``rt/...``)."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataReader(self.dds, self._topic(topic, type_name), qos)

@@ -52,7 +52,6 @@ class _End(Inbox):
         self._entities += (self._writer,)
 
     def _read(self, cdr: bytes, cls: Any) -> tuple[bytes, Any]:
-        """Return the header and message."""
         begin = _CDR_HEADER + _REQUEST_HEADER
         if len(cdr) < begin:
             raise VlaRosError(f"{self.srv_name}: found {len(cdr)} bytes, expected {begin} or more")
@@ -86,7 +85,6 @@ class DdsService(_End):
         super().__init__(participant, srv_type, name, "service")
 
     def dispatch(self, sample: tuple[bytes, Origin]) -> None:
-        """Answer one request."""
         header, request = self._read(sample[0], self.srv_type.Request)
         answer = self.callback(request, self.srv_type.Response())
         if isinstance(answer, Future):
