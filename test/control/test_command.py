@@ -15,8 +15,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from vla_ros.config.control import OUTPUTS
 from vla_ros.control.command import Command, message_type, split, to_message
-from vla_ros.graph.definitions import MESSAGES
-from vla_ros.graph.messages import message_types
+from vla_ros.graph.messages import MESSAGES, message_types
 
 Make = Callable[[str], Any]
 STORE = get_typestore(Stores.ROS2_JAZZY)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from vla_ros.graph.logger import node_logger
+from vla_ros.graph.dds.node import node_logger
 
 
 class _Secretive(logging.Logger):

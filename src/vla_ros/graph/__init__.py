@@ -2,7 +2,70 @@
 
 from __future__ import annotations
 
+import importlib.util
+import platform
+import sys
+from collections.abc import Sequence
+
+from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.node import Graph, Node
-from vla_ros.graph.open import open_graph
 
 __all__ = ["Graph", "Node", "open_graph"]
+
+BACKENDS = ("auto", "rclpy", "dds")
+
+
+def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str = "info") -> Graph:
+    """Join the graph of ``ROS_DOMAIN_ID``.
+
+    ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy if it
+    can be imported, else DDS. ``args`` may contain remaps and parameters after ``--ros-args``. Raises
+    ConfigError if an argument is invalid, or MissingDependencyError with what to install or source.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend '{backend}' is unknown; expected one of {', '.join(BACKENDS)}")
+    if backend == "dds":
+        return _dds(args, log_level)
+    try:
+        return _rclpy(args, log_level)
+    except MissingDependencyError as error:
+        if backend == "rclpy":
+            raise
+        try:
+            return _dds(args, log_level)
+        except MissingDependencyError as other:
+            raise MissingDependencyError(f"cannot join the ROS 2 graph: {error}; alternatively: {other}") from other
+
+
+def _rclpy(args: Sequence[str], log_level: str) -> Graph:
+    try:
+        import rclpy  # noqa: F401
+    except ImportError as error:
+        found = importlib.util.find_spec("rclpy")
+        reason = f"rclpy is installed but fails to import ({error})" if found else "rclpy is not on the Python path"
+        raise MissingDependencyError(
+            f"{reason}; source a ROS 2 installation, such as: source /opt/ros/jazzy/setup.bash "
+            f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"
+        ) from error
+    from vla_ros.graph.rclpy_backend import RclpyGraph
+    from vla_ros.middleware.checks import uses_iceoryx
+    from vla_ros.middleware.daemons import wait_for_roudi
+
+    if uses_iceoryx():  # iceoryx would wait for RouDi silently and ignore signals
+        wait_for_roudi(lambda: False, lambda text: print(f"vla_ros: {text}", file=sys.stderr, flush=True))
+    return RclpyGraph(args, log_level)
+
+
+def _dds(args: Sequence[str], log_level: str) -> Graph:
+    try:
+        import cyclonedds.core  # noqa: F401
+        import rosbags.typesys  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the embedded DDS participant cannot be loaded ({error}); install it with: pip install 'vla_ros[dds]' "
+            "(wheels of cyclonedds exist for Linux on x86-64 with Python 3.10 to 3.13; this is "
+            f"{platform.system()} on {platform.machine()} with Python {platform.python_version()})"
+        ) from error
+    from vla_ros.graph.dds import DdsGraph
+
+    return DdsGraph(args, log_level=log_level)

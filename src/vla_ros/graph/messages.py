@@ -20,10 +20,8 @@ from vla_ros.errors import MissingDependencyError, VlaRosError
 try:
     from rosbags.interfaces import Nodetype
     from rosbags.serde import SerdeError
-    from rosbags.typesys import Stores, get_typestore
+    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     from rosbags.typesys.base import normalize_fieldname
-
-    from vla_ros.graph import definitions
 except ImportError as error:  # pragma: no cover - the suite runs with rosbags
     raise MissingDependencyError(
         "message types without ROS need the library rosbags: pip install 'vla_ros[dds]', or source ROS 2"
@@ -31,6 +29,77 @@ except ImportError as error:  # pragma: no cover - the suite runs with rosbags
 
 DISTROS = ("humble", "iron", "jazzy", "kilted", "lyrical")
 DEFAULT_DISTRO = "jazzy"
+
+
+# What rosbags lacks, from std_srvs, action_msgs, control_msgs 5.8, franka_msgs 2.0, interbotix_xs_msgs 0.0,
+# moveit_msgs 2.6 and rosetta_interfaces 0.1.
+MESSAGES = {
+    "control_msgs/msg/GripperCommand": "float64 position\nfloat64 max_effort",
+    "franka_msgs/msg/GraspEpsilon": "float64 inner\nfloat64 outer",
+    "interbotix_xs_msgs/msg/JointGroupCommand": "string name\nfloat32[] cmd",
+    "interbotix_xs_msgs/msg/JointSingleCommand": "string name\nfloat32 cmd",
+}
+
+SERVICES = {
+    "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
+    "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
+    "std_srvs/srv/Empty": ("", ""),
+    "moveit_msgs/srv/ServoCommandType": ("int8 command_type", "bool success"),
+    "action_msgs/srv/CancelGoal": (
+        "action_msgs/GoalInfo goal_info",
+        "int8 return_code\naction_msgs/GoalInfo[] goals_canceling",
+    ),
+}
+"""Request and response of each service."""
+
+ACTIONS = {
+    "control_msgs/action/GripperCommand": (
+        "control_msgs/GripperCommand command",
+        "float64 position\nfloat64 effort\nbool stalled\nbool reached_goal",
+    ),
+    "control_msgs/action/ParallelGripperCommand": (
+        "sensor_msgs/JointState command",
+        "sensor_msgs/JointState state\nbool stalled\nbool reached_goal",
+    ),
+    "franka_msgs/action/Move": ("float64 width\nfloat64 speed", "bool success\nstring error"),
+    "franka_msgs/action/Grasp": (
+        "float64 width\nfranka_msgs/GraspEpsilon epsilon\nfloat64 speed\nfloat64 force",
+        "bool success\nstring error",
+    ),
+    "rosetta_interfaces/action/RunPolicy": (
+        "string prompt",
+        "bool success\nstring message",
+        "uint32 published_actions\nuint32 queue_depth\nstring status",
+    ),
+}
+"""Goal, result and, if the node serves the action, feedback."""
+
+_ID = "unique_identifier_msgs/UUID goal_id\n"
+# rosidl adds this member to an empty structure, and it is on the wire.
+_EMPTY = "uint8 structure_needs_at_least_one_member"
+
+
+def _own_definitions() -> dict[str, Any]:
+    """Return MESSAGES, SERVICES and ACTIONS for rosbags, with the types that rosidl derives for an action."""
+    texts = dict(MESSAGES)
+    for name, (request, response) in SERVICES.items():
+        texts |= {f"{name}_Request": request, f"{name}_Response": response}
+    for name, (goal, result, *feedback) in ACTIONS.items():
+        texts |= {
+            f"{name}_Goal": goal,
+            f"{name}_Result": result,
+            f"{name}_SendGoal_Request": f"{_ID}{name}_Goal goal",
+            f"{name}_SendGoal_Response": "bool accepted\nbuiltin_interfaces/Time stamp",
+            f"{name}_GetResult_Request": _ID,
+            f"{name}_GetResult_Response": f"int8 status\n{name}_Result result",
+        }
+        if feedback:
+            texts |= {
+                f"{name}_Feedback": feedback[0],
+                f"{name}_FeedbackMessage": f"{_ID}{name}_Feedback feedback",
+            }
+    # rosbags renames every type to a message, so only the value is used.
+    return {name: next(iter(get_types_from_msg(text or _EMPTY, name).values())) for name, text in texts.items()}
 
 
 class Byte(bytes):
@@ -56,56 +125,45 @@ class Message:
     __slots__ = ()
     TYPE: ClassVar[str] = ""
     """Name as ``pkg/msg/Type``."""
-    _fields: ClassVar[tuple[tuple[str, Callable[[Any], Any], Callable[[], Any]], ...]] = ()
-    _setters: ClassVar[dict[str, tuple[Callable[[Any, Any], None], Callable[[Any], Any]]]] = {}
+    _fields: ClassVar[dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]]] = {}
+    """For each field, the converter of assigned values and the factory of the default."""
 
-    def __init__(self, *values: Any, **fields: Any) -> None:
-        if values:
-            # Only the decoder passes positional values: in order, with the right types except for bytes.
-            if len(values) != len(self._fields) or fields:
+    def __init__(self, *decoded: Any, **fields: Any) -> None:
+        if decoded:  # only the decoder passes positional values, which have the right types except for bytes
+            if len(decoded) != len(self._fields) or fields:
                 raise TypeError(f"{self.TYPE} takes its fields as keyword arguments")
-            for (setter, convert), value in zip(self._setters.values(), values, strict=True):
-                setter(self, convert(value) if convert is Byte else value)
+            for (name, (convert, _)), value in zip(self._fields.items(), decoded, strict=True):
+                object.__setattr__(self, name, Byte(value) if convert is Byte else value)
             return
-        for name, _, default in self._fields:
-            setter, convert = self._setters[name]
-            setter(self, self._converted(name, convert, fields.pop(name)) if name in fields else default())
-        for name in fields:
-            raise AttributeError(f"{self.TYPE} has no field '{name}'; it has {', '.join(self._setters)}")
+        for name, (_, default) in self._fields.items():
+            if name not in fields:
+                object.__setattr__(self, name, default())
+        for name, value in fields.items():
+            setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._fields:
+            raise AttributeError(f"{self.TYPE} has no field '{name}'; it has {', '.join(self._fields)}")
         try:
-            setter, convert = self._setters[name]
-        except KeyError:
-            raise AttributeError(f"{self.TYPE} has no field '{name}'; it has {', '.join(self._setters)}") from None
-        setter(self, self._converted(name, convert, value))
-
-    def _converted(self, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
-        try:
-            return convert(value)
+            object.__setattr__(self, name, self._fields[name][0](value))
         except (TypeError, ValueError) as error:
             raise TypeError(f"{self.TYPE}.{name}: {error}") from None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(_equal(getattr(self, name), getattr(other, name)) for name in self._setters)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self._fields)
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"{self.TYPE}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._setters)})"
+        return f"{self.TYPE}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
 
 
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return np.array_equal(left, right)
-    return bool(left == right)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected str, found {type(value).__name__}")
+def _instance(cls: type, value: Any) -> Any:
+    if not isinstance(value, cls):
+        raise TypeError(f"expected {getattr(cls, 'TYPE', cls.__name__)}, found {type(value).__name__}")
     return value
 
 
@@ -117,19 +175,13 @@ def _float(value: Any) -> float:
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "char")
 _SCALARS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
-    "string": (_text, str),
+    "string": (functools.partial(_instance, str), str),
     "byte": (Byte, functools.partial(Byte, 0)),
     "bool": (bool, bool),
     **dict.fromkeys(("float32", "float64"), (_float, float)),
     **dict.fromkeys(_INTEGERS, (operator.index, int)),
 }
 """For each elementary type, the converter of assigned values and the factory of the default."""
-
-
-def _instance(cls: type, value: Any) -> Any:
-    if not isinstance(value, cls):
-        raise TypeError(f"expected {cls.TYPE}, found {type(value).__name__}")  # type: ignore[attr-defined]
-    return value
 
 
 def _numbers(dtype: Any, length: int | None, value: Any) -> Any:
@@ -166,7 +218,7 @@ class MessageTypes:
         self.distro = distro
         self._store = get_typestore(Stores[f"ROS2_{distro.upper()}"])
         self._classes: dict[str, type[Message]] = {}
-        self._store.fielddefs.update(definitions.fields())
+        self._store.fielddefs.update(_own_definitions())
 
     def message(self, name: str) -> type[Message]:
         """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``)."""
@@ -178,33 +230,29 @@ class MessageTypes:
                 f"message type '{name}' is not in the definitions of ROS 2 {self.distro}; write it as "
                 "pkg/msg/Type, or source a ROS 2 installation that has it"
             )
-        constants, raw_fields = self._store.fielddefs[name]
-        fields = [(normalize_fieldname(field), description) for field, description in raw_fields]
-        built = tuple((field, *self._field(description)) for field, description in fields)
+        constants, described = self._store.fielddefs[name]
+        fields = {normalize_fieldname(field): self._field(description) for field, description in described}
         namespace: dict[str, Any] = {
-            "__slots__": tuple(field for field, _ in fields),
+            "__slots__": tuple(fields),
             "__module__": __name__,
             "TYPE": name,
-            "_fields": built,
+            "_fields": fields,
         }
         for constant, kind, value in constants:
             namespace[constant] = Byte(int(value)) if kind == "byte" else value
         cls: type[Message] = type(name.replace("/", "__"), (Message,), namespace)
-        cls._setters = {field: (cls.__dict__[field].__set__, convert) for field, convert, _ in built}
         self._classes[name] = cls
         self._store.types[name] = cast("Any", cls)
         return cls
 
     def service(self, name: str) -> type[Any]:
         """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
-        return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
+        return self._parts(name, "service", SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
         """Return the class of ``pkg/action/Type`` with ``Goal``, ``Result``, its services and any ``Feedback``."""
-        parts = ("Goal", "Result", "Feedback", "FeedbackMessage")[
-            : 4 if len(definitions.ACTIONS.get(name, ())) > 2 else 2
-        ]
-        return self._parts(name, "action", definitions.ACTIONS, parts)
+        parts = ("Goal", "Result", "Feedback", "FeedbackMessage")
+        return self._parts(name, "action", ACTIONS, parts[: 4 if len(ACTIONS.get(name, ())) > 2 else 2])
 
     def _parts(self, name: str, kind: str, known: Mapping[str, Any], parts: tuple[str, ...]) -> type[Any]:
         if name not in known:

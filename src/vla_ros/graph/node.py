@@ -5,16 +5,15 @@ Node logic is written once for these types and tested on both backends.
 
 from __future__ import annotations
 
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from logging import Logger
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.interrupts import Interrupts
-from vla_ros.graph.origin import Origin
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -40,6 +39,62 @@ def say(logger: Logger, message: str, severity: Severity) -> None:
         logger.warning(message)
     else:
         logger.info(message)
+
+
+class Origin(NamedTuple):
+    """Where a message comes from.
+
+    ``publisher`` is its publisher's ``endpoint_gid`` if the middleware provides it, else another number that
+    differs between publishers (Cyclone DDS under rclpy), or b"" if it provides neither. ``published`` is the
+    middleware's source timestamp: nanoseconds of the publisher's system clock, or 0 if there is none.
+    """
+
+    publisher: bytes = b""
+    published: int = 0
+
+
+_DEFAULTS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+
+
+class Interrupts:
+    """Context manager that records SIGINT and SIGTERM on the main thread, unless the program has its own handlers.
+
+    :meth:`check` raises KeyboardInterrupt between two callbacks. Python would raise it wherever the thread is, and
+    print and lose it in a destructor or a callback from C, which rclpy's wait runs a hundred times a second. A
+    second signal raises at once, which ends a hanging callback. Leaving the context raises KeyboardInterrupt if a
+    signal arrived after the last check.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def check(self) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number, default in _DEFAULTS.items():
+                if signal.getsignal(number) == default:
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind is None:
+            self.check()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+        self._came = True
 
 
 EXECUTING, CANCELING, SUCCEEDED, CANCELED, ABORTED = range(2, 7)

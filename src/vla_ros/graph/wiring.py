@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Backend, Node, RawSubscription
-from vla_ros.graph.origin import Origin
+from vla_ros.graph.node import Backend, Node, Origin, RawSubscription
 
 _DISCOVERED = 2.0  # s; usually immediate
 

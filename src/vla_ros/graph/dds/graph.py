@@ -11,7 +11,7 @@ from typing import Any
 from vla_ros.graph.dds.action import DdsActionClient, DdsActionServer
 from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.endpoints import DdsSubscription
-from vla_ros.graph.dds.node import Context, DdsNode
+from vla_ros.graph.dds.node import DdsContext, DdsNode
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
 from vla_ros.graph.messages import message_types
@@ -59,7 +59,7 @@ class DdsGraph(Graph):
         self.environment = environment or dds_environment()
         self.participant = Participant(self.environment, message_types(self.environment.distro))
         self.discovery = Discovery(self.participant)
-        self._context = Context(self.arguments, self.participant, self.discovery, log_level)
+        self._context = DdsContext(self.arguments, self.participant, self.discovery, log_level)
         self._nodes: tuple[DdsNode, ...] = ()
         types = self.participant.types
         self.backend = "dds"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import Logger
 from typing import Any, TypeVar
 
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.graph.clock import Clock
 from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsClient, DdsService
-from vla_ros.graph.logger import node_logger
 from vla_ros.graph.messages import MessageTypes
 from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
@@ -23,8 +24,70 @@ T = TypeVar("T")
 InboxT = TypeVar("InboxT", bound=Inbox)
 
 
+_ROOT = "vla_ros.node"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+
+
+class _Format(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        name = record.name.removeprefix(_ROOT + ".")
+        level = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(record.levelname, record.levelname)
+        text = f"[{level}] [{record.created:.9f}] [{name}]: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to the current standard error, which test runners and progress bars replace."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> object:
+        return sys.stderr
+
+
+def node_logger(name: str, level: str = "info") -> logging.Logger:
+    """Return the logger of the node with this full name."""
+    root = logging.getLogger(_ROOT)
+    if not any(isinstance(handler, _Stderr) for handler in root.handlers):
+        handler = _Stderr()
+        handler.setFormatter(_Format())
+        root.addHandler(handler)
+    logger = root.getChild(name.strip("/").replace("/", "."))
+    logger.setLevel(_LEVELS[level])
+    # If ROS's `launch` is imported, new loggers of the process do not propagate by default.
+    root.propagate = logger.propagate = True
+    return logger
+
+
 @dataclass(frozen=True)
-class Context:
+class Time:
+    """A point in time: nanoseconds since the clock's epoch (1970, or the start of the simulation)."""
+
+    nanoseconds: int
+
+
+class RosClock:
+    """The ROS clock: system time, or with simulated time the newest time of ``/clock`` (0 before the first)."""
+
+    def __init__(self, *, simulated: bool = False) -> None:
+        self._simulated: int | None = 0 if simulated else None
+
+    def now(self) -> Time:
+        return Time(time.time_ns() if self._simulated is None else self._simulated)
+
+    @property
+    def ros_time_is_active(self) -> bool:
+        """True if time comes from ``/clock``; named as in ``rclpy.clock.ROSClock``."""
+        return self._simulated is not None
+
+    def on_clock(self, message: Any) -> None:
+        self._simulated = message.clock.sec * 1_000_000_000 + message.clock.nanosec
+
+
+@dataclass(frozen=True)
+class DdsContext:
     """State that all nodes of one graph share."""
 
     arguments: RosArguments  # remaps and parameters of the command line
@@ -36,7 +99,9 @@ class Context:
 class DdsNode:
     """A node on the graph, created by :meth:`DdsGraph.create_node`. Its methods behave as in rclpy."""
 
-    def __init__(self, context: Context, name: str, namespace: str, on_destroy: Callable[[DdsNode], None]) -> None:
+    def __init__(
+        self, context: DdsContext, name: str, namespace: str, on_destroy: Callable[[DdsNode], None]
+    ) -> None:
         self._context, self._on_destroy = context, on_destroy
         self._name = check_node_name(name)
         self._namespace = check_absolute(namespace, "namespace")
@@ -49,7 +114,7 @@ class DdsNode:
         simulated = context.arguments.values(self.get_fully_qualified_name()).get("use_sim_time", False)
         if not isinstance(simulated, bool):
             raise ConfigError(f"use_sim_time: found {simulated!r}, expected true or false")
-        self._clock = Clock(simulated=simulated)
+        self._clock = RosClock(simulated=simulated)
         self._announce()
         if simulated:
             clock = context.participant.types.message("rosgraph_msgs/msg/Clock")
@@ -71,7 +136,7 @@ class DdsNode:
     def get_logger(self) -> Logger:
         return self._logger
 
-    def get_clock(self) -> Clock:
+    def get_clock(self) -> RosClock:
         return self._clock
 
     def resolve_topic_name(self, topic: str) -> str:
