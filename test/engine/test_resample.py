@@ -10,15 +10,15 @@ from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.engine.resample import make_pipeline, make_turn, resampling_on
 from vla_ros.errors import ConfigError
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.vision.geometry import TURNS
+from vla_ros.vision.preprocess import TURNS
 from vla_ros.vision.processors import (
     LiberoResize,
     ResizeNaive,
     ResizeWithPad,
     crop_center,
     resize_bicubic,
+    resize_with_pad,
 )
-from vla_ros.vision.resize_with_pad import resize_with_pad
 
 CPU = torch.device("cpu")
 SIZES = [(480, 640), (720, 1280), (128, 128), (224, 224), (240, 224), (33, 500)]

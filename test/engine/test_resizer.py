@@ -24,9 +24,8 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
 from vla_ros.types import JointState, RawImage
-from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import encode_image
-from vla_ros.vision.preprocess import process
+from vla_ros.vision.preprocess import LazyImages, process
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
 CPU = torch.device("cpu")

@@ -19,9 +19,8 @@ from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
-from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import encode_image
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
 from vla_ros.vision.processors import ResizeNaive
 
 NAMES = tuple(f"joint_{number}" for number in range(1, 8))

@@ -14,8 +14,7 @@ from cv_bridge import CvBridge
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
 
-from vla_ros.vision.decode import decode_image
-from vla_ros.vision.encodings import ENCODINGS
+from vla_ros.vision.decode import ENCODINGS, decode_image
 
 pytestmark = pytest.mark.ros
 

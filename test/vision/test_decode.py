@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vla_ros.errors import ImageError
-from vla_ros.vision.decode import MAX_PIXELS, decode_compressed, decode_image
-from vla_ros.vision.encodings import ENCODINGS
+from vla_ros.vision.decode import ENCODINGS, MAX_PIXELS, decode_compressed, decode_image
 from vla_ros.vision.messages import encode_compressed, encode_image
 
 CHANNELS = {

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_ros.vision.decode import decode_image
-from vla_ros.vision.encodings import ENCODINGS
+from vla_ros.vision.decode import ENCODINGS, decode_image
 from vla_ros.vision.messages import encode_image
 
 WIDE = [name for name in ENCODINGS if name.startswith("bayer") or name.endswith("16")]

@@ -7,7 +7,8 @@ import pytest
 
 from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.errors import ConfigError
-from vla_ros.vision.geometry import TURNS, center_crop_box
+from vla_ros.vision.preprocess import TURNS
+from vla_ros.vision.resample import center_crop_box
 
 EXPECTED = {
     "none": lambda image: image,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vla_ros.vision.resize_with_pad import fitted_size, resize_with_pad, resize_with_pad_linear
+from vla_ros.vision.processors import fitted_size, resize_with_pad, resize_with_pad_linear
 
 DATA = Path(__file__).parents[1] / "data" / "pi"
 SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")

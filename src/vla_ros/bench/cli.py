@@ -23,8 +23,7 @@ from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import Observation, RawImage, UInt8Array
-from vla_ros.vision.lazy_images import LazyImages
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
 
 WARM_UP = 2
 """Unmeasured steps."""

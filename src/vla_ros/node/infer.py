@@ -25,9 +25,8 @@ from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
-from vla_ros.vision.exif import turned
-from vla_ros.vision.lazy_images import LazyImages
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.decode import turned
+from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +156,7 @@ def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str,
 def _read(path: Path) -> UInt8Array:
     try:
         with Image.open(path) as image:
-            return turned(np.array(image.convert("RGB"), np.uint8), image.info.get("exif", b""))
+            return turned(np.array(image.convert("RGB"), np.uint8), path)
     except (OSError, UnidentifiedImageError) as error:
         raise ImageError(f"--image {path}: cannot be read as an image ({error})") from None
 

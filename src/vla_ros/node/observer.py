@@ -16,9 +16,8 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.history import History, Past
 from vla_ros.types import FloatArray, Observation, RawImage, UInt8Array
-from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
 
 _PROCESSED, _BYTES = 32, 32 << 20  # limits of the past images kept after processing: number and size
 

@@ -34,8 +34,8 @@ from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Selection
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray
-from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import image_stamp
+from vla_ros.vision.preprocess import LazyImages
 
 SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+
+import cv2
 
 from vla_ros.config.sections import Camera, CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor, RawImage, UInt8Array
 from vla_ros.vision.decode import decode_compressed, decode_image
-from vla_ros.vision.geometry import TURNS
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.processors import PROCESSORS, ResizeWithPad
+
+TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
+    "none": lambda image: image,
+    "rotate_90": partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
+    "rotate_180": partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
+    "rotate_270": partial(cv2.rotate, rotateCode=cv2.ROTATE_90_COUNTERCLOCKWISE),
+    "flip_horizontal": partial(cv2.flip, flipCode=1),
+    "flip_vertical": partial(cv2.flip, flipCode=0),
+}
+"""``camera.orientation`` to the function that applies it to uint8 [H, W, 3]; rotations are clockwise.
+
+Images of LIBERO's renderer need ``rotate_180``, which the OpenVLA evaluation applies as ``[::-1, ::-1]``.
+"""
 
 
 class Preprocessor:
@@ -58,3 +75,33 @@ def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | No
             f"({named or 'the policy takes unprocessed images'}); set camera.pipeline, or set crop_area to 0"
         )
     return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]
+
+
+class LazyImages(Mapping[str, UInt8Array]):
+    """Maps image keys to uint8 [H, W, 3]; each image is oriented and resized on first access.
+
+    ``makers`` maps a key to the function that prepares its image. ``spent_ms`` is the total preparation time.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], UInt8Array]]) -> None:
+        self._makers = makers
+        self._made: dict[str, UInt8Array] = {}
+        self.spent_ms = 0.0
+
+    @property
+    def prepared(self) -> int:
+        """Number of images prepared so far."""
+        return len(self._made)
+
+    def __getitem__(self, key: str) -> UInt8Array:
+        if key not in self._made:
+            began = time.perf_counter()
+            self._made[key] = self._makers[key]()
+            self.spent_ms += 1e3 * (time.perf_counter() - began)
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)

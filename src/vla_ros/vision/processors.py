@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -17,10 +19,11 @@ from PIL import Image
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import ImageProcessor, JpegRoundTrip, Padding, Resampling, UInt8Array
 from vla_ros.vision import resample
-from vla_ros.vision.geometry import center_crop_box
-from vla_ros.vision.resize_with_pad import centred_corner, fitted_size, pillow_resized, resize_with_pad
+from vla_ros.vision.resample import center_crop_box
 
-Levels = NDArray[np.float32]
+_Levels = NDArray[np.float32]
+_Pixels = TypeVar("_Pixels", UInt8Array, NDArray[np.float32])
+_Taps = tuple[NDArray[np.intp], NDArray[np.intp], _Levels]
 
 _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
@@ -64,7 +67,7 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     )  # indices of single channels
     across = np.repeat(columns.share, 3)
 
-    def along_columns(at: NDArray[np.intp]) -> Levels:
+    def along_columns(at: NDArray[np.intp]) -> _Levels:
         """Return the rows ``at`` of the image, in [0, 1], with the target's columns: [height, width * 3]."""
         some = flat[at]
         return _between(_in_one(some.take(left.ravel(), axis=1)), _in_one(some.take(right.ravel(), axis=1)), across)
@@ -75,19 +78,95 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     return result.astype(np.uint8).reshape(*size, 3)  # the cast truncates
 
 
-def _in_one(image: UInt8Array) -> Levels:
+def _in_one(image: UInt8Array) -> _Levels:
     """Scale levels to [0, 1] as ``tf.image.convert_image_dtype`` does."""
     levels = image.astype(np.float32)
     levels *= np.float32(1 / 255)
     return levels
 
 
-def _between(one: Levels, other: Levels, share: Levels) -> Levels:
+def _between(one: _Levels, other: _Levels, share: _Levels) -> _Levels:
     """Compute ``one + (other - one) * share`` and overwrite ``other`` with it."""
     other -= one
     other *= share
     other += one
     return other
+
+
+# openpi and LeRobot resize without distortion and pad with black. When images shrink, openpi uses Pillow's
+# antialiasing filter, LeRobot interpolates between four pixels: on fine textures they differ by up to 70 levels.
+
+
+def fitted_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """Scale the size ``source`` (height, width) to fit into ``target``; each side is at least one pixel."""
+    ratio = max(source[0] / target[0], source[1] / target[1])
+    return max(1, int(source[0] / ratio)), max(1, int(source[1] / ratio))
+
+
+def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> UInt8Array:
+    """Resize uint8 [H, W, 3] with Pillow's antialiased bilinear filter, bit for bit as openpi does.
+
+    Returns uint8 [height, width, 3], which is ``image`` itself if it already has this size.
+    """
+    if image.shape[:2] == target:
+        return image
+    small = pillow_resized(image, fitted_size(image.shape[:2], target), Image.Resampling.BILINEAR)
+    return _centred(np.asarray(small), target)
+
+
+def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resampling) -> Image.Image:
+    """Resize to (height, width) with Pillow: columns first, then rows, rounded to 8 bits in between.
+
+    Pillow versions used in training have this order; newer versions may resize the rows of tall images first.
+    """
+    height, width = size
+    resized = Image.fromarray(np.ascontiguousarray(image))
+    for step in ((width, resized.height), (width, height)):
+        if resized.size != step:
+            resized = resized.resize(step, kernel)
+    return resized
+
+
+def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> _Levels:
+    """Resize uint8 [H, W, 3] as LeRobot does: bilinear, without antialiasing or rounding.
+
+    Returns float32 [height, width, 3] in [0, 1].
+    """
+    height, width = fitted_size(image.shape[:2], target)
+    levels = image.astype(np.float32) / np.float32(255)
+    above, below, down = _taps(image.shape[0], height)
+    rows = _mix(levels[above], levels[below], down[:, None, None])
+    left, right, across = _taps(image.shape[1], width)
+    small = _mix(rows[:, left], rows[:, right], across[:, None])
+    return _centred(np.clip(small, 0, 1), target)
+
+
+@lru_cache(maxsize=32)
+def _taps(source: int, target: int) -> _Taps:
+    """Return the two neighbours in ``source`` of each sample of ``target``, and the second neighbour's weight."""
+    scale = np.float64(np.float32(source) / np.float32(target))
+    # Rounded once, as in a fused multiply-add.
+    position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
+    first = np.minimum(position.astype(np.intp), source - 1)
+    return first, np.minimum(first + 1, source - 1), position - first.astype(np.float32)
+
+
+def _mix(one: _Levels, other: _Levels, share: _Levels) -> _Levels:
+    result: _Levels = one * (np.float32(1) - share) + other * share
+    return result
+
+
+def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """Return the corner (row, column) of a centred image; an odd pixel of padding is at the bottom or right."""
+    return (target[0] - source[0]) // 2, (target[1] - source[1]) // 2
+
+
+def _centred(small: _Pixels, target: tuple[int, int]) -> _Pixels:
+    height, width = small.shape[:2]
+    top, left = centred_corner((height, width), target)
+    result = np.zeros((*target, small.shape[2]), small.dtype)
+    result[top : top + height, left : left + width] = small
+    return result
 
 
 @dataclass(frozen=True)

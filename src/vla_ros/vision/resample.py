@@ -12,11 +12,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_ros.errors import ConfigError
 from vla_ros.types import BilinearCrop, CropTaps, FixedPointResize, FloatResize, Resampling, UInt8Array
-from vla_ros.vision.geometry import center_crop_box
 
-Matrix = NDArray[np.float32]
-Block = tuple[slice, slice, Matrix]
+_Matrix = NDArray[np.float32]
+_Block = tuple[slice, slice, _Matrix]
 
 # Coefficients of x^3, x^5, x^7 and of x^2, x^4, x^6, x^8 on [-pi / 4, pi / 4].
 _SINE = tuple(map(float.fromhex, ("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13")))
@@ -31,7 +31,7 @@ _COLUMNS_PER_BLOCK = 16
 _CHANNELS = 3
 
 
-def lanczos3_matrix(source: int, target: int) -> Matrix:
+def lanczos3_matrix(source: int, target: int) -> _Matrix:
     """Return the exact weights [target, source] of ``tf.image.resize`` (Lanczos-3, antialiased) along one axis.
 
     Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at half-integers. The
@@ -53,7 +53,7 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
     return matrix
 
 
-def _lanczos3(distance: Matrix) -> Matrix:
+def _lanczos3(distance: _Matrix) -> _Matrix:
     """Return the kernel, computed in TensorFlow's order of float32 operations."""
     pi, radius = np.float32(math.pi), np.float32(3)
     inner = np.maximum(distance, np.float32(1e-3))
@@ -63,7 +63,7 @@ def _lanczos3(distance: Matrix) -> Matrix:
     return weights
 
 
-def _sine(angle: Matrix) -> Matrix:
+def _sine(angle: _Matrix) -> _Matrix:
     """Return C's ``sinf``, which TensorFlow calls, for non-negative angles: glibc's polynomials in float64.
 
     Neither this result nor numpy's is always the nearest float32, and the two differ.
@@ -78,6 +78,19 @@ def _sine(angle: Matrix) -> Matrix:
     turns = quarter.astype(np.int64)
     value = np.where(turns & 1, cosine, sine)
     return np.where(turns & 2, -value, value).astype(np.float32)
+
+
+def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
+    """Return start and end of the centre crop that keeps the share ``area`` of the image, for both axes.
+
+    Sides are scaled by ``sqrt(area)`` in float32, as in the OpenVLA evaluation code. As in
+    ``tf.image.crop_and_resize``, 0 is the centre of the first pixel and 1 the centre of the last pixel.
+    """
+    if not 0.0 < area <= 1.0:
+        raise ConfigError(f"camera.crop_area: found {area}, expected more than 0 and at most 1")
+    side = np.sqrt(np.float32(area))  # of the rounded area, as in TensorFlow
+    low = (np.float32(1) - side) / np.float32(2)
+    return low, low + side
 
 
 @lru_cache(maxsize=32)
@@ -147,7 +160,7 @@ def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
 
 
-def _blocks(matrix: Matrix, size: int) -> list[Block]:
+def _blocks(matrix: _Matrix, size: int) -> list[_Block]:
     """Split a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of its rows."""
     blocks = []
     for start in range(0, matrix.shape[0], size):
@@ -161,7 +174,7 @@ def _blocks(matrix: Matrix, size: int) -> list[Block]:
 class Lanczos3:
     """TensorFlow's antialiased Lanczos-3 between two sizes (height, width), with the same uint8 results.
 
-    TensorFlow sums tap by tap, rows first. Matrix products sum in another order and are several times faster.
+    TensorFlow sums tap by tap, rows first. _Matrix products sum in another order and are several times faster.
     Rounded results can differ only where a sum is close to the midpoint between two levels; these samples are
     recomputed in TensorFlow's order.
     """
@@ -193,7 +206,7 @@ class Lanczos3:
         np.rint(result, out=result)
         return np.clip(result, 0, 255, out=result).astype(np.uint8)
 
-    def _products(self, image: UInt8Array) -> Matrix:
+    def _products(self, image: UInt8Array) -> _Matrix:
         """Compute every sample, float32 [height, width, 3], by matrix products."""
         source = image.astype(np.float32).reshape(len(image), -1)
         tall = np.empty((self._shape[0], source.shape[1]), np.float32)
@@ -204,7 +217,7 @@ class Lanczos3:
             result[:, outputs] = tall[:, inputs] @ matrix.T
         return result.reshape(self._shape)
 
-    def _some(self, image: UInt8Array, samples: NDArray[np.intp]) -> Matrix:
+    def _some(self, image: UInt8Array, samples: NDArray[np.intp]) -> _Matrix:
         """Compute selected samples of the flattened result, float32 [n], in TensorFlow's order."""
         pixels, channels = np.divmod(samples, _CHANNELS)
         rows, columns = np.divmod(pixels, len(self._columns[0]))
@@ -219,9 +232,9 @@ class Lanczos3:
             result += tall[:, tap] * across_weights[:, tap]
         return result
 
-    def _all(self, image: UInt8Array) -> Matrix:
+    def _all(self, image: UInt8Array) -> _Matrix:
         """Compute every sample, float32 [height, width, 3], in TensorFlow's order."""
-        result: NDArray[np.uint8] | Matrix = image
+        result: NDArray[np.uint8] | _Matrix = image
         for axis, (at, weights) in enumerate((self._rows, self._columns)):
             lines = np.moveaxis(result, axis, 0)
             sums = np.zeros((len(at), *lines.shape[1:]), np.float32)
@@ -231,7 +244,7 @@ class Lanczos3:
         return np.asarray(result, np.float32)
 
 
-def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
+def taps_of(matrix: _Matrix) -> tuple[NDArray[np.intp], _Matrix]:
     """Return the positions and weights [target, taps] of a banded matrix; weights outside the band are 0."""
     used = matrix != 0
     first = used.argmax(axis=1)

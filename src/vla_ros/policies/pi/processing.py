@@ -23,7 +23,7 @@ from vla_ros.policies.pi.robots import (
     subtract_state,
 )
 from vla_ros.types import IntArray, RawImage, UInt8Array
-from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_linear
+from vla_ros.vision.processors import resize_with_pad, resize_with_pad_linear
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from vla_ros.policies.remote.spec import OWN
 from vla_ros.policies.remote.transport import Target
 from vla_ros.process import keep_freed_memory
 from vla_ros.types import ActionChunk, FloatArray, Observation
-from vla_ros.vision.resize_with_pad import resize_with_pad
+from vla_ros.vision.processors import resize_with_pad
 
 logger = logging.getLogger(__name__)
 
