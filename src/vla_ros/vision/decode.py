@@ -172,8 +172,8 @@ def _check_size(message: str, height: int, width: int) -> None:
         )
     if height > _MAX_SIDE or width > _MAX_SIDE or height * width > MAX_PIXELS:
         raise ImageError(
-            f"{message}: found size {width} x {height}, expected at most {_MAX_SIDE} a side and {MAX_PIXELS} pixels;"
-            " the message is damaged, or the camera must publish smaller images"
+            f"{message}: found size {width} x {height}, expected at most {_MAX_SIDE} a side and {MAX_PIXELS}"
+            " pixels; the message is damaged, or the camera must publish smaller images"
         )
 
 
