@@ -32,8 +32,7 @@ import numpy as np
 
 from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.distributions import DEFAULT_RMW, sourced_distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import DEFAULT_RMW, Frames, sourced_distribution
 from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select, write
 from vla_ros.vision.messages import CdrBytes
 

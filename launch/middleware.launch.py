@@ -11,7 +11,7 @@ from launch.actions import OpaqueFunction
 from launch import LaunchContext, LaunchDescription
 from vla_ros.launching.arguments import MIDDLEWARE, Argument, declare, value
 from vla_ros.launching.middleware import middleware
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Frames
 
 FRAMES = (
     Argument("width", "1920", "Width of the frames in pixels"),

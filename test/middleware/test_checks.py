@@ -14,8 +14,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.middleware import checks, daemons
 from vla_ros.middleware.checks import Report, examine, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
-from vla_ros.middleware.distributions import DISTRIBUTIONS
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames
 from vla_ros.middleware.selection import RMW_OF, select, write
 
 JAZZY = DISTRIBUTIONS["jazzy"]

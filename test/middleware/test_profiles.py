@@ -19,9 +19,15 @@ from hypothesis import strategies as st
 from vla_ros.config import Config
 from vla_ros.config.loading import build
 from vla_ros.errors import ConfigError
-from vla_ros.middleware.distributions import DISTRIBUTIONS
-from vla_ros.middleware.frames import Frames
-from vla_ros.middleware.profiles import MIN_SEGMENT, fastdds_xml, receive_buffer_bytes, roudi_toml, segment_bytes
+from vla_ros.middleware.profiles import (
+    DISTRIBUTIONS,
+    MIN_SEGMENT,
+    Frames,
+    fastdds_xml,
+    receive_buffer_bytes,
+    roudi_toml,
+    segment_bytes,
+)
 from vla_ros.middleware.selection import NAMES, select
 
 FULL_HD = Frames(1920, 1080)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.middleware.distributions import DISTRIBUTIONS, sourced_distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames, sourced_distribution
 from vla_ros.middleware.selection import NAMES, default_folder, select, write
 
 FULL_HD = Frames(1920, 1080)

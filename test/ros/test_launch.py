@@ -157,8 +157,7 @@ def test_the_launch_reports_an_active_middleware(
     program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vla_ros.middleware.checks import examine
-    from vla_ros.middleware.distributions import sourced_distribution
-    from vla_ros.middleware.frames import Frames
+    from vla_ros.middleware.profiles import Frames, sourced_distribution
 
     monkeypatch.setenv("ROS_HOME", str(tmp_path))
     monkeypatch.delenv("RMW_IMPLEMENTATION", raising=False)
@@ -177,8 +176,7 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
 ) -> None:
     from vla_ros.middleware.checks import examine
     from vla_ros.middleware.daemons import roudi_is_up
-    from vla_ros.middleware.distributions import sourced_distribution
-    from vla_ros.middleware.frames import Frames
+    from vla_ros.middleware.profiles import Frames, sourced_distribution
 
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")

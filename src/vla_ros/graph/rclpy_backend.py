@@ -7,7 +7,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,8 +28,6 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, Graph
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
-from vla_ros.middleware.checks import uses_iceoryx
-from vla_ros.middleware.daemons import answered_by_roudi
 from vla_ros.process import keep_freed_memory
 
 _SEVERITIES = {
@@ -97,8 +94,7 @@ class RclpyGraph(RclpyBackend, Graph):
     def create_node(self, name: str, namespace: str | None = None) -> Any:
         self._check_open(name)
         try:
-            with answered_by_roudi() if uses_iceoryx() else nullcontext():
-                node = Node(name, namespace=namespace, context=self._context)
+            node = Node(name, namespace=namespace, context=self._context)
         except rclpy.exceptions.InvalidNodeNameException as error:
             raise ConfigError(f"node name '{name}' is not valid: {error}") from error
         except rclpy.exceptions.InvalidNamespaceException as error:

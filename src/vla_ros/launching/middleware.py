@@ -19,8 +19,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
 from vla_ros.middleware.checks import examine
 from vla_ros.middleware.daemons import roudi_is_up, start_detached, zenoh_router_is_up
-from vla_ros.middleware.distributions import sourced_distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Frames, sourced_distribution
 from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder, select, write
 
 

@@ -18,7 +18,7 @@ from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import NODE_NAME, configuration, given_file, overrides, value
 from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown, shut_down_with
 from vla_ros.launching.middleware import middleware
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Frames
 
 
 def policy_node(

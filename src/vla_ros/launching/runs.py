@@ -20,7 +20,7 @@ from vla_ros.launching.arguments import configuration, given_file, node_name, ov
 from vla_ros.launching.ending import ends_with_launch, interrupted_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Frames
 
 READY = b"is ready"
 """Part of the line that the node logs when it is active."""

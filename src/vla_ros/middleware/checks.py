@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
-from vla_ros.middleware.distributions import DEFAULT_RMW, Distribution
-from vla_ros.middleware.frames import Frames
-from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
+from vla_ros.middleware.profiles import DEFAULT_RMW, Distribution, Frames, receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
 STOCK_FAST_DDS = 160_000

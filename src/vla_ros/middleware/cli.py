@@ -14,8 +14,7 @@ from pathlib import Path
 from vla_ros.config.loading import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.middleware.checks import examine
-from vla_ros.middleware.distributions import DISTRIBUTIONS, sourced_distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames, sourced_distribution
 from vla_ros.middleware.selection import NAMES, Profile, default_folder, select, write
 
 

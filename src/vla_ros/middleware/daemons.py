@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import re
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vla_ros.errors import VlaRosError
@@ -24,9 +21,6 @@ ROUDI_MEMORY = Path("/dev/shm/iceoryx_mgmt")
 ROUDI_WAIT = 60.0
 """Seconds to wait for RouDi if it is not running."""
 
-ROUDI_ANSWER = 15.0
-"""Seconds to wait for a running RouDi to answer, which usually takes milliseconds."""
-
 ROUDI_MISSING = (
     "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -m off -c roudi.toml"
 )
@@ -35,13 +29,6 @@ ROUDI_GONE = (
     "RouDi has ended or was restarted: no new process can reach this one, not even to stop "
     "it. Stop all processes that use iceoryx, start RouDi, then start them again"
 )
-
-_GUARD = """
-import os, select, signal, sys
-if not select.select([0], [], [], float(sys.argv[1]))[0]:
-    print(sys.argv[2], file=sys.stderr, flush=True)
-    os.kill(int(sys.argv[3]), signal.SIGKILL)
-"""
 
 ZENOH_ROUTER = ("127.0.0.1", 7447)
 
@@ -75,26 +62,6 @@ def wait_for_roudi(
             raise VlaRosError(f"waited {ROUDI_WAIT:g} s for RouDi: {ROUDI_MISSING}")
         time.sleep(0.1)
     return True
-
-
-@contextlib.contextmanager
-def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
-    """Kill this process with a message if RouDi does not respond while the first node is created.
-
-    iceoryx waits 60 s for a response and then aborts. Meanwhile rclpy holds Python's lock, so only another process
-    can end this one: neither a signal handler nor a thread can.
-    """
-    text = (
-        f"vla_ros: RouDi runs but has not answered for {seconds:g} s: it is suspended or stuck. Stop all "
-        "processes that use iceoryx, kill RouDi, start it, then start them again"
-    )
-    command = [sys.executable, "-I", "-S", "-c", _GUARD, str(seconds), text, str(os.getpid())]
-    # In its own session, so that it does not receive Ctrl-C.
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield
-    finally:
-        guard.communicate()  # closes the guard's input, which ends it
 
 
 class RoudiWatch:

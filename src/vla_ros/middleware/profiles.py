@@ -1,9 +1,108 @@
-"""Generates the files of each profile from the frame size."""
+"""Generates the files of each profile from the number and size of the camera frames, for each distribution."""
 
 from __future__ import annotations
 
-from vla_ros.middleware.distributions import Distribution
-from vla_ros.middleware.frames import IN_FLIGHT, PAGE, Frames, round_up
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vla_ros.config.tree import Config
+from vla_ros.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One ROS 2 distribution."""
+
+    name: str  # as in ``ROS_DISTRO``
+    cyclone: str  # version of Cyclone DDS: "0.10" with ``<SharedMemory>``, or "11" with ``<PubSubMessageExchange>``
+    fastdds_variable: str  # environment variable with the path of the Fast DDS profile; Fast DDS 3 renamed it
+    # True if zenoh's configuration sets its shared-memory size (1.7 and later), False if ``ZENOH_SHM_ALLOC_SIZE``
+    # does.
+    zenoh_pool_in_config: bool
+
+
+DEFAULT_RMW = "rmw_fastrtps_cpp"
+"""The RMW if ``RMW_IMPLEMENTATION`` is not set; the same in all known distributions."""
+
+_FAST_DDS_2 = "FASTRTPS_DEFAULT_PROFILES_FILE"
+_FAST_DDS_3 = "FASTDDS_DEFAULT_PROFILES_FILE"
+
+DISTRIBUTIONS = {
+    known.name: known
+    for known in (
+        Distribution("humble", "0.10", _FAST_DDS_2, False),
+        Distribution("jazzy", "0.10", _FAST_DDS_2, False),
+        Distribution("kilted", "0.10", _FAST_DDS_3, False),
+        Distribution("lyrical", "11", _FAST_DDS_3, True),
+    )
+}
+
+
+def sourced_distribution(environment: Mapping[str, str] | None = None, fallback: str = "") -> Distribution:
+    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if that is not set."""
+    variables = os.environ if environment is None else environment
+    name = variables.get("ROS_DISTRO", "").strip() or fallback
+    if not name:
+        raise ConfigError("ROS_DISTRO is not set: no ROS 2 is sourced; `source /opt/ros/jazzy/setup.bash` first")
+    try:
+        return DISTRIBUTIONS[name]
+    except KeyError:
+        raise ConfigError(
+            f"ROS 2 distribution '{name}': middleware profiles are known for {', '.join(DISTRIBUTIONS)}; "
+            "use middleware:=default and your own settings"
+        ) from None
+
+
+PAGE = 4096
+IN_FLIGHT = 8
+"""Frames of one camera that may exist at once: 5 in the driver's history (SensorDataQoS), one being written, and
+one in each of two readers."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Number and size of the camera frames."""
+
+    width: int = 1920  # pixels in a row
+    height: int = 1080  # rows
+    cameras: int = 1  # number of cameras with frames of that size
+    bytes_per_pixel: int = 3  # 3 for rgb8 and bgr8, 4 with alpha, 2 for yuv422 and 16 bit depth
+
+    def __post_init__(self) -> None:
+        for name, high in (("width", 16384), ("height", 16384), ("cameras", 64), ("bytes_per_pixel", 16)):
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise ConfigError(f"{name}: found {value}, expected an integer from 1 to {high}")
+
+    @classmethod
+    def of(cls, config: Config) -> Frames:
+        """Return the frames of a configuration, all with the greatest width and height of its cameras."""
+        camera = config.camera
+        return cls(max(camera.width), max(camera.height), len(camera.topics))
+
+    @property
+    def image_bytes(self) -> int:
+        return self.width * self.height * self.bytes_per_pixel
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one serialised ``sensor_msgs/Image``: the pixels, and one page for header and row padding."""
+        return round_up(self.image_bytes + PAGE, PAGE)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of all messages that may exist at once."""
+        return self.message_bytes * self.cameras * IN_FLIGHT
+
+    def __str__(self) -> str:
+        cameras = "1 camera" if self.cameras == 1 else f"{self.cameras} cameras"
+        return f"{cameras} of {self.width}x{self.height} ({self.image_bytes / 1e6:.1f} MB a frame)"
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
 
 MIB = 1024**2
 

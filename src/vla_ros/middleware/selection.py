@@ -10,8 +10,7 @@ from pathlib import Path
 
 from vla_ros.errors import ConfigError
 from vla_ros.middleware import profiles
-from vla_ros.middleware.distributions import Distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Distribution, Frames
 
 RMW_OF = {
     "fastdds": "rmw_fastrtps_cpp",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +63,12 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
 
     from vla_ros.errors import VlaRosError
     from vla_ros.middleware.checks import uses_iceoryx
-    from vla_ros.middleware.daemons import answered_by_roudi, wait_for_roudi
+    from vla_ros.middleware.daemons import wait_for_roudi
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
     keep_freed_memory()
-    iceoryx = uses_iceoryx()
     try:
-        if iceoryx and not wait_for_roudi(lambda: bool(signals.name), _say):
+        if uses_iceoryx() and not wait_for_roudi(lambda: bool(signals.name), _say):
             raise KeyboardInterrupt
     except VlaRosError as error:
         _say(str(error))
@@ -84,10 +82,9 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     node: VlaPolicyNode | None = None
     status = 0
     try:
-        with answered_by_roudi() if iceoryx else nullcontext():
-            node = VlaPolicyNode(
-                interrupted=lambda: bool(signals.name), parameter_overrides=_overrides(arguments or sys.argv)
-            )
+        node = VlaPolicyNode(
+            interrupted=lambda: bool(signals.name), parameter_overrides=_overrides(arguments or sys.argv)
+        )
         status = _spin(node)
     except VlaRosError as error:
         _say(str(error))

@@ -23,8 +23,7 @@ from vla_ros.graph.health import TopicHealth, Watched
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import Problem, examine, receive_buffer
-from vla_ros.middleware.distributions import sourced_distribution
-from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import Frames, sourced_distribution
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
