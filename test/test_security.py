@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from vla_ros.replay import compression
-
 SOURCE = Path(__file__).parent.parent / "src" / "vla_ros"
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile"}
@@ -137,10 +135,10 @@ def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path: Pa
 def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zstd = pytest.importorskip("backports.zstd")
 
-    monkeypatch.setattr(compression, "MAX_CHUNK", 1 << 20)
+    monkeypatch.setattr(storage, "MAX_CHUNK", 1 << 20)
     bomb = zstd.compress(bytes(64 << 20))
     assert len(bomb) < 64 << 10
     (tmp_path / "bomb.db3.zstd").write_bytes(bomb)
-    problem = compression.expand_file(tmp_path / "bomb.db3.zstd", tmp_path / "bomb.db3")
+    problem = storage.expand_file(tmp_path / "bomb.db3.zstd", tmp_path / "bomb.db3")
     assert "500 times its size" in problem
     assert (tmp_path / "bomb.db3").stat().st_size <= max(1 << 20, 500 * len(bomb))

@@ -16,8 +16,7 @@ from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag, find_bags
-from vla_ros.replay.compression import decompress
-from vla_ros.replay.records import BagError
+from vla_ros.replay.storage import BagError, decompress
 
 if sys.version_info >= (3, 14):
     from compression import zstd

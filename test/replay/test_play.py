@@ -19,9 +19,9 @@ from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import samples
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
-from vla_ros.replay.records import BagError
 from vla_ros.replay.report import Moment, images_of
 from vla_ros.replay.result import make_result
+from vla_ros.replay.storage import BagError
 from vla_ros.types import ActionChunk
 
 FAST = 0.01  # a machine on which nothing takes long, however busy the one that runs the tests is

@@ -12,7 +12,7 @@ from vla_ros.control.joints import JointStates
 from vla_ros.node.receiver import joint_state_of, stamp_of
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.records import BagError
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.topics import select
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.replay.records import BagError
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.topics import parse_overrides, select
 
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"

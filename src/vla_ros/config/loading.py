@@ -21,8 +21,7 @@ import yaml
 
 from vla_ros.config.contradictions import contradictions
 from vla_ros.config.files import dump_yaml, parse_yaml, preset_values, read_file
-from vla_ros.config.options import Option, option_of
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.config.options import Option, PolicyConfig, option_of
 from vla_ros.config.registry import options_class, owner
 from vla_ros.config.tree import OF_AN_ARM, Config
 from vla_ros.errors import ConfigError, did_you_mean

@@ -2,7 +2,7 @@
 
 An entry point names a callable, such as the policy's class, that takes the :class:`~vla_ros.config.Config` and
 returns the policy. The callable may have two attributes: ``Options``, a dataclass that extends
-:class:`~vla_ros.config.policy.PolicyConfig`, declares further options; ``claims`` tells whether the policy can run
+:class:`~vla_ros.config.options.PolicyConfig`, declares further options; ``claims`` tells whether the policy can run
 a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.config.options import PolicyConfig
 from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
 
 GROUP = "vla_ros.policies"

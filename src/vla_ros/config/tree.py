@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vla_ros.config import control, sections
-from vla_ros.config.options import option
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.config.options import PolicyConfig, option
 from vla_ros.config.registry import options_class
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 
-from vla_ros.replay.compression import ZSTD_MAGIC, decompress, expand_file
 from vla_ros.replay.mcap import McapFile
-from vla_ros.replay.records import BagError, Loss, Record
 from vla_ros.replay.sqlite import SqliteFile
+from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Loss, Record, decompress, expand_file
 
 _STORAGE = re.compile(r"\.(mcap|db3)(\.zstd)?$")
 _METADATA = "metadata.yaml"

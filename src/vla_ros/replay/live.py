@@ -16,8 +16,9 @@ from vla_ros.node.control_loop import Did
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource
-from vla_ros.replay.records import Record
+from vla_ros.replay.storage import Record
 from vla_ros.replay.series import Feed, Recording, Table
+from vla_ros.replay.storage import Record
 from vla_ros.types import JointState
 
 _BEFORE = 1_000_000_000  # ns; joint states and feeds are used from this long before the first frame

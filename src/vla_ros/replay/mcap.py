@@ -18,8 +18,7 @@ from mcap.reader import SeekingReader
 from mcap.records import Channel, Chunk, McapRecord, Message, Schema
 from mcap.stream_reader import StreamReader, breakup_chunk
 
-from vla_ros.replay.compression import MAX_CHUNK, decompress
-from vla_ros.replay.records import BagError, Loss, Record
+from vla_ros.replay.storage import MAX_CHUNK, BagError, Loss, Record, decompress
 
 MAGIC = b"\x89MCAP0\r\n"
 DAMAGE = (McapError, BagError, struct.error, ValueError, OverflowError, MemoryError)

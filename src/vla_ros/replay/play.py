@@ -29,8 +29,8 @@ from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.live import LiveRun
 from vla_ros.replay.prepare import step_seconds
-from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
+from vla_ros.replay.storage import Record
 from vla_ros.replay.topics import Selection
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray

@@ -14,8 +14,8 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures as figures_of
 from vla_ros.replay.evaluate import Outcome
 from vla_ros.replay.play import Options
-from vla_ros.replay.records import BagError
 from vla_ros.replay.samples import Samples, commanded, gather
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.verdict import Verdict, judge
 from vla_ros.report import page
 from vla_ros.report.markup import significant

@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_ros.config import GripperConfig
 from vla_ros.replay import metrics
-from vla_ros.replay.records import BagError, Loss
+from vla_ros.replay.storage import BagError, Loss
 from vla_ros.types import FloatArray, IntArray
 
 

@@ -17,7 +17,7 @@ from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.records import BagError
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.topics import ARRAY, JOINTS, TEXT, TRAJECTORY, TWIST, Selection
 from vla_ros.types import FloatArray, IntArray, JointState
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from vla_ros.replay.records import BagError, Loss, Record
+from vla_ros.replay.storage import BagError, Loss, Record
 
 _GIVE_UP = 2000  # consecutive unreadable rows; after that, the rest counts as lost
 _SETTINGS = (

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config
-from vla_ros.replay.records import BagError
+from vla_ros.replay.storage import BagError
+from vla_ros.vision.messages import IMAGE_TYPES
 
-IMAGE_TYPES = {"sensor_msgs/msg/Image": "raw", "sensor_msgs/msg/CompressedImage": "compressed"}
+_TRANSPORTS = {kind: transport for transport, kind in IMAGE_TYPES.items()}
 JOINTS = "sensor_msgs/msg/JointState"
 TEXT = "std_msgs/msg/String"
 ARRAY = "std_msgs/msg/Float64MultiArray"
@@ -19,7 +20,7 @@ COMMAND_TYPES = (JOINTS, TRAJECTORY, TWIST, ARRAY)
 NODE = "vla_policy"
 """Name of the live node, which ``~`` stands for in topic names."""
 
-ROLES = ("camera", "joint_states", "instruction", "truth")
+_ROLES = ("camera", "joint_states", "instruction", "truth")
 
 Ask = Callable[[str, Sequence[str]], str]
 """Asks a person: takes a question and the candidates, and returns one candidate."""
@@ -63,8 +64,8 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         role, separator, topic = text.partition("=")
-        if not separator or role not in ROLES:
-            raise BagError(f"--topics {text}: expected role=/topic with a role of {', '.join(ROLES)}")
+        if not separator or role not in _ROLES:
+            raise BagError(f"--topics {text}: expected role=/topic with a role of {', '.join(_ROLES)}")
         found[role] = topic
     return found
 
@@ -89,7 +90,7 @@ def select(
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
     find = _Finder(by_name, config, overrides, ask)
     cameras = find.cameras()
-    transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
+    transports = {_TRANSPORTS[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
     state_topics = [(topic.key, expand(topic.name)) for topic in config.robot.parsed_state_topics]
@@ -151,7 +152,7 @@ class _Finder:
         return (self.ask(f"Which topic is the {role.replace('_', ' ')}?", candidates),)
 
     def cameras(self) -> tuple[str, ...]:
-        candidates = [name for name in self.of_type(*IMAGE_TYPES) if "depth" not in name.lower()]
+        candidates = [name for name in self.of_type(*_TRANSPORTS) if "depth" not in name.lower()]
         if not candidates:
             found = ", ".join(f"{name} ({kind})" for name, kind in sorted(self.by_name.items())) or "no topics"
             raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
@@ -160,7 +161,7 @@ class _Finder:
             variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
             usual.append(next((variant for variant in variants if variant in candidates), name))
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
-        cameras = self.topics("camera", IMAGE_TYPES, tuple(usual), plain if len(usual) == 1 else ())
+        cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else ())
         if len(cameras) != len(usual):
             raise BagError(
                 f"camera.topics: found {list(self.config.camera.topics)}, but the bag has {candidates}; name "

@@ -11,9 +11,9 @@ from vla_ros.contract.action import ActionWriter
 from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
-from vla_ros.replay.records import BagError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.topics import ARRAY, TWIST, Selection
 from vla_ros.types import FloatArray, IntArray, JointState
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.graph.messages import MessageTypes, message_types
-from vla_ros.replay.records import BagError
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
+from vla_ros.replay.storage import BagError
 
 _TYPES = {
     "predicted_action": "std_msgs/msg/Float64MultiArray",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vla_ros.config.options import option
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.config.options import PolicyConfig, option
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_ros.config.options import option
-from vla_ros.config.policy import PolicyConfig
+from vla_ros.config.options import PolicyConfig, option
 from vla_ros.errors import ConfigError
 
 API_KEY = "VLA_ROS_API_KEY"

@@ -1,14 +1,13 @@
-"""Decompresses zstd and lz4 up to the announced size, so that bags cannot exhaust memory."""
+"""Recorded messages and what could not be read; decompression that cannot exhaust memory."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vla_ros.errors import MissingDependencyError
-from vla_ros.replay.records import BagError
+from vla_ros.errors import MissingDependencyError, VlaRosError
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """First bytes of a zstd frame (RFC 8878); CDR starts with a zero byte, so these bytes mark a compressed message."""
@@ -20,6 +19,29 @@ MAX_RATIO = 500
 """Maximum compression ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
 
 _BLOCK = 1 << 20
+
+
+class BagError(VlaRosError):
+    """A bag cannot be read or contains nothing usable."""
+
+
+class Record(NamedTuple):
+    """One recorded message."""
+
+    time: int  # time at which the recorder received the message, nanoseconds
+    topic: str  # fully qualified topic name
+    data: bytes | memoryview  # CDR bytes with their 4-byte header; may be a view of the file, so copy it to keep it
+
+
+class Loss(NamedTuple):
+    """Something that could not be read."""
+
+    file: str  # name of the storage file
+    where: str  # byte offset, row or time
+    what: str  # the damage found, and what is lost
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.where}: {self.what}"
 
 
 def _library(name: str, package: str) -> Any:
