@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.middleware.checks import examine
+from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, Frames, sourced_distribution
-from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select, write
+from vla_ros.middleware.profiles import DEFAULT_RMW, CameraFrames, sourced_distribution
+from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select_profile, write_profile
 from vla_ros.vision.messages import CdrBytes
 
 TOPIC = "/vla_ros_benchmark/image_raw"
@@ -191,7 +191,7 @@ def receive(arguments: argparse.Namespace) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Run all profiles, print the table."""
-    frames = Frames(arguments.width, arguments.height)
+    frames = CameraFrames(arguments.width, arguments.height)
     rows = []
     for name in arguments.profiles:
         for raw in (True, False):
@@ -205,29 +205,29 @@ def measure(arguments: argparse.Namespace) -> None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def _environment(arguments: argparse.Namespace, name: str, frames: Frames, folder: Path) -> dict[str, str]:
-    profile = select(name, frames, sourced_distribution(), arguments.interface)
-    write(profile, folder)
+def _environment(arguments: argparse.Namespace, name: str, frames: CameraFrames, folder: Path) -> dict[str, str]:
+    profile = select_profile(name, frames, sourced_distribution(), arguments.interface)
+    write_profile(profile, folder)
     kept = {key: text for key, text in os.environ.items() if key not in ALL_VARIABLES}
     if name == "default" and arguments.rmw:
         kept["RMW_IMPLEMENTATION"] = arguments.rmw
     return kept | profile.environment(folder)
 
 
-def _run(arguments: argparse.Namespace, name: str, frames: Frames, raw: bool) -> dict[str, Any] | None:
+def _run(arguments: argparse.Namespace, name: str, frames: CameraFrames, raw: bool) -> dict[str, Any] | None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         environment = _environment(arguments, name, frames, folder)
-        profile = select(name, frames, sourced_distribution(), arguments.interface)
-        if examine(name, frames, profile.distribution, environment).fatal:
-            print(f"{name}: {examine(name, frames, profile.distribution, environment)}", file=sys.stderr)
+        profile = select_profile(name, frames, sourced_distribution(), arguments.interface)
+        if check_profile(name, frames, profile.distribution, environment).fatal:
+            print(f"{name}: {check_profile(name, frames, profile.distribution, environment)}", file=sys.stderr)
             return None
         up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(name)
         if up is not None and not up():
             daemon = subprocess.Popen(profile.command(folder), env=environment, stdout=subprocess.DEVNULL)
             stack.callback(_end, daemon)
             _wait(up, 15)
-        state = str(examine(name, frames, profile.distribution, environment))
+        state = str(check_profile(name, frames, profile.distribution, environment))
         words = [sys.executable, __file__, "--width", str(arguments.width), "--height", str(arguments.height)]
         words += ["--rate", str(arguments.rate), "--seconds", str(arguments.seconds), *(["--raw"] if raw else [])]
         words += ["--compressed"] if arguments.compressed else []

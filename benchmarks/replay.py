@@ -53,13 +53,13 @@ def play(path: Path, arm: bool) -> tuple[int, float]:
     from vla_ros.config import load
     from vla_ros.policies.base import create
     from vla_ros.replay import evaluate
-    from vla_ros.replay.play import Options
+    from vla_ros.replay.play import ReplayOptions
 
     options = ["policy.name:=hold", *(["robot.urdf:=demo", "robot.tip_frame:=tool"] if arm else [])]
     config = load([], options)
     policy = create(config)
     policy.load()
-    job = evaluate.Job(path, config, Options(instruction="hold still"))
+    job = evaluate.BagJob(path, config, ReplayOptions(instruction="hold still"))
     evaluate.play(job, lambda: policy)  # imports, page cache
     began = time.process_time()
     outcome = evaluate.play(job, lambda: policy)

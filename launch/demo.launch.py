@@ -12,7 +12,7 @@ The launch ends with the demo. The node arms itself, because the arm is simulate
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare_arguments
 from vla_ros.launching.runs import demo
 
 DEMO = (
@@ -36,4 +36,4 @@ def _demo(context: LaunchContext) -> list:
 def generate_launch_description() -> LaunchDescription:
     """Start the node and the simulation."""
     shown = [argument for argument in POLICY if argument.name not in ("config", "name", "namespace", "armed")]
-    return LaunchDescription([*declare(DEMO, shown, MIDDLEWARE), OpaqueFunction(function=_demo)])
+    return LaunchDescription([*declare_arguments(DEMO, shown, MIDDLEWARE), OpaqueFunction(function=_demo)])

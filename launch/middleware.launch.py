@@ -9,9 +9,9 @@ router if it is needed and not running. Both ends of a topic need the same middl
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching.arguments import MIDDLEWARE, Argument, declare, value
+from vla_ros.launching.arguments import MIDDLEWARE, Argument, declare_arguments, value
 from vla_ros.launching.middleware import middleware
-from vla_ros.middleware.profiles import Frames
+from vla_ros.middleware.profiles import CameraFrames
 
 FRAMES = (
     Argument("width", "1920", "Width of the frames in pixels"),
@@ -22,9 +22,9 @@ FRAMES = (
 
 
 def _middleware(context: LaunchContext) -> list:
-    return middleware(context, Frames(*(int(value(context, argument.name)) for argument in FRAMES)))
+    return middleware(context, CameraFrames(*(int(value(context, argument.name)) for argument in FRAMES)))
 
 
 def generate_launch_description() -> LaunchDescription:
     """Set up the middleware only."""
-    return LaunchDescription([*declare(MIDDLEWARE, FRAMES), OpaqueFunction(function=_middleware)])
+    return LaunchDescription([*declare_arguments(MIDDLEWARE, FRAMES), OpaqueFunction(function=_middleware)])

@@ -9,10 +9,10 @@ The node is managed (`ros2 lifecycle`), loads at once unless autostart:=false, a
 from launch.actions import OpaqueFunction
 
 from launch import LaunchDescription
-from vla_ros.launching.arguments import MIDDLEWARE, POLICY, declare
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, declare_arguments
 from vla_ros.launching.node import policy
 
 
 def generate_launch_description() -> LaunchDescription:
     """Start the node on a robot."""
-    return LaunchDescription([*declare(POLICY, MIDDLEWARE), OpaqueFunction(function=policy)])
+    return LaunchDescription([*declare_arguments(POLICY, MIDDLEWARE), OpaqueFunction(function=policy)])

@@ -10,7 +10,7 @@ to the same folder. The command `vla-ros replay` itself needs no ROS and is fast
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare
+from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare_arguments
 from vla_ros.launching.runs import replay
 
 REPLAY = (
@@ -27,4 +27,4 @@ def _replay(context: LaunchContext) -> list:
 def generate_launch_description() -> LaunchDescription:
     """Start node, player and recorder, then the report."""
     shown = [argument for argument in POLICY if argument.name not in ("armed", "autostart", "use_sim_time")]
-    return LaunchDescription([*declare(REPLAY, shown, MIDDLEWARE), OpaqueFunction(function=_replay)])
+    return LaunchDescription([*declare_arguments(REPLAY, shown, MIDDLEWARE), OpaqueFunction(function=_replay)])

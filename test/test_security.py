@@ -134,6 +134,7 @@ def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path: Pa
 
 def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zstd = pytest.importorskip("backports.zstd")
+    from vla_ros.replay import storage
 
     monkeypatch.setattr(storage, "MAX_CHUNK", 1 << 20)
     bomb = zstd.compress(bytes(64 << 20))

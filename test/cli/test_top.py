@@ -45,7 +45,7 @@ def view() -> View:
     ]
     types = message_types("jazzy")
     view = View("/vla_policy")
-    view.on_diagnostics(diagnostics.to_message(parts, "/vla_policy", 0, types.message))
+    view.on_diagnostics(diagnostics.diagnostic_array(parts, "/vla_policy", 0, types.message))
     view.on_status(SimpleNamespace(data=json.dumps({"state": safety.state.value, "explanation": safety.explain()})))
     return view
 
@@ -75,8 +75,8 @@ def test_rates_are_those_between_the_nodes_own_messages() -> None:
 
     def publish(node: str, received: int) -> None:
         values = {"received": str(received), "commands": str(received // 2)}
-        part = diagnostics.Part("camera", 0, "", values)
-        view.on_diagnostics(diagnostics.to_message([part], node, 0, types.message))
+        part = diagnostics.PartStatus("camera", 0, "", values)
+        view.on_diagnostics(diagnostics.diagnostic_array([part], node, 0, types.message))
 
     for at, node, received in ((100.0, "/other", 9), (101.0, "/vla_policy", 500), (101.9, "/other", 9)):
         now = at
@@ -90,8 +90,8 @@ def test_rates_are_those_between_the_nodes_own_messages() -> None:
 def test_other_nodes_and_invalid_status_are_ignored(view: View) -> None:
     before = shown(view)
     types = message_types("jazzy")
-    part = diagnostics.Part("state", 2, "stopped: driver_gone", {})
-    view.on_diagnostics(diagnostics.to_message([part], "/other_arm", 0, types.message))
+    part = diagnostics.PartStatus("state", 2, "stopped: driver_gone", {})
+    view.on_diagnostics(diagnostics.diagnostic_array([part], "/other_arm", 0, types.message))
     view.on_status(SimpleNamespace(data="{"))
     view.on_status(SimpleNamespace(data="[1]"))
     assert shown(view) == before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.graph.names import check_absolute, check_node_name, expand, parse_ros_arguments
+from vla_ros.graph.names import check_absolute, check_node_name, expand_name, parse_ros_arguments
 
 from .parameter_cases import ANSWERS, cases, rclpy_answer
 
@@ -29,14 +29,14 @@ from .parameter_cases import ANSWERS, cases, rclpy_answer
 def test_expansion(name, full):
     if full is None:
         with pytest.raises(ConfigError):
-            expand(name, "node", "/ns")
+            expand_name(name, "node", "/ns")
     else:
-        assert expand(name, "node", "/ns") == full
+        assert expand_name(name, "node", "/ns") == full
 
 
 def test_expansion_in_the_root_namespace():
-    assert expand("rel", "node", "/") == "/rel"
-    assert expand("~/own", "node", "/") == "/node/own"
+    assert expand_name("rel", "node", "/") == "/rel"
+    assert expand_name("~/own", "node", "/") == "/node/own"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_expansion_in_the_root_namespace():
 )
 def test_invalid_names_say_what_is_wrong(name, said):
     with pytest.raises(ConfigError, match=said):
-        expand(name, "node", "/")
+        expand_name(name, "node", "/")
 
 
 def test_node_names_and_namespaces():

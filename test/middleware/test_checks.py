@@ -12,13 +12,13 @@ import pytest
 
 from vla_ros.errors import VlaRosError
 from vla_ros.middleware import checks, daemons
-from vla_ros.middleware.checks import Report, examine, uses_iceoryx
+from vla_ros.middleware.checks import Report, check_profile, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
-from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames
-from vla_ros.middleware.selection import RMW_OF, select, write
+from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames
+from vla_ros.middleware.selection import RMW_OF, select_profile, write_profile
 
 JAZZY = DISTRIBUTIONS["jazzy"]
-FULL_HD = Frames(1920, 1080)
+FULL_HD = CameraFrames(1920, 1080)
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def environment(host: Path, name: str, frames: Frames = FULL_HD) -> dict[str, str]:
-    profile = select(name, frames, JAZZY)
-    write(profile, host / "files")
+def environment(host: Path, name: str, frames: CameraFrames = FULL_HD) -> dict[str, str]:
+    profile = select_profile(name, frames, JAZZY)
+    write_profile(profile, host / "files")
     return {"AMENT_PREFIX_PATH": str(host / "ros"), **profile.environment(host / "files")}
 
 
@@ -52,7 +52,7 @@ def only_problem(report: Report) -> str:
 
 @pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
 def test_a_written_profile_is_active(host: Path, name: str) -> None:
-    report = examine(name, FULL_HD, JAZZY, environment(host, name))
+    report = check_profile(name, FULL_HD, JAZZY, environment(host, name))
     assert report.active, str(report)
     assert str(report).startswith(f"middleware {name}: active: {RMW_OF[name]} for 1 camera of 1920x1080")
 
@@ -60,7 +60,7 @@ def test_a_written_profile_is_active(host: Path, name: str) -> None:
 def test_an_rmw_that_is_not_installed_is_fatal_and_names_its_package(host: Path) -> None:
     variables = environment(host, "zenoh")
     (host / "ros/share/ament_index/resource_index/rmw_typesupport/rmw_zenoh_cpp").unlink()
-    report = examine("zenoh", FULL_HD, JAZZY, variables)
+    report = check_profile("zenoh", FULL_HD, JAZZY, variables)
     assert report.fatal
     assert "sudo apt-get install ros-jazzy-rmw-zenoh-cpp" in only_problem(report)
 
@@ -68,29 +68,29 @@ def test_an_rmw_that_is_not_installed_is_fatal_and_names_its_package(host: Path)
 def test_another_rmw_in_the_environment_is_named(host: Path) -> None:
     variables = environment(host, "fastdds") | {"RMW_IMPLEMENTATION": "rmw_cyclonedds_cpp"}
     assert "RMW_IMPLEMENTATION is rmw_cyclonedds_cpp, not rmw_fastrtps_cpp" in only_problem(
-        examine("fastdds", FULL_HD, JAZZY, variables)
+        check_profile("fastdds", FULL_HD, JAZZY, variables)
     )
 
 
 def test_a_segment_for_smaller_frames_is_too_small(host: Path) -> None:
-    variables = environment(host, "fastdds", Frames(640, 480))
-    big = Frames(3840, 2160)
-    text = only_problem(examine("fastdds", big, JAZZY, variables))
+    variables = environment(host, "fastdds", CameraFrames(640, 480))
+    big = CameraFrames(3840, 2160)
+    text = only_problem(check_profile("fastdds", big, JAZZY, variables))
     assert "has a segment of 16,777,216 B; two frames of each camera are" in text
     assert "vla-ros middleware fastdds --width 3840 --height 2160" in text
 
 
 def test_the_default_reports_frames_that_stock_settings_lose(host: Path) -> None:
     variables = {"AMENT_PREFIX_PATH": str(host / "ros")}
-    assert "middleware:=fastdds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
+    assert "middleware:=fastdds" in only_problem(check_profile("default", FULL_HD, JAZZY, variables))
     variables["RMW_IMPLEMENTATION"] = "rmw_cyclonedds_cpp"
-    text = only_problem(examine("default", FULL_HD, JAZZY, variables))
+    text = only_problem(check_profile("default", FULL_HD, JAZZY, variables))
     assert "middleware:=cyclonedds for a launch file, vla-ros middleware cyclonedds --write FOLDER" in text
 
 
 def test_a_small_receive_buffer_names_the_sysctl(host: Path) -> None:
     (host / "rmem_max").write_text("212992\n")
-    text = only_problem(examine("cyclonedds", FULL_HD, JAZZY, environment(host, "cyclonedds")))
+    text = only_problem(check_profile("cyclonedds", FULL_HD, JAZZY, environment(host, "cyclonedds")))
     assert "net.core.rmem_max is 212,992 B" in text
     assert "sudo sysctl -w net.core.rmem_max=12582912" in text
 
@@ -98,15 +98,15 @@ def test_a_small_receive_buffer_names_the_sysctl(host: Path) -> None:
 def test_a_missing_profile_file_is_named(host: Path) -> None:
     variables = environment(host, "cyclonedds")
     (host / "files/cyclonedds_0.10.xml").unlink()
-    assert "cyclonedds_0.10.xml cannot be read" in str(examine("cyclonedds", FULL_HD, JAZZY, variables))
+    assert "cyclonedds_0.10.xml cannot be read" in str(check_profile("cyclonedds", FULL_HD, JAZZY, variables))
 
 
 def test_a_missing_or_stopped_roudi_is_named(host: Path) -> None:
     variables = environment(host, "iceoryx")
-    nothing = only_problem(examine("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
+    nothing = only_problem(check_profile("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
     assert "iox-roudi is not installed" in nothing
     (host / "iox-roudi").touch(mode=0o755)
-    stopped = only_problem(examine("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
+    stopped = only_problem(check_profile("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
     assert "RouDi is not running" in stopped
 
 
@@ -115,7 +115,7 @@ def test_a_listening_roudi_is_up_but_a_stale_socket_is_not(host: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as roudi:
         roudi.bind(str(host / "roudi"))
         assert roudi_is_up()
-        assert examine("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")).active
+        assert check_profile("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")).active
     assert (host / "roudi").exists()
     assert not roudi_is_up()
 
@@ -180,23 +180,25 @@ def test_the_pools_of_a_running_roudi_are_read(host: Path) -> None:
 def test_a_roudi_with_small_pools_is_a_problem(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "roudi_is_up", lambda: True)
     monkeypatch.setattr(checks, "roudi_pools", lambda: [128, 4194304])
-    text = only_problem(examine("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")))
+    text = only_problem(check_profile("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")))
     assert "RouDi's largest chunks are 4,194,304 B and a frame needs 6,225,920 B" in text
 
 
 def test_zenoh_needs_its_router(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = environment(host, "zenoh")
-    assert "ros2 run rmw_zenoh_cpp rmw_zenohd" in only_problem(examine("zenoh", FULL_HD, JAZZY, variables))
+    assert "ros2 run rmw_zenoh_cpp rmw_zenohd" in only_problem(check_profile("zenoh", FULL_HD, JAZZY, variables))
     with socket.create_server(("127.0.0.1", 0)) as router:
         monkeypatch.setattr(daemons, "ZENOH_ROUTER", router.getsockname())
-        assert examine("zenoh", FULL_HD, JAZZY, variables).active
+        assert check_profile("zenoh", FULL_HD, JAZZY, variables).active
 
 
 def test_the_default_checks_the_users_settings(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = environment(host, "fastdds")
-    assert "shared-memory segment" in str(examine("default", FULL_HD, JAZZY, fast))
+    assert "shared-memory segment" in str(check_profile("default", FULL_HD, JAZZY, fast))
     shared = environment(host, "iceoryx")
-    assert "RouDi is not running" in str(examine("default", FULL_HD, JAZZY, shared | {"PATH": _with_roudi(host)}))
+    assert "RouDi is not running" in str(
+        check_profile("default", FULL_HD, JAZZY, shared | {"PATH": _with_roudi(host)})
+    )
 
 
 def _with_roudi(host: Path) -> str:
@@ -207,5 +209,5 @@ def _with_roudi(host: Path) -> str:
 @pytest.mark.parametrize("rmw", ["rmw_fastrtps_cpp", "rmw_cyclonedds_cpp"])
 def test_small_frames_need_no_profile(host: Path, rmw: str) -> None:
     variables = {"AMENT_PREFIX_PATH": str(host / "ros"), "RMW_IMPLEMENTATION": rmw}
-    assert examine("default", Frames(160, 120), JAZZY, variables).active
-    assert not examine("default", Frames(1280, 720), JAZZY, variables).active
+    assert check_profile("default", CameraFrames(160, 120), JAZZY, variables).active
+    assert not check_profile("default", CameraFrames(1280, 720), JAZZY, variables).active

@@ -22,21 +22,21 @@ from vla_ros.errors import ConfigError
 from vla_ros.middleware.profiles import (
     DISTRIBUTIONS,
     MIN_SEGMENT,
-    Frames,
+    CameraFrames,
     fastdds_xml,
     receive_buffer_bytes,
     roudi_toml,
     segment_bytes,
 )
-from vla_ros.middleware.selection import NAMES, select
+from vla_ros.middleware.selection import NAMES, select_profile
 
-FULL_HD = Frames(1920, 1080)
+FULL_HD = CameraFrames(1920, 1080)
 CONFIG = Path(__file__).parents[2] / "config"
 CYCLONE = "{https://cdds.io/config}"
 FAST = "{http://www.eprosima.com}"
 
 any_frames = st.builds(
-    Frames,
+    CameraFrames,
     width=st.integers(1, 7680),
     height=st.integers(1, 4320),
     cameras=st.integers(1, 8),
@@ -61,19 +61,19 @@ def test_frames_come_from_the_configuration() -> None:
         "camera.topics": ["/a", "/b"],
         "camera.keys": ["image", "wrist"],
     }
-    frames = Frames.of(build(values))
-    assert frames == Frames(1920, 1080, cameras=2)
+    frames = CameraFrames.of(build(values))
+    assert frames == CameraFrames(1920, 1080, cameras=2)
     assert frames.image_bytes == 6_220_800
-    assert Frames.of(Config()) == Frames(640, 480)
+    assert CameraFrames.of(Config()) == CameraFrames(640, 480)
 
 
 def test_a_frame_without_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="width: found 0, expected an integer from 1 to 16384"):
-        Frames(0, 480)
+        CameraFrames(0, 480)
 
 
 @given(any_frames)
-def test_every_buffer_holds_the_frames(frames: Frames) -> None:
+def test_every_buffer_holds_the_frames(frames: CameraFrames) -> None:
     root = ElementTree.fromstring(fastdds_xml(frames).encode())
     segment = number(root, f"{FAST}segment_size")
     assert segment == segment_bytes(frames) >= max(MIN_SEGMENT, 2 * frames.message_bytes * frames.cameras)
@@ -95,14 +95,14 @@ def test_the_full_hd_segment_has_the_measured_size() -> None:
 
 @pytest.mark.parametrize("distro", ["humble", "jazzy", "kilted"])
 def test_cyclone_0_10_has_the_shared_memory_element(distro: str) -> None:
-    text = select("iceoryx", FULL_HD, DISTRIBUTIONS[distro]).files["iceoryx_0.10.xml"]
+    text = select_profile("iceoryx", FULL_HD, DISTRIBUTIONS[distro]).files["iceoryx_0.10.xml"]
     root = ElementTree.fromstring(text.encode())
     assert root.findtext(f".//{CYCLONE}SharedMemory/{CYCLONE}Enable") == "true"
     assert root.find(f".//{CYCLONE}PubSubMessageExchange") is None
 
 
 def test_cyclone_11_has_the_exchange_plug_in() -> None:
-    text = select("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
+    text = select_profile("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
     root = ElementTree.fromstring(text.encode())
     exchange = root.find(f".//{CYCLONE}Interfaces/{CYCLONE}PubSubMessageExchange")
     assert exchange is not None
@@ -128,7 +128,7 @@ def join_with_cyclone_11(text: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_cyclone_11_accepts_the_configuration(interface: str) -> None:
     pytest.importorskip("cyclonedds", reason="no wheel for this platform")
-    text = select("cyclonedds", FULL_HD, DISTRIBUTIONS["lyrical"], interface).files["cyclonedds_11.xml"]
+    text = select_profile("cyclonedds", FULL_HD, DISTRIBUTIONS["lyrical"], interface).files["cyclonedds_11.xml"]
     answer = join_with_cyclone_11(text)
     assert answer.stdout == "joined\n", answer.stderr
     assert "config" not in answer.stderr, "no unknown or deprecated element"
@@ -136,7 +136,7 @@ def test_cyclone_11_accepts_the_configuration(interface: str) -> None:
 
 def test_cyclone_11_accepts_the_iceoryx_configuration() -> None:
     pytest.importorskip("cyclonedds", reason="no wheel for this platform")
-    text = select("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
+    text = select_profile("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
     answer = join_with_cyclone_11(text)
     assert "config:" not in answer.stderr, "no unknown or deprecated element"
     assert "psmx_iox" in answer.stderr, "the wheel has no such library, and got as far as loading it"
@@ -151,7 +151,7 @@ def test_roudi_accepts_the_pools(tmp_path: Path) -> None:
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")
     config = tmp_path / "roudi.toml"
-    config.write_text(roudi_toml(Frames(640, 480)))
+    config.write_text(roudi_toml(CameraFrames(640, 480)))
     with subprocess.Popen([roudi, "-c", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
         assert up.stdout is not None
         lines = []
@@ -164,10 +164,10 @@ def test_roudi_accepts_the_pools(tmp_path: Path) -> None:
 
 
 def test_zenoh_takes_the_pool_size_where_its_version_reads_it() -> None:
-    jazzy = select("zenoh", FULL_HD, DISTRIBUTIONS["jazzy"]).variables
+    jazzy = select_profile("zenoh", FULL_HD, DISTRIBUTIONS["jazzy"]).variables
     assert jazzy["ZENOH_CONFIG_OVERRIDE"] == "transport/shared_memory/enabled=true"
     assert int(jazzy["ZENOH_SHM_ALLOC_SIZE"]) == segment_bytes(FULL_HD)
-    lyrical = select("zenoh", FULL_HD, DISTRIBUTIONS["lyrical"]).variables
+    lyrical = select_profile("zenoh", FULL_HD, DISTRIBUTIONS["lyrical"]).variables
     assert lyrical["ZENOH_CONFIG_OVERRIDE"].endswith(f"pool_size={segment_bytes(FULL_HD)}")
 
 
@@ -177,5 +177,5 @@ def test_the_files_in_config_are_what_the_code_generates(name: str, distro: str)
     regenerate = (
         f"vla-ros middleware {name} --distro {distro} --width 1920 --height 1080 --cameras 2 --write FOLDER"
     )
-    for file, text in select(name, Frames(1920, 1080, 2), DISTRIBUTIONS[distro]).files.items():
+    for file, text in select_profile(name, CameraFrames(1920, 1080, 2), DISTRIBUTIONS[distro]).files.items():
         assert (CONFIG / file).read_text() == text, f"config/{file} is stale: {regenerate}"

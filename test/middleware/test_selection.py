@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames, sourced_distribution
-from vla_ros.middleware.selection import NAMES, default_folder, select, write
+from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames, sourced_distribution
+from vla_ros.middleware.selection import NAMES, default_folder, select_profile, write_profile
 
-FULL_HD = Frames(1920, 1080)
+FULL_HD = CameraFrames(1920, 1080)
 JAZZY = DISTRIBUTIONS["jazzy"]
 
 
 def test_default_changes_nothing(tmp_path: Path) -> None:
-    profile = select("default", FULL_HD, JAZZY)
+    profile = select_profile("default", FULL_HD, JAZZY)
     assert profile.environment(tmp_path) == {}
     assert profile.shell(tmp_path).startswith("#")
     assert "unset" not in profile.shell(tmp_path)
@@ -24,7 +24,7 @@ def test_default_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_error_for_an_unknown_name_lists_all_names() -> None:
     with pytest.raises(ConfigError, match="found 'dds', expected one of default, fastdds, cyclonedds"):
-        select("dds", FULL_HD, JAZZY)
+        select_profile("dds", FULL_HD, JAZZY)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_the_error_for_an_unknown_name_lists_all_names() -> None:
     ],
 )
 def test_fast_dds_reads_the_variable_of_its_version(distro: str, variable: str, tmp_path: Path) -> None:
-    environment = select("fastdds", FULL_HD, DISTRIBUTIONS[distro]).environment(tmp_path)
+    environment = select_profile("fastdds", FULL_HD, DISTRIBUTIONS[distro]).environment(tmp_path)
     assert environment == {"RMW_IMPLEMENTATION": "rmw_fastrtps_cpp", variable: str(tmp_path / "fastdds.xml")}
 
 
 def test_only_iceoryx_and_zenoh_need_a_daemon(tmp_path: Path) -> None:
-    needed = {name: select(name, FULL_HD, JAZZY).command(tmp_path) for name in NAMES}
+    needed = {name: select_profile(name, FULL_HD, JAZZY).command(tmp_path) for name in NAMES}
     assert needed.pop("iceoryx") == ["iox-roudi", "-m", "off", "-c", str(tmp_path / "roudi.toml")]
     assert needed.pop("zenoh")[-1] == "rmw_zenohd"
     assert not any(needed.values())
@@ -51,8 +51,8 @@ def test_only_iceoryx_and_zenoh_need_a_daemon(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_a_shell_that_sources_the_file_has_the_variables(shell: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "with space"
-    profile = select(name, FULL_HD, JAZZY)
-    source = write(profile, folder)
+    profile = select_profile(name, FULL_HD, JAZZY)
+    source = write_profile(profile, folder)
     script = f'. "{source}"; env'
     stale = {"PATH": "/usr/bin:/bin", "CYCLONEDDS_URI": "stale", "FASTDDS_DEFAULT_PROFILES_FILE": "stale"}
     answer = subprocess.run(
@@ -67,7 +67,9 @@ def test_a_shell_that_sources_the_file_has_the_variables(shell: str, name: str, 
 
 def test_files_of_different_frames_do_not_overwrite_each_other() -> None:
     environment = {"ROS_HOME": "/home/me/.ros"}
-    folders = {default_folder(select("fastdds", Frames(w, 480), JAZZY), environment) for w in (640, 320)}
+    folders = {
+        default_folder(select_profile("fastdds", CameraFrames(w, 480), JAZZY), environment) for w in (640, 320)
+    }
     assert len(folders) == 2
     assert all(str(folder).startswith("/home/me/.ros/vla_ros/middleware/jazzy/") for folder in folders)
 
@@ -75,7 +77,7 @@ def test_files_of_different_frames_do_not_overwrite_each_other() -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file: cannot write the middleware profile"):
-        write(select("fastdds", FULL_HD, JAZZY), tmp_path / "file")
+        write_profile(select_profile("fastdds", FULL_HD, JAZZY), tmp_path / "file")
 
 
 def test_the_sourced_distribution_decides() -> None:

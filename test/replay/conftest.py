@@ -157,12 +157,12 @@ def replay_config():
 def play(replay_config):
     """``play(path, policy, options, **more)`` gives the outcome of one bag."""
     from vla_ros.replay import evaluate
-    from vla_ros.replay.play import Options
+    from vla_ros.replay.play import ReplayOptions
 
     def run(path, policy, options=None, *, config=None, partial=None):
         policy.load()
         return evaluate.play(
-            evaluate.Job(path, config or replay_config, options or Options(), partial), lambda: policy
+            evaluate.BagJob(path, config or replay_config, options or ReplayOptions(), partial), lambda: policy
         )
 
     return run

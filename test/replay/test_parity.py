@@ -17,8 +17,8 @@ from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import Options
-from vla_ros.replay.topics import JOINTS, select
+from vla_ros.replay.play import ReplayOptions
+from vla_ros.replay.topics import JOINTS, select_topics
 from vla_ros.sim.expert import ExpertPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +28,9 @@ DEMO = ROOT / "config" / "demo.yaml"
 def commands_equal(path, outcome, config, tolerance=0.0):
     """Compare the commands of a replay with those that the live node sent; the number of compared ones."""
     with Bag(path) as bag:
-        selection = select(bag.topics, config, {"truth": "/arm/joint_command"})
+        selection = select_topics(bag.topics, config, {"truth": "/arm/joint_command"})
         assert selection.truth_type == JOINTS
-        recorded = series.read(bag, selection).truth.main
+        recorded = series.read_recording(bag, selection).truth.main
     found = outcome.samples
     rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
     assert rule == "stamp"
@@ -43,7 +43,7 @@ def commands_equal(path, outcome, config, tolerance=0.0):
 
 def replayed(play, path, speed=0.0):
     config = load([DEMO], ["control.rate_hz:=0.0"] if speed else [])  # it was recorded faster than in real time
-    outcome = play(path, ExpertPolicy(config), Options(speed=speed), config=config)
+    outcome = play(path, ExpertPolicy(config), ReplayOptions(speed=speed), config=config)
     assert outcome.samples.problem == ""
     return outcome, config
 

@@ -18,8 +18,8 @@ from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import samples
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import Options
-from vla_ros.replay.report import Moment, images_of
+from vla_ros.replay.play import ReplayOptions
+from vla_ros.replay.report import WorstFrame, images_of
 from vla_ros.replay.result import make_result
 from vla_ros.replay.storage import BagError
 from vla_ros.types import ActionChunk
@@ -28,7 +28,7 @@ FAST = 0.01  # a machine on which nothing takes long, however busy the one that 
 
 
 def summary(outcome, config, options=None):
-    result = make_result([outcome], config, options or Options())
+    result = make_result([outcome], config, options or ReplayOptions())
     return result.figures, result.verdict
 
 
@@ -74,22 +74,22 @@ def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recor
 
 def test_every_and_limit(play, write_bag, recording, brightness_policy):
     path = write_bag("bag", recording)
-    found = play(path, brightness_policy(), Options(every=3)).samples
+    found = play(path, brightness_policy(), ReplayOptions(every=3)).samples
     assert (len(found.times), found.received, found.skipped) == (14, 40, 26)
-    found = play(path, brightness_policy(), Options(limit=5)).samples
+    found = play(path, brightness_policy(), ReplayOptions(limit=5)).samples
     assert (len(found.times), found.received, found.complete) == (5, 5, True)
 
 
 def test_a_given_instruction_replaces_the_recorded_one(play, write_bag, recording, brightness_policy):
     policy = brightness_policy()
-    play(write_bag("bag", recording), policy, Options(instruction="wave"))
+    play(write_bag("bag", recording), policy, ReplayOptions(instruction="wave"))
     assert {words for _, words, _ in policy.asked} == {"wave"}
 
 
 def test_a_pause_starts_an_episode(play, write_bag, recording, brightness_policy):
     late = [(time + (5_000_000_000 if index >= 30 else 0), *rest) for index, (time, *rest) in enumerate(recording)]
     late = [item for item in late if item[1] != "/vla_policy/instruction"]
-    found = play(write_bag("bag", late), brightness_policy(), Options(instruction="x")).samples
+    found = play(write_bag("bag", late), brightness_policy(), ReplayOptions(instruction="x")).samples
     assert len(found.instructions) == 2
 
 
@@ -99,7 +99,7 @@ def test_as_it_would_have_run_skips_frames_while_the_policy_is_busy(
 ):
     config = build({"robot.urdf": "demo", "robot.tip_frame": "tool", "control.rate_hz": 0.0})
     policy = brightness_policy(seconds=0.16)
-    outcome = play(write_bag("bag", recording), policy, Options(speed=speed), config=config)
+    outcome = play(write_bag("bag", recording), policy, ReplayOptions(speed=speed), config=config)
     found = outcome.samples
     # Frames come every 100 ms of the recording; an answer takes a bit over 160 ms times the speed.
     # Before the first and after the last one there is no part of such a time.
@@ -114,7 +114,7 @@ def test_as_it_would_have_run_skips_frames_while_the_policy_is_busy(
     assert len(ages) >= len(found.times) - 2
     assert (ages >= 160).all()
     assert np.median(ages) < 160 + 100 / speed + 60
-    found, _ = summary(outcome, config, Options(speed=speed))
+    found, _ = summary(outcome, config, ReplayOptions(speed=speed))
     assert found["mode"] == "as_it_would_have_run"
     assert found["frame_age_ms"]["count"] == len(ages)
     assert found["deadline"]["missed"] > 0
@@ -123,7 +123,7 @@ def test_as_it_would_have_run_skips_frames_while_the_policy_is_busy(
 def test_a_fast_policy_misses_nothing_as_it_would_have_run(
     play, write_bag, recording, brightness_policy, replay_config
 ):
-    outcome = play(write_bag("bag", recording), brightness_policy(), Options(speed=FAST))
+    outcome = play(write_bag("bag", recording), brightness_policy(), ReplayOptions(speed=FAST))
     assert len(outcome.samples.times) >= 38  # the rate limit of 10 Hz may pass a frame on to the next tick
     assert summary(outcome, replay_config)[0]["direction_cosine"] == pytest.approx(1)
 
@@ -133,7 +133,7 @@ def test_a_chunk_is_executed_before_the_policy_is_asked_again(
     play, write_bag, recording, brightness_policy, replay_config, schedule, asked
 ):
     policy, config = brightness_policy(horizon=4), build({"control.schedule": schedule}, replay_config)
-    found = play(write_bag("bag", recording), policy, Options(speed=FAST), config=config).samples
+    found = play(write_bag("bag", recording), policy, ReplayOptions(speed=FAST), config=config).samples
     # What is inferred while the instruction changes is dropped, and inferred again.
     assert asked - 1 <= len(policy.asked) <= asked + 2
     assert found.skipped == 40 - len(policy.asked)
@@ -210,15 +210,15 @@ def test_an_interrupted_run_resumes_where_it_stopped(play, write_bag, recording,
     assert np.array_equal(again.predicted, whole.predicted)
     file.write_bytes(b"PK nonsense")
     with pytest.raises(BagError, match="delete the file to start again"):
-        samples.load(file)
+        samples.load_samples(file)
 
 
 def test_the_images_of_single_moments_are_the_live_ones(
     play, write_bag, recording, replay_config, brightness_policy
 ):
     path, policy = write_bag("bag", recording), brightness_policy()
-    result = make_result([play(path, policy)], replay_config, Options())
-    found = images_of(result, [Moment(0, row, 1.0) for row in (3, 30)])
+    result = make_result([play(path, policy)], replay_config, ReplayOptions())
+    found = images_of(result, [WorstFrame(0, row, 1.0) for row in (3, 30)])
     with Bag(path) as bag:
         frames = list(bag.records(["/camera/image_raw"]))
         observer = build_pipeline(replay_config, policy.spec).observer
@@ -252,7 +252,7 @@ def test_two_cameras_give_their_newest_images(play, write_bag, make):
             if topic == "/front" or step % 2 == 0:  # the second camera is slower
                 messages.append((stamp + late, topic, make.image(stamp, np.full((30, 40, 3), level, np.uint8))))
     policy = Both()
-    outcome = play(write_bag("bag", messages), policy, Options(instruction="x"), config=config)
+    outcome = play(write_bag("bag", messages), policy, ReplayOptions(instruction="x"), config=config)
     assert policy.levels == [(0, 100), (1, 100), (2, 102), (3, 102), (4, 104), (5, 104)]
     assert outcome.samples.received == 6
 

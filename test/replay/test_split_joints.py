@@ -13,7 +13,7 @@ from vla_ros.node.receiver import joint_state_of, stamp_of
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import select
+from vla_ros.replay.topics import select_topics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, 
         expected.append((time, inputs.snapshot.joints))
     messages.append((make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8))))
     with Bag(write_bag("parts", sorted(messages, key=lambda item: item[0]))) as bag:
-        feed = series.read(bag, select(bag.topics, demo_config, {}), needed, timeout).joints
+        feed = series.read_recording(bag, select_topics(bag.topics, demo_config, {}), needed, timeout).joints
     compared = 0
     for time, joints in expected:
         found = feed.newest(time)
@@ -61,7 +61,7 @@ def test_joints_that_are_never_known_together_stay_as_recorded(write_bag, make, 
     messages = [(make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8)))]
     messages += [(make.start + i, "/joint_states", make.joints(make.start, [0.0], ["a"])) for i in range(3)]
     with Bag(write_bag("half", messages)) as bag:
-        feed = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b")).joints
+        feed = series.read_recording(bag, select_topics(bag.topics, demo_config, {}), ("a", "b")).joints
     assert feed.main.names == ("a",)
     assert len(feed.main.times) == 3
 
@@ -81,12 +81,12 @@ def test_arms_on_topics_of_their_own_are_read_together(write_bag, make):
         messages += [(at, "/left/joints", make.joints(at, [float(step)], ["a"]))]
         messages += [(at + 1, "/right/joints", make.joints(at, [-float(step)], ["b"]))]
     with Bag(write_bag("two", messages)) as bag:
-        selection = select(bag.topics, config, {})
+        selection = select_topics(bag.topics, config, {})
         assert selection.joint_states == ("/left/joints", "/right/joints")
-        assert select(bag.topics, Config(), {"joint_states": "/left/joints,/right/joints"}) == selection
-        feed = series.read(bag, selection, ("a", "b")).joints
+        assert select_topics(bag.topics, Config(), {"joint_states": "/left/joints,/right/joints"}) == selection
+        feed = series.read_recording(bag, selection, ("a", "b")).joints
         with pytest.raises(BagError, match="/left/joints and /right/joints have the same names"):
-            series.read(bag, selection, ("a", "a"))
+            series.read_recording(bag, selection, ("a", "a"))
     found = feed.newest(make.start + 40_000_002)
     assert dict(zip(found.names, found.positions, strict=True)) == {"a": 4.0, "b": -4.0}
 
@@ -105,8 +105,8 @@ def test_velocities_and_efforts_are_read_where_a_publisher_gives_them(write_bag,
         joints(make.start + 2000, ["a", "b"], velocity=[4.0]),
     ]
     with Bag(write_bag("dynamic", messages)) as bag:
-        recording = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b", "c"))
-        plain = series.read(bag, select(bag.topics, demo_config, {})).joints
+        recording = series.read_recording(bag, select_topics(bag.topics, demo_config, {}), ("a", "b", "c"))
+        plain = series.read_recording(bag, select_topics(bag.topics, demo_config, {})).joints
     found = recording.inputs(make.start + 1500, "go").joints
     assert found.names == ("a", "b", "c")
     np.testing.assert_array_equal(found.velocities, [1.0, 2.0, np.nan])

@@ -6,7 +6,7 @@ import pytest
 
 from vla_ros.config import Config, build
 from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import parse_overrides, select
+from vla_ros.replay.topics import parse_overrides, select_topics
 
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 JOINTS, ARRAY, TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"
@@ -59,7 +59,7 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
     ],
 )
 def test_each_role_gets_its_topic(topics, options, expected):
-    found = select(topics, build(options), {})
+    found = select_topics(topics, build(options), {})
     assert expected.items() <= asdict(found).items()
     if found.truth_type == JOINTS and not found.truth:
         assert "differenced" in found.described["truth"]
@@ -68,22 +68,22 @@ def test_each_role_gets_its_topic(topics, options, expected):
 def test_several_cameras_are_asked_about_or_refused():
     two = {"/left/image": IMAGE, "/right/image": IMAGE}
     with pytest.raises(BagError, match=r"--topics camera=/left/image\n  --topics camera=/right/image"):
-        select(two, Config(), {})
+        select_topics(two, Config(), {})
     asked = []
 
     def ask(question, candidates):
         asked.append((question, list(candidates)))
         return candidates[1]
 
-    assert select(two, Config(), {}, ask).cameras == ("/right/image",)
+    assert select_topics(two, Config(), {}, ask).cameras == ("/right/image",)
     assert asked == [("Which topic is the camera?", ["/left/image", "/right/image"])]
 
 
 def test_named_topics_win_and_are_checked():
     bag = {"/left/image": IMAGE, "/right/image": IMAGE, "/joint_states": JOINTS}
-    found = select(bag, Config(), parse_overrides(["camera=/left/image", "truth=none"]))
+    found = select_topics(bag, Config(), parse_overrides(["camera=/left/image", "truth=none"]))
     assert (found.cameras, found.truth_type) == (("/left/image",), "")
-    assert select(bag, build(TWO), {"camera": "/right/image,/left/image"}).cameras == (
+    assert select_topics(bag, build(TWO), {"camera": "/right/image,/left/image"}).cameras == (
         "/right/image",
         "/left/image",
     )
@@ -102,13 +102,13 @@ def test_named_topics_win_and_are_checked():
 )
 def test_a_bag_that_does_not_fit_is_refused_with_what_it_has(topics, options, named, message):
     with pytest.raises(BagError, match=message):
-        select(topics, build(options), {"camera": named})
+        select_topics(topics, build(options), {"camera": named})
 
 
 def test_a_topic_without_messages_is_ignored_unless_it_is_named():
     """Recorders list everything they subscribed to, such as a silent raw camera beside its compressed images."""
     topics = {"/camera/image_raw": IMAGE, "/camera/image_raw/compressed": JPEG}
     empty = {"/camera/image_raw"}
-    assert select(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)
+    assert select_topics(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)
     named = {"camera": "/camera/image_raw"}
-    assert select(topics, Config(), named, empty=empty).cameras == ("/camera/image_raw",)
+    assert select_topics(topics, Config(), named, empty=empty).cameras == ("/camera/image_raw",)

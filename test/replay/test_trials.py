@@ -7,7 +7,7 @@ from vla_ros.config import build
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies import Policy
 from vla_ros.replay import evaluate, trials
-from vla_ros.replay.play import Options
+from vla_ros.replay.play import ReplayOptions
 from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import LiberoResize
@@ -64,8 +64,8 @@ def spot_bag(make, write_bag):
 
 def explained(path, policy=None, **options):
     config = build(options)
-    chosen, options = policy or SpotPolicy(), Options(instruction="go")
-    outcome = evaluate.play(evaluate.Job(path, config, options), lambda: chosen)
+    chosen, options = policy or SpotPolicy(), ReplayOptions(instruction="go")
+    outcome = evaluate.play(evaluate.BagJob(path, config, options), lambda: chosen)
     return trials.explain(make_result([outcome], config, options), lambda: chosen)
 
 

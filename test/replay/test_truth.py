@@ -11,8 +11,8 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
-from vla_ros.replay.series import Feed, Recording, Table
-from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection, select
+from vla_ros.replay.series import Recording, Table, TopicSeries
+from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection, select_topics
 
 MS = 1_000_000
 IMAGE = "sensor_msgs/msg/Image"
@@ -59,7 +59,7 @@ ARM = {"robot.urdf": "demo", "robot.tip_frame": "tool"}
 
 
 def align(kind, recorded, joints=None, spec=SPEC, options=None, topic="/truth", frames=(0, 100)):
-    recording = Recording(*(Feed((item,)) if item else None for item in (joints, recorded)))
+    recording = Recording(*(TopicSeries((item,)) if item else None for item in (joints, recorded)))
     return truth.align(
         at(frames),
         at([1 + f for f in frames]),
@@ -89,13 +89,13 @@ def test_commands_of_arms_on_topics_of_their_own_are_paired_each():
     robot = {"robot.arms": ["left", "right"], "left.joint_names": ["a"], "right.joint_names": ["b"]}
     robot |= {"left.command": "/left", "right.command": "/right"}
     config = build(robot)
-    found = select({"/camera/image_raw": IMAGE, "/left": JOINTS, "/right": JOINTS}, config, {})
+    found = select_topics({"/camera/image_raw": IMAGE, "/left": JOINTS, "/right": JOINTS}, config, {})
     assert (found.truth, found.truth_type) == (("/left", "/right"), JOINTS)
     spec = PolicySpec(
         action=parse_components("left.joint_position + right.joint_position", action=True), dimension=2
     )
     left, right = table([10, 110, 210], [[1.0], [2.0], [3.0]], ["a"]), table([30, 230], [[-1.0], [-3.0]], ["b"])
-    recording = Recording(None, Feed((left, right)))
+    recording = Recording(None, TopicSeries((left, right)))
     frames = at([0, 100, 200])
     actions = truth.align(frames, frames + 1, recording, found, spec, config, 60 * MS, 100 * MS).actions
     assert np.nan_to_num(actions).tolist() == [[1.0, -1.0], [0.0, 0.0], [3.0, -3.0]]

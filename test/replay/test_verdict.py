@@ -7,7 +7,7 @@ from vla_ros.config import Config, GripperConfig
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures, verdict
-from vla_ros.replay.play import Options
+from vla_ros.replay.play import ReplayOptions
 from vla_ros.replay.samples import Samples
 
 SPEC = PolicySpec()
@@ -47,7 +47,7 @@ def judged(predicted, recorded, spec=SPEC, **changes):
         topics={"truth": "/action"},
         **{**fields, **changes},
     )
-    found = figures.summarize([samples], spec, config, Options())
+    found = figures.summarize([samples], spec, config, ReplayOptions())
     rows = samples.compared
     return verdict.judge(found, predicted[rows], recorded[rows], spec)
 

@@ -11,7 +11,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from launch import LaunchContext
 from vla_ros.errors import ConfigError
-from vla_ros.launching.arguments import POLICY, configuration, declare, node_name
+from vla_ros.launching.arguments import POLICY, declare_arguments, node_name, node_options
 
 pytestmark = pytest.mark.ros
 
@@ -44,18 +44,18 @@ def fleet(tmp_path) -> str:
 
 @pytest.mark.parametrize(("namespace", "step"), [("left", 0.1), ("/right", 0.2)])
 def test_a_file_for_several_robots_gives_each_its_own(fleet, namespace, step):
-    assert configuration(context(config=fleet, namespace=namespace)).limits.max_joint_step == step
+    assert node_options(context(config=fleet, namespace=namespace)).limits.max_joint_step == step
 
 
 @pytest.mark.parametrize("text", ["pick up cup #2", "first: the cup", "yes", "", '"Würfel" \U0001f9ca'])
 def test_an_instruction_is_passed_unchanged(text):
-    given = configuration(context(policy="hold", instruction=text, camera_topics="[/a]", armed="true"))
+    given = node_options(context(policy="hold", instruction=text, camera_topics="[/a]", armed="true"))
     assert (given.policy.instruction, given.camera.topics, given.control.armed) == (text, ("/a",), True)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8", "nf4"])
 def test_every_quantization_can_be_launched(quantization):
-    assert configuration(context(quantization=quantization)).policy.quantization == quantization
+    assert node_options(context(quantization=quantization)).policy.quantization == quantization
     assert not next(argument for argument in POLICY if argument.name == "quantization").choices
 
 
@@ -64,7 +64,7 @@ def started(file: str, command: list[str], *arguments: str) -> None:
     made = LaunchContext(argv=arguments)
     made.extend_locals({"current_launch_file_path": file})
     with mock.patch.object(sys, "argv", ["ros2", "launch", *command, *arguments]):
-        declare(POLICY)[0].visit(made)
+        declare_arguments(POLICY)[0].visit(made)
 
 
 def test_a_misspelt_argument_is_refused_with_the_nearest(tmp_path):
@@ -89,4 +89,4 @@ def test_an_interpreter_that_does_not_exist_is_refused(name, known):
 
 def test_a_missing_namespace_is_an_error_with_advice(fleet):
     with pytest.raises(ConfigError, match="namespace"):
-        configuration(context(config=fleet))
+        node_options(context(config=fleet))

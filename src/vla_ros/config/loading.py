@@ -151,9 +151,9 @@ def build(
         section, _, leaf = name.rpartition(".")
         try:
             if name not in known:
-                raise ConfigError(unknown(name, base))
+                raise ConfigError(unknown_option(name, base))
             group = own if section in base.robot.arms else changes.setdefault(section, {})
-            group[name if group is own else leaf] = convert(known[name], value)
+            group[name if group is own else leaf] = convert_value(known[name], value)
         except ConfigError as error:
             problems.append(str(error))
     top = changes.pop("", {})
@@ -167,7 +167,7 @@ def build(
 
 def _with_policy(base: Config, name: Any) -> Config:
     """Return ``base`` with another policy; common options are kept, the policy's own options are defaults."""
-    if name == base.policy.name or not isinstance(name, str):  # convert() refuses other types
+    if name == base.policy.name or not isinstance(name, str):  # convert_value() refuses other types
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
     return dataclasses.replace(base, policy=options_class(name)(**{**common, "name": name}))
@@ -176,7 +176,7 @@ def _with_policy(base: Config, name: Any) -> Config:
 def _with_arms(base: Config, names: Any) -> Config:
     """Return ``base`` with these arms; arms that ``base`` already has keep their options."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        return base  # convert() refuses other types
+        return base  # convert_value() refuses other types
     taken = {*SECTIONS, "topic", "unused"}
     if len(set(names)) < len(names) or any(
         not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken for name in names
@@ -191,7 +191,7 @@ def is_ros_own(name: str) -> bool:
     return name.startswith(ROS_OWN)
 
 
-def unknown(name: str, config: Config) -> str:
+def unknown_option(name: str, config: Config) -> str:
     """Return why a name is rejected, and what was probably meant."""
     if is_ros_own(name):
         return (
@@ -212,7 +212,7 @@ def unknown(name: str, config: Config) -> str:
     return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
 
-def convert(entry: Entry, value: Any) -> Any:
+def convert_value(entry: Entry, value: Any) -> Any:
     """Convert ``value`` to the entry's type, and check range and choices; raises ConfigError if it does not fit.
 
     Integers are accepted as floats (``5`` in YAML); nothing else is converted.

@@ -17,14 +17,14 @@ from typing import Any
 from vla_ros.config.options import PolicyConfig
 from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
 
-GROUP = "vla_ros.policies"
+_GROUP = "vla_ros.policies"
 
 
 def available() -> tuple[str, ...]:
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+    return tuple(sorted({point.name for point in entry_points(group=_GROUP)}))
 
 
-def make(name: str, config: Any) -> Any:
+def make_policy(name: str, config: Any) -> Any:
     """Create the policy of that name without loading it; raises the errors of :func:`options_class`."""
     point = _find(name)
     with _explained(point):
@@ -82,7 +82,7 @@ def _claim(name: str, config: Mapping[str, Any]) -> int:
 
 
 def _find(name: str) -> EntryPoint:
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=_GROUP):
         if point.name == name:
             return point
     hint = did_you_mean(name, available())

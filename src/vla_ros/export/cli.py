@@ -22,7 +22,7 @@ from vla_ros.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from vla_ros.config import Config
     from vla_ros.export.dataset import DatasetWriter, Schema
-    from vla_ros.export.episodes import Options, Resampler
+    from vla_ros.export.episodes import ExportOptions, Resampler
     from vla_ros.types import UInt8Array
 
 
@@ -98,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    from vla_ros.export.episodes import Options
+def _options(arguments: argparse.Namespace) -> ExportOptions:
+    from vla_ros.export.episodes import ExportOptions
     from vla_ros.replay.topics import parse_overrides
 
     for name, value, low, high in (("fps", arguments.fps, 0, 1000), ("crf", arguments.crf, 0, 63)):
@@ -109,8 +109,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise ConfigError(f"--gap {arguments.gap:g}: expected more than 0 seconds")
     if arguments.episodes not in ("bag", "armed") and not arguments.episodes.startswith("/"):
         raise ConfigError(f"--episodes {arguments.episodes}: expected bag, armed or a topic such as /episode")
-    given = {field.name: getattr(arguments, field.name) for field in fields(Options)}
-    return Options(**{**given, "topics": parse_overrides(arguments.topics)})
+    given = {field.name: getattr(arguments, field.name) for field in fields(ExportOptions)}
+    return ExportOptions(**{**given, "topics": parse_overrides(arguments.topics)})
 
 
 def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace) -> Schema:

@@ -24,7 +24,7 @@ from vla_ros.export.dataset import ExportError
 from vla_ros.export.recording import Recorded
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
-from vla_ros.replay.topics import select
+from vla_ros.replay.topics import select_topics
 from vla_ros.types import FloatArray, IntArray, JointState
 
 _SHORTEST = 2  # ticks
@@ -32,7 +32,7 @@ _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """How bags become episodes: the options of ``vla-ros export`` with the same names."""
 
     state: str = ""  # parts of the state vector; "" for the joint positions and gripper of every arm
@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Episode:
+class ResampledEpisode:
     """T consecutive ticks."""
 
     task: str  # the instruction
@@ -68,8 +68,8 @@ class Resampler:
     a part needs something that the robot does not have.
     """
 
-    def __init__(self, bag: Bag, config: Config, options: Options) -> None:
-        selection = select(bag.topics, config, {**options.topics, "truth": "none"}, empty=bag.empty)
+    def __init__(self, bag: Bag, config: Config, options: ExportOptions) -> None:
+        selection = select_topics(bag.topics, config, {**options.topics, "truth": "none"}, empty=bag.empty)
         self._path, self._options = bag.path, options
         self._config = config = fit(config, selection)
         arms = make_arms(config)
@@ -101,7 +101,7 @@ class Resampler:
         images = [next(self.recorded.images(camera, first)) for camera in range(len(keys))]
         return {key: (image.shape[0], image.shape[1]) for key, image in zip(keys, images, strict=True)}
 
-    def episodes(self, rate: int) -> Iterator[Episode]:
+    def episodes(self, rate: int) -> Iterator[ResampledEpisode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
         for begin, end in self._segments():
             edges = self._edges(begin, end, 1_000_000_000 // rate)
@@ -117,7 +117,7 @@ class Resampler:
                     continue
                 kept = [row for row in rows[run] if row is not None]
                 state, action = (np.stack(column) for column in zip(*kept, strict=True))
-                yield Episode(task, state, action, tuple(one[run] for one in frames))
+                yield ResampledEpisode(task, state, action, tuple(one[run] for one in frames))
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
         """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""

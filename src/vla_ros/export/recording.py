@@ -23,8 +23,8 @@ from vla_ros.contract.state import Arm
 from vla_ros.export.dataset import ExportError
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.series import Feed, Table
-from vla_ros.replay.topics import JOINTS, TEXT, TRAJECTORY, Selection, expand
+from vla_ros.replay.series import Table, TopicSeries
+from vla_ros.replay.topics import JOINTS, TEXT, TRAJECTORY, Selection, live_name
 from vla_ros.types import IntArray, JointState, UInt8Array
 from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -33,7 +33,7 @@ _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
 
 
 @dataclass(frozen=True)
-class Clock:
+class _Clock:
     """Converts the recorder's times to the chosen clock."""
 
     stamped: bool  # True if header stamps are used
@@ -49,9 +49,9 @@ class Clock:
         found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
 
-    def feed(self, feed: Feed) -> Feed:
+    def feed(self, feed: TopicSeries) -> TopicSeries:
         """Return all tables of a feed with converted, ascending times."""
-        return Feed(tuple(map(self._table, feed.tables))) if self.stamped else feed
+        return TopicSeries(tuple(map(self._table, feed.tables))) if self.stamped else feed
 
     def _table(self, table: Table) -> Table:
         times = np.where(table.stamps > 0, table.stamps, self.of(table.times))
@@ -84,10 +84,10 @@ class Recorded:
             raise ExportError(f"{bag.path}: at least one of {', '.join(selection.cameras)} has no images")
         pairs = [np.array(found[topic], np.int64).T for topic in selection.cameras]
         self._received = [np.sort(received) for received, _ in pairs]
-        self._clock = Clock(stamped, self._received[0], np.sort(pairs[0][1]))
+        self._clock = _Clock(stamped, self._received[0], np.sort(pairs[0][1]))
         self.times = [np.sort(stamps if stamped else received) for received, stamps in pairs]
         needed = [joint for arm in arms.values() for joint in arm.joints]
-        recording = series.read(bag, selection, needed, config.timeouts.joint_state)
+        recording = series.read_recording(bag, selection, needed, config.timeouts.joint_state)
         if recording.joints is None:
             raise ExportError(f"{bag.path}: has no joint states, which state and action require")
         self.joints = self._clock.feed(recording.joints)
@@ -125,17 +125,17 @@ class Recorded:
         return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
 
     @cached_property
-    def _commands(self) -> list[Feed]:
+    def _commands(self) -> list[TopicSeries]:
         """The commands on each topic; arm and fingers may have separate topics."""
         found = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)
             for name, joints in topics:
-                topic = expand(name) if name else ""
+                topic = live_name(name) if name else ""
                 kind = self._bag.topics.get(topic)
                 if kind is None or topic in self._bag.empty:
                     continue
-                feed = series.read(self._bag, Selection((), "raw", (), None, (topic,), kind)).truth
+                feed = series.read_recording(self._bag, Selection((), "raw", (), None, (topic,), kind)).truth
                 if feed is not None:
                     feed = feed if kind in (JOINTS, TRAJECTORY) else _named(feed, joints, topic)
                     found.append(self._clock.feed(feed))
@@ -153,7 +153,7 @@ class Recorded:
         Raises ExportError if the topic was not recorded or has another type.
         """
         topic, kind, lasts = (_STATUS, TEXT, _armed) if marker == "armed" else (marker, _BOOL, attrgetter("data"))
-        topic = expand(topic)
+        topic = live_name(topic)
         if self._bag.topics.get(topic) != kind:
             found = self._bag.topics.get(topic, "nothing")
             raise ExportError(f"{self._bag.path}: --episodes {marker}: found {found} on {topic}, expected {kind}")
@@ -175,10 +175,10 @@ def _armed(message: Any) -> bool:
         return False
 
 
-def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
+def _named(feed: TopicSeries, joints: Sequence[str], topic: str) -> TopicSeries:
     """Give the columns of a command without names the first names in ``joints``."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):
         raise ExportError(f"{topic}: found {count} numbers, expected at most one for each of {', '.join(joints)}")
-    return Feed((replace(table, names=tuple(joints[:count])),))
+    return TopicSeries((replace(table, names=tuple(joints[:count])),))

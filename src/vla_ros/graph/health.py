@@ -29,7 +29,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TopicProblem:
     """A problem with a topic, and its fix."""
 
     topic: str
@@ -55,10 +55,10 @@ class TopicHealth:
         begin = clock()
         self._alone_since: dict[str, float | None] = dict.fromkeys((item.topic for item in self._watched), begin)
 
-    def check(self) -> tuple[Finding, ...]:
+    def check(self) -> tuple[TopicProblem, ...]:
         return tuple(finding for item in self._watched for finding in self._look(item))
 
-    def _look(self, item: Watched) -> list[Finding]:
+    def _look(self, item: Watched) -> list[TopicProblem]:
         if item.published:
             subscriptions = self._node.get_subscriptions_info_by_topic(item.topic)
             return [finding for subscription in subscriptions for finding in _obstacles(item, subscription)]
@@ -74,7 +74,7 @@ class TopicHealth:
         if self._clock() - since < self._timeout:
             return []
         return [
-            Finding(
+            TopicProblem(
                 item.topic,
                 "no_publisher",
                 f"{item.topic} has had no publisher for {self._timeout:g} s. Is the driver running, is the name "
@@ -84,7 +84,7 @@ class TopicHealth:
         ]
 
 
-def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
+def _obstacles(item: Watched, endpoint: Any) -> list[TopicProblem]:
     """Return why no messages pass between this node and the endpoint at the other end of a topic."""
     name = f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
     theirs, ours = endpoint.topic_type, item.type_name
@@ -101,7 +101,7 @@ def _obstacles(item: Watched, endpoint: Any) -> list[Finding]:
         reasons = incompatibilities(item.profile, endpoint.qos_profile)
         fix = "Start that publisher with the requested policy (drivers often have a parameter), or relay the topic"
     if theirs and ours and theirs != ours:
-        return [Finding(item.topic, "wrong_type", begin + types)]
+        return [TopicProblem(item.topic, "wrong_type", begin + types)]
     if reasons:
-        return [Finding(item.topic, "incompatible_qos", f"{begin}{' and '.join(reasons)}. {fix}")]
+        return [TopicProblem(item.topic, "incompatible_qos", f"{begin}{' and '.join(reasons)}. {fix}")]
     return []

@@ -40,7 +40,7 @@ MESSAGES = {
     "interbotix_xs_msgs/msg/JointSingleCommand": "string name\nfloat32 cmd",
 }
 
-SERVICES = {
+_SERVICES = {
     "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
     "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
     "std_srvs/srv/Empty": ("", ""),
@@ -52,7 +52,7 @@ SERVICES = {
 }
 """Request and response of each service."""
 
-ACTIONS = {
+_ACTIONS = {
     "control_msgs/action/GripperCommand": (
         "control_msgs/GripperCommand command",
         "float64 position\nfloat64 effort\nbool stalled\nbool reached_goal",
@@ -80,11 +80,11 @@ _EMPTY = "uint8 structure_needs_at_least_one_member"
 
 
 def _own_definitions() -> dict[str, Any]:
-    """Return MESSAGES, SERVICES and ACTIONS for rosbags, with the types that rosidl derives for an action."""
+    """Return all types above for rosbags, with the types that rosidl derives for an action."""
     texts = dict(MESSAGES)
-    for name, (request, response) in SERVICES.items():
+    for name, (request, response) in _SERVICES.items():
         texts |= {f"{name}_Request": request, f"{name}_Response": response}
-    for name, (goal, result, *feedback) in ACTIONS.items():
+    for name, (goal, result, *feedback) in _ACTIONS.items():
         texts |= {
             f"{name}_Goal": goal,
             f"{name}_Result": result,
@@ -247,12 +247,12 @@ class MessageTypes:
 
     def service(self, name: str) -> type[Any]:
         """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
-        return self._parts(name, "service", SERVICES, ("Request", "Response"))
+        return self._parts(name, "service", _SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
         """Return the class of ``pkg/action/Type`` with ``Goal``, ``Result``, its services and any ``Feedback``."""
         parts = ("Goal", "Result", "Feedback", "FeedbackMessage")
-        return self._parts(name, "action", ACTIONS, parts[: 4 if len(ACTIONS.get(name, ())) > 2 else 2])
+        return self._parts(name, "action", _ACTIONS, parts[: 4 if len(_ACTIONS.get(name, ())) > 2 else 2])
 
     def _parts(self, name: str, kind: str, known: Mapping[str, Any], parts: tuple[str, ...]) -> type[Any]:
         if name not in known:

@@ -62,7 +62,7 @@ def check_absolute(name: str, kind: str = "topic") -> str:
     return name
 
 
-def expand(name: str, node: str, namespace: str, kind: str = "topic") -> str:
+def expand_name(name: str, node: str, namespace: str, kind: str = "topic") -> str:
     """Return the fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``."""
     base = "" if namespace == "/" else namespace
     full = name.replace("{node}", node).replace("{ns}", base).replace("{namespace}", base)
@@ -131,12 +131,12 @@ class RosArguments:
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
         """Return the full name of a topic or service of a node, remapped by the first rule that matches."""
-        full = expand(name, node, namespace, kind)
+        full = expand_name(name, node, namespace, kind)
         for rule in self.rules:
             if rule.source.startswith("__") or not rule.meets(node, kind):
                 continue
-            if expand(rule.source, node, namespace, kind) == full:
-                return expand(rule.target, node, namespace, kind)
+            if expand_name(rule.source, node, namespace, kind) == full:
+                return expand_name(rule.target, node, namespace, kind)
         return full
 
 

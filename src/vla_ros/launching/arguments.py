@@ -98,7 +98,7 @@ _OF_LAUNCH = ("launch-prefix", "launch-prefix-filter", "emulate_tty")
 """Arguments that `ros2 launch` itself reads."""
 
 
-def declare(*groups: Sequence[Argument], **defaults: str) -> list[Action]:
+def declare_arguments(*groups: Sequence[Argument], **defaults: str) -> list[Action]:
     """Return launch actions that declare the arguments; ``defaults`` replaces some of their defaults.
 
     An argument of the command line that the file does not have ends the launch.
@@ -160,6 +160,6 @@ def node_name(context: LaunchContext) -> str:
     return "/".join(["", *filter(None, [value(context, "namespace").strip("/"), value(context, "name")])])
 
 
-def configuration(context: LaunchContext) -> Config:
+def node_options(context: LaunchContext) -> Config:
     file = given_file(context)
     return load([file] if file else [], overrides(context), node_name(context))

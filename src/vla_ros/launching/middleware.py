@@ -17,27 +17,27 @@ from launch.actions import (
 from launch import LaunchContext
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
-from vla_ros.middleware.checks import examine
+from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up, start_detached, zenoh_router_is_up
-from vla_ros.middleware.profiles import Frames, sourced_distribution
-from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder, select, write
+from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
+from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder, select_profile, write_profile
 
 
-def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
+def middleware(context: LaunchContext, frames: CameraFrames) -> list[Any]:
     """Set the environment of later actions, start the daemon, and log whether the profile is active.
 
     Raises RuntimeError if the RMW is not installed or the distribution is unknown.
     """
     name = value(context, "middleware") or "default"
     try:
-        profile = select(name, frames, sourced_distribution(), value(context, "interface"))
+        profile = select_profile(name, frames, sourced_distribution(), value(context, "interface"))
         folder = default_folder(profile)
         if profile.files:
-            write(profile, folder)
+            write_profile(profile, folder)
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     chosen = profile.environment(folder)
-    report = examine(name, frames, profile.distribution, {**os.environ, **chosen})
+    report = check_profile(name, frames, profile.distribution, {**os.environ, **chosen})
     if report.fatal:
         raise RuntimeError(str(report))
     actions: list[Any] = []
@@ -69,7 +69,7 @@ def _daemon(profile: Profile, folder: Path) -> list[Any]:
 
 
 def _say(profile: Profile) -> LogInfo:
-    return LogInfo(msg=str(examine(profile.name, profile.frames, profile.distribution, os.environ)))
+    return LogInfo(msg=str(check_profile(profile.name, profile.frames, profile.distribution, os.environ)))
 
 
 def _say_when(profile: Profile, up: Any, attempts: int) -> OpaqueFunction:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, Distribution, Frames, receive_buffer_bytes, segment_bytes
+from vla_ros.middleware.profiles import DEFAULT_RMW, CameraFrames, Distribution, receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
 STOCK_FAST_DDS = 160_000
@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of :func:`examine`."""
+    """Result of :func:`check_profile`."""
 
     name: str  # the requested profile
     facts: tuple[str, ...]  # settings in force
@@ -64,8 +64,8 @@ class Report:
         return f"middleware {self.name}: {self.summary}"
 
 
-def examine(
-    name: str, frames: Frames, distribution: Distribution, environment: Mapping[str, str] | None = None
+def check_profile(
+    name: str, frames: CameraFrames, distribution: Distribution, environment: Mapping[str, str] | None = None
 ) -> Report:
     """Compare the environment and the host with the needs of the profile ``name``.
 
@@ -135,11 +135,11 @@ def _use(name: str) -> str:
     return f"middleware:={name} for a launch file, {shell} in a shell"
 
 
-def _unknown(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _unknown(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     yield "its settings are not known"
 
 
-def _fast_dds(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _fast_dds(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     variable = distribution.fastdds_variable
     path = variables.get(variable, "")
     if not path and frames.message_bytes * frames.cameras <= STOCK_FAST_DDS:
@@ -190,7 +190,7 @@ def _shared_memory(needed: int) -> Findings:
         )
 
 
-def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _cyclone(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
     if not variables.get("CYCLONEDDS_URI") and frames.message_bytes * frames.cameras <= STOCK_CYCLONE:
         yield _STOCK
@@ -224,7 +224,7 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
     return text
 
 
-def receive_buffer(frames: Frames) -> Findings:
+def receive_buffer(frames: CameraFrames) -> Findings:
     """Yield what was found about the kernel's receive buffer for frames over UDP."""
     try:
         limit = int(RECEIVE_MAX.read_text())
@@ -241,7 +241,7 @@ def receive_buffer(frames: Frames) -> Findings:
         yield f"net.core.rmem_max {limit:,} B"
 
 
-def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _iceoryx(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
     if isinstance(text, Problem):
         yield Problem(text.found, _use("iceoryx"))
@@ -255,7 +255,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
         yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
 
 
-def _pools(frames: Frames) -> Findings:
+def _pools(frames: CameraFrames) -> Findings:
     pools = roudi_pools()
     if pools is None:
         yield "RouDi is up (its pools are not known, as it has no readable -c file)"
@@ -268,7 +268,7 @@ def _pools(frames: Frames) -> Findings:
         yield f"RouDi is up with chunks up to {max(pools):,} B"
 
 
-def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _zenoh(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     if "shared_memory/enabled=true" in variables.get("ZENOH_CONFIG_OVERRIDE", ""):
         yield "shared memory enabled"
     else:

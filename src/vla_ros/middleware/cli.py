@@ -13,9 +13,9 @@ from pathlib import Path
 
 from vla_ros.config.loading import load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.middleware.checks import examine
-from vla_ros.middleware.profiles import DISTRIBUTIONS, Frames, sourced_distribution
-from vla_ros.middleware.selection import NAMES, Profile, default_folder, select, write
+from vla_ros.middleware.checks import check_profile
+from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames, sourced_distribution
+from vla_ros.middleware.selection import NAMES, Profile, default_folder, select_profile, write_profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print, write or check a profile; ``--check`` returns 1 if it is not in force."""
     profile = _profile(arguments)
     if arguments.check:
-        report = examine(profile.name, profile.frames, profile.distribution)
+        report = check_profile(profile.name, profile.frames, profile.distribution)
         print(report)
         return 0 if report.active else 1
     if arguments.write is not None:
-        print(f"source {write(profile, arguments.write)}")
+        print(f"source {write_profile(profile, arguments.write)}")
     else:
         folder = default_folder(profile)
         for name, text in (*profile.files.items(), (f"{profile.name}.sh", profile.shell(folder))):
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
-    configured = Frames.of(load(arguments.config, arguments.param))
-    frames = Frames(
+    configured = CameraFrames.of(load(arguments.config, arguments.param))
+    frames = CameraFrames(
         configured.width if arguments.width is None else arguments.width,
         configured.height if arguments.height is None else arguments.height,
         configured.cameras if arguments.cameras is None else arguments.cameras,
         arguments.bytes_per_pixel,
     )
     distribution = DISTRIBUTIONS[arguments.distro] if arguments.distro else sourced_distribution(fallback="jazzy")
-    return select(arguments.name, frames, distribution, arguments.interface)
+    return select_profile(arguments.name, frames, distribution, arguments.interface)

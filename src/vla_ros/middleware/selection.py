@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vla_ros.errors import ConfigError
 from vla_ros.middleware import profiles
-from vla_ros.middleware.profiles import Distribution, Frames
+from vla_ros.middleware.profiles import CameraFrames, Distribution
 
 RMW_OF = {
     "fastdds": "rmw_fastrtps_cpp",
@@ -22,7 +22,7 @@ RMW_OF = {
 
 NAMES = ("default", *RMW_OF)
 
-FOLDER = "{folder}"
+_FOLDER = "{folder}"
 """Placeholder for the folder of the files."""
 
 
@@ -32,20 +32,20 @@ class Profile:
 
     name: str  # one of :data:`NAMES`
     rmw: str  # value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice
-    frames: Frames
+    frames: CameraFrames
     distribution: Distribution
     files: Mapping[str, str]  # file name to text
-    variables: Mapping[str, str]  # environment variables, with :data:`FOLDER` for the folder of the files
-    daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed
+    variables: Mapping[str, str]  # environment variables, with :data:`_FOLDER` for the folder of the files
+    daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`_FOLDER`; empty if none is needed
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the environment variables for files in ``folder``."""
-        own = {name: value.replace(FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
+        own = {name: value.replace(_FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
         return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
 
     def command(self, folder: Path) -> list[str]:
         """Return the daemon's command for files in ``folder``; empty if none is needed."""
-        return [part.replace(FOLDER, str(folder.resolve())) for part in self.daemon]
+        return [part.replace(_FOLDER, str(folder.resolve())) for part in self.daemon]
 
     def shell(self, folder: Path) -> str:
         """Return the text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
@@ -69,7 +69,7 @@ ALL_VARIABLES = (
 """All variables that a profile may set besides ``RMW_IMPLEMENTATION``."""
 
 
-def select(name: str, frames: Frames, distribution: Distribution, interface: str = "") -> Profile:
+def select_profile(name: str, frames: CameraFrames, distribution: Distribution, interface: str = "") -> Profile:
     """Generate the profile called ``name``, one of :data:`NAMES`; ``default`` sets nothing.
 
     ``interface`` is Cyclone DDS's network interface: "" lets it choose, ``lo`` keeps everything on this host.
@@ -81,16 +81,16 @@ def select(name: str, frames: Frames, distribution: Distribution, interface: str
     daemon: tuple[str, ...] = ()
     if name == "fastdds":
         files["fastdds.xml"] = profiles.fastdds_xml(frames)
-        variables[distribution.fastdds_variable] = f"{FOLDER}/fastdds.xml"
+        variables[distribution.fastdds_variable] = f"{_FOLDER}/fastdds.xml"
     elif name in ("cyclonedds", "iceoryx"):
         shared = name == "iceoryx"
         file = f"{name}_{distribution.cyclone}.xml"
         files[file] = profiles.cyclone_xml(frames, distribution, iceoryx=shared, interface=interface)
-        variables["CYCLONEDDS_URI"] = f"file://{FOLDER}/{file}"
+        variables["CYCLONEDDS_URI"] = f"file://{_FOLDER}/{file}"
         if shared:
             files["roudi.toml"] = profiles.roudi_toml(frames)
             # With monitoring, RouDi also removes slow processes; an armed node then aborts without a hold.
-            daemon = ("iox-roudi", "-m", "off", "-c", f"{FOLDER}/roudi.toml")
+            daemon = ("iox-roudi", "-m", "off", "-c", f"{_FOLDER}/roudi.toml")
     elif name == "zenoh":
         variables = profiles.zenoh_override(frames, distribution)
         daemon = ("ros2", "run", "rmw_zenoh_cpp", "rmw_zenohd")
@@ -106,7 +106,7 @@ def default_folder(profile: Profile, environment: Mapping[str, str] | None = Non
     return home / "vla_ros" / "middleware" / profile.distribution.name / size
 
 
-def write(profile: Profile, folder: Path) -> Path:
+def write_profile(profile: Profile, folder: Path) -> Path:
     """Write the files to ``folder``; return the path of the file to ``source``."""
     source = folder / f"{profile.name}.sh"
     try:

@@ -14,7 +14,7 @@ from rclpy.exceptions import ParameterUninitializedException
 from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
-from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown
+from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown_option
 from vla_ros.config.registry import owner
 from vla_ros.config.tree import OF_AN_ARM
 from vla_ros.errors import ConfigError
@@ -98,7 +98,7 @@ def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any])
     for name in given:
         if name in entries(base) or is_ros_own(name):
             continue
-        text = unknown(name, base)
+        text = unknown_option(name, base)
         if name.startswith("policy.") and owner(name.removeprefix("policy.")):
             warn(f"ignored {text}")
         else:

@@ -167,7 +167,7 @@ class LazyPolicy:
 
 def create(config: Config) -> Policy:
     """Create the policy named by ``config.policy.name``, without loading it."""
-    policy: Policy = registry.make(config.policy.name, config)
+    policy: Policy = registry.make_policy(config.policy.name, config)
     return policy
 
 

@@ -85,8 +85,8 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
 
     from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
-    from vla_ros.replay.evaluate import Job, play_all
-    from vla_ros.replay.play import Options
+    from vla_ros.replay.evaluate import BagJob, play_all
+    from vla_ros.replay.play import ReplayOptions
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
     from vla_ros.replay.topics import parse_overrides
     from vla_ros.replay.trials import explain
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     printed = to_stdout(json=arguments.json, report=arguments.report)
     if arguments.write is not None and arguments.write.exists():
         raise ConfigError(f"--write {arguments.write}: already exists; name a folder that does not exist yet")
-    options = Options(
+    options = ReplayOptions(
         arguments.speed,
         arguments.every,
         arguments.limit,
@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
         partial = arguments.json.with_name(arguments.json.name + ".partial")
         if arguments.restart:
             shutil.rmtree(partial, ignore_errors=True)
-    jobs = [Job(bag, config, options, partial) for bag in find_bags(arguments.bags)]
+    jobs = [BagJob(bag, config, options, partial) for bag in find_bags(arguments.bags)]
     seen: set[str] = set()
     with contextlib.ExitStack() as stack, Console(stderr=True).status("loading the policy") as status:
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from vla_ros.report import page
 
     printed = page.to_stdout(json=arguments.json)
-    first, second = read(arguments.first), read(arguments.second)
+    first, second = _read(arguments.first), _read(arguments.second)
     options = [result.get("config", {}) for result in (first, second)]
     values = {name: [each.get(name) for each in options] for name in sorted({*options[0], *options[1]})}
     differing = {name: (a, b) for name, (a, b) in values.items() if a != b}
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown = []
     for letter, path, result in (("A", arguments.first, first), ("B", arguments.second, second)):
         shown.append(f"{letter}  {path}: {result['verdict']['level']}: {result['verdict']['headline']}")
-    shown += lines(list(compare(first, second)))
+    shown += _lines(list(compare(first, second)))
     if not content["same_frames"]:
         shown.append("Frames, mode or recorded actions differ: differences are not only the policy's.")
     if differing:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """Read a replay result; raises VlaRosError if the file is missing or is not a result."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def _frames(content: Mapping[str, Any]) -> list[Any]:
     return [bags, content["frames"]["compared"], content["mode"], content["truth"]["source"]]
 
 
-def lines(rows: list[Row]) -> Iterator[str]:
+def _lines(rows: list[Row]) -> Iterator[str]:
     from vla_ros.report.markup import significant
 
     yield f"{'':20}{'A':>12}{'B':>12}   better"

@@ -20,22 +20,22 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import Policy, create
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import Options, Player
+from vla_ros.replay.play import Player, ReplayOptions
 from vla_ros.replay.prepare import build_pipeline_for, fit
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import Ask, select
+from vla_ros.replay.topics import Ask, select_topics
 
 BagProgress = Callable[[str, int], None]
 """Called with the name of a bag and the number of its frames that are done."""
 
 
 @dataclass(frozen=True)
-class Job:
+class BagJob:
     """One bag, how to play it, and the folder for partial results."""
 
     path: Path
     config: Config
-    options: Options
+    options: ReplayOptions
     partial: Path | None = None
 
     def partial_file(self) -> Path | None:
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def play_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[BagJob],
     policy: Callable[[], Policy],
     workers: int = 1,
     ask: Ask | None = None,
@@ -72,7 +72,7 @@ def play_all(
     """
     outcomes: list[Outcome] = []
     if workers > 1 and len(jobs) > 1:
-        # Options are sent as JSON, because pickle may not find the class of a policy's options.
+        # ReplayOptions are sent as JSON, because pickle may not find the class of a policy's options.
         flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
         with _pool(min(workers, len(jobs))) as run, contextlib.suppress(KeyboardInterrupt):
             for job, outcome in zip(jobs, run(_play_here, flat), strict=True):
@@ -127,25 +127,28 @@ def _load(flat: str) -> tuple[Config, Policy]:
     return config, policy
 
 
-def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
+def _play_here(job: tuple[Path, str, ReplayOptions, Path | None]) -> Outcome:
     path, flat, options, partial = job
     config, policy = _load(flat)
-    return play(Job(path, config, options, partial), lambda: policy)
+    return play(BagJob(path, config, options, partial), lambda: policy)
 
 
 def play(
-    job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = lambda bag, frames: None
+    job: BagJob,
+    policy: Callable[[], Policy],
+    ask: Ask | None = None,
+    progress: BagProgress = lambda bag, frames: None,
 ) -> Outcome:
     """Play one bag; if the bag cannot be read, the outcome contains the problem.
 
     Raises ConfigError if the configuration is wrong.
     """
     partial = job.partial_file()
-    resume = samples_of.load(partial) if partial is not None and partial.exists() else None
+    resume = samples_of.load_samples(partial) if partial is not None and partial.exists() else None
     with contextlib.ExitStack() as stack:
         try:
             bag = stack.enter_context(Bag(job.path))
-            selection = select(bag.topics, job.config, job.options.topics, ask, bag.empty)
+            selection = select_topics(bag.topics, job.config, job.options.topics, ask, bag.empty)
         except VlaRosError as error:
             where = "" if str(job.path) in str(error) else f"{job.path}: "
             return Outcome(None, None, f"{where}{error}")

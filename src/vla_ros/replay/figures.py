@@ -13,7 +13,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import metrics, skill
 from vla_ros.replay.compare import SCHEMA
-from vla_ros.replay.play import Options
+from vla_ros.replay.play import ReplayOptions
 from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.samples import Samples, commanded, gather
 from vla_ros.replay.truth import RULES
@@ -227,7 +227,7 @@ def _bag(bag: Samples) -> dict[str, Any]:
     }
 
 
-def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options: Options) -> dict[str, Any]:
+def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options: ReplayOptions) -> dict[str, Any]:
     """Return all figures except verdict, configuration and versions."""
     compare = Comparer(spec, config)
     counted = [commanded(bag, spec.grippers, config.gripper) for bag in bags]

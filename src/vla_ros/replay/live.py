@@ -16,14 +16,13 @@ from vla_ros.node.control_loop import Did
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource
-from vla_ros.replay.storage import Record
-from vla_ros.replay.series import Feed, Recording, Table
+from vla_ros.replay.series import Recording, Table, TopicSeries
 from vla_ros.replay.storage import Record
 from vla_ros.types import JointState
 
 _BEFORE = 1_000_000_000  # ns; joint states and feeds are used from this long before the first frame
 
-Event = tuple[int, Callable[[], None]]
+_Event = tuple[int, Callable[[], None]]
 
 
 class LiveRun:
@@ -87,7 +86,7 @@ class LiveRun:
 
     def _frames(
         self, first: Record | None, records: Iterator[Record], cameras: Mapping[str, int]
-    ) -> Iterator[Event]:
+    ) -> Iterator[_Event]:
         for record in itertools.chain([first] if first else [], records):
             # Copied, because the view of the file may be invalid when the frame is used.
             yield record.time, partial(self._receive, cameras[record.topic], record.time, bytes(record.data))
@@ -107,10 +106,12 @@ class LiveRun:
         self.node.inputs.set_state(key, state)
 
 
-def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:
+def _messages(
+    feed: TopicSeries | None, begin: int, receive: Callable[[JointState], None]
+) -> list[Iterator[_Event]]:
     """Return iterators, one per table, of events that pass each message to ``receive``."""
 
-    def events(table: Table) -> Iterator[Event]:
+    def events(table: Table) -> Iterator[_Event]:
         for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):
             yield int(table.times[row]), partial(receive, table.joint_state(row))
 

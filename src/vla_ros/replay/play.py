@@ -48,7 +48,7 @@ _KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkey
 
 
 @dataclass(frozen=True)
-class Options:
+class ReplayOptions:
     """How bags are played."""
 
     speed: float = 0.0  # 0 for open loop; otherwise as it would have run at this multiple of the recorded speed
@@ -74,7 +74,7 @@ class Player:
         config: Config,
         source: ActionSource,
         pipeline: ActionPipeline,
-        options: Options,
+        options: ReplayOptions,
         resume: Samples | None,
         partial: Path | None,
         progress: Callable[[int], None],
@@ -83,7 +83,9 @@ class Player:
         self._source, self._pipeline, self._options = source, pipeline, options
         self._controller, self._schedule = pipeline.controller, pipeline.schedule
         self._resume, self._partial, self._progress = resume, partial, progress
-        self._recording = series.read(bag, selection, pipeline.controller.arm_names, config.timeouts.joint_state)
+        self._recording = series.read_recording(
+            bag, selection, pipeline.controller.arm_names, config.timeouts.joint_state
+        )
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._stages: list[dict[str, float]] = []
         self._commands: list[dict[str, float]] = []
@@ -120,7 +122,7 @@ class Player:
             complete = False  # the resumed run repeats the current frame
         result = self._samples(complete, Counter(self._controller.counters) - counted)
         if self._partial is not None:
-            samples_of.save(result, self._partial)
+            samples_of.save_samples(result, self._partial)
         return result
 
     def step(self, step: StepResult) -> None:
@@ -223,7 +225,7 @@ class Player:
         now = time.perf_counter()
         if self._partial is not None and now - self._saved > SAVE_EVERY_S:
             self._saved = now
-            samples_of.save(self._samples(False, Counter()), self._partial)
+            samples_of.save_samples(self._samples(False, Counter()), self._partial)
         self._progress(len(self._stages))
 
     def _episode(self, now: int) -> str | None:

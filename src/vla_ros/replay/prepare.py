@@ -14,7 +14,7 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import Selection, select
+from vla_ros.replay.topics import Selection, select_topics
 from vla_ros.types import IntArray
 
 
@@ -63,7 +63,7 @@ def read_again(
         named = {"camera": samples.topics["camera"].replace(", ", ",")}
         try:
             bag = stack.enter_context(Bag(Path(samples.bag)))
-            selection = select(bag.topics, config, {**topics, **named}, empty=bag.empty)
+            selection = select_topics(bag.topics, config, {**topics, **named}, empty=bag.empty)
         except VlaRosError:
             return
         fitted = fit(config, selection)

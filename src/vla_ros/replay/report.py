@@ -38,7 +38,7 @@ TRIED = (
 MOMENTS = "Images after orientation, crop and resize; errors in standard deviations of the recorded actions."
 
 
-class Moment(NamedTuple):
+class WorstFrame(NamedTuple):
     """A frame: the index of its bag, its row in the samples, its error from :func:`frame_errors`."""
 
     bag: int
@@ -56,14 +56,14 @@ def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
     return [metrics.mean(np.abs(bag.predicted - bag.recorded) / scale, axis=1) for bag in bags]
 
 
-def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]:
+def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[WorstFrame]:
     """Return the frames with the largest errors, worst first, at least half a second apart within a bag."""
     moments = [
-        Moment(bag, row, found[row])
+        WorstFrame(bag, row, found[row])
         for bag, found in enumerate(errors)
         for row in np.flatnonzero(found > 0).tolist()
     ]
-    chosen: list[Moment] = []
+    chosen: list[WorstFrame] = []
     for moment in sorted(moments, key=lambda each: -each.error):
         times = bags[moment.bag].times
         near = [other.row for other in chosen if other.bag == moment.bag]
@@ -86,22 +86,22 @@ def render(result: Result) -> str:
     name += f" with {checkpoint}" if checkpoint else ""
     errors = frame_errors(result.counted)
     moments = worst(result.counted, errors)
-    body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(tiles(figures))]
+    body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(_tiles(figures))]
     if "trials" in figures:
-        body.append(page.section("Other settings", tried(figures), TRIED))
+        body.append(page.section("Other settings", _tried(figures), TRIED))
     if figures["frames"]["compared"]:
-        body.append(page.section("Compared with baselines", against(figures), BASELINES))
+        body.append(page.section("Compared with baselines", _against(figures), BASELINES))
     note = "Grey was recorded, blue is the policy's action."
-    body.append(page.section("Predicted and recorded", traces(result, errors), note))
+    body.append(page.section("Predicted and recorded", _traces(result, errors), note))
     if figures["frames"]["compared"]:
-        body.append(page.section("Errors", error_charts(result, errors)))
+        body.append(page.section("Errors", _error_charts(result, errors)))
         if moments:
-            body.append(page.section("The worst moments", worst_moments(result, moments), MOMENTS))
+            body.append(page.section("The worst moments", _worst_moments(result, moments), MOMENTS))
         body.append(page.section("Gripper", page.facts(figures["gripper"])))
     options = page.details("Options", tag("pre", tag("code", to_yaml(result.config, comments=False))))
     body += [
-        page.section("Latency", latency(result)),
-        page.section("Episodes", episodes(figures)),
+        page.section("Latency", _latency(result)),
+        page.section("Episodes", _episodes(figures)),
         page.section("Frames, bags and losses", bags(figures)),
         page.section("Configuration and versions", [page.facts(figures["versions"]), options]),
     ]
@@ -109,7 +109,7 @@ def render(result: Result) -> str:
     return page.document("vla_ros replay", lead, body, "Written by vla-ros replay --report.")
 
 
-def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     def headline(label: str, key: str) -> tuple[str, str, str]:
         ends = figures["intervals"][key]
         interval = f"{significant(ends[0])} to {significant(ends[1])}" if ends else "one episode: no interval"
@@ -126,7 +126,7 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def against(figures: Mapping[str, Any]) -> Markup:
+def _against(figures: Mapping[str, Any]) -> Markup:
     """Return charts of the policy's and the baselines' figures, and of the policy's skill."""
     shown, skill = [], figures["skill"]
     for title, value, others, ends in comparisons(figures):
@@ -139,13 +139,13 @@ def against(figures: Mapping[str, Any]) -> Markup:
     return page.cards([*shown, charts.bars(bars, title="Skill (1 is perfect, 0 no better)")])
 
 
-def tried(figures: Mapping[str, Any]) -> Markup:
+def _tried(figures: Mapping[str, Any]) -> Markup:
     trials = [{**trial, "better": "far better" if trial["better"] else ""} for trial in figures["trials"]]
     columns = {"change": "name", "frames": "frames", "direction cosine": "direction_cosine", "skill": "skill"}
     return page.mapped(trials, {**columns, "": "better"})
 
 
-def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
+def _traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     """Return charts of each action dimension over time, for the first and the worst episodes."""
     listed = [
         (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
@@ -179,7 +179,7 @@ def _names(result: Result) -> list[str]:
     return [item["name"] for item in result.figures["dimensions"]]
 
 
-def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
+def _error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
     spread = [
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
@@ -201,12 +201,12 @@ def _wide(series: charts.Series, title: str, x_label: str) -> Markup:
     return tag("div", tag("div", lines, class_="wide"), class_="card")
 
 
-def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:
+def _worst_moments(result: Result, moments: Sequence[WorstFrame]) -> Markup:
     seen = images_of(result, moments)
     return page.cards([_moment(result, moment, seen.get((moment.bag, moment.row), {})) for moment in moments])
 
 
-def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> Markup:
+def _moment(result: Result, moment: WorstFrame, seen: Mapping[str, UInt8Array]) -> Markup:
     bag, row = result.samples[moment.bag], moment.row
     rows = list(zip(_names(result), bag.predicted[row].tolist(), bag.recorded[row].tolist(), strict=True))
     head = f"{Path(bag.bag).name} at {bag.seconds[row]:.2f} s, error {moment.error:.2f}"
@@ -217,7 +217,7 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
     return tag("div", [tag("h3", head), instruction, tag("div", [side, numbers], class_="moment")])
 
 
-def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
+def images_of(result: Result, moments: Sequence[WorstFrame]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
     """Map (bag, row) to the policy's input images, uint8 [H, W, 3], by key."""
     found = {}
     for index in {moment.bag for moment in moments}:
@@ -234,7 +234,7 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
     return found
 
 
-def latency(result: Result) -> list[Markup]:
+def _latency(result: Result) -> list[Markup]:
     """Return latency percentiles by stage, the distribution, and the latency over time.
 
     Includes the frames' age unless in open loop.
@@ -260,7 +260,7 @@ def latency(result: Result) -> list[Markup]:
     return [*parts, tag("p", missed, class_="note")]
 
 
-def episodes(figures: Mapping[str, Any]) -> Markup:
+def _episodes(figures: Mapping[str, Any]) -> Markup:
     found = [
         {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]

@@ -13,7 +13,7 @@ from vla_ros.config import Config, flatten
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures as figures_of
 from vla_ros.replay.evaluate import Outcome
-from vla_ros.replay.play import Options
+from vla_ros.replay.play import ReplayOptions
 from vla_ros.replay.samples import Samples, commanded, gather
 from vla_ros.replay.storage import BagError
 from vla_ros.replay.verdict import Verdict, judge
@@ -33,10 +33,10 @@ class Result:
     frames: Samples  # ``counted`` of all bags joined
     spec: PolicySpec  # meaning of the policy's values
     config: Config  # the node's options
-    options: Options  # how the bags were played
+    options: ReplayOptions  # how the bags were played
 
 
-def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
+def make_result(outcomes: Sequence[Outcome], config: Config, options: ReplayOptions) -> Result:
     """Compute figures and verdict of all bags; raises BagError with the reasons if no bag could be played."""
     problems = [outcome.problem for outcome in outcomes if outcome.problem]
     samples = tuple(outcome.samples for outcome in outcomes if outcome.samples is not None)

@@ -84,7 +84,7 @@ def commanded(samples: Samples, grippers: Sequence[int], gripper: GripperConfig)
     return dataclasses.replace(samples, **changed)
 
 
-def save(samples: Samples, path: Path) -> None:
+def save_samples(samples: Samples, path: Path) -> None:
     """Write a ``.npz`` file without pickle, atomically."""
     values = dict(vars(samples))
     arrays = {name: values.pop(name) for name in _ARRAYS}
@@ -96,8 +96,8 @@ def save(samples: Samples, path: Path) -> None:
     partial.replace(path)
 
 
-def load(path: Path) -> Samples:
-    """Read a file written by :func:`save`; raises BagError if it is damaged or from another version."""
+def load_samples(path: Path) -> Samples:
+    """Read a file written by :func:`save_samples`; raises BagError if it is damaged or from another version."""
     try:
         with np.load(path, allow_pickle=False) as file:
             values: dict[str, Any] = json.loads(str(file["plain"]))

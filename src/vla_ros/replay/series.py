@@ -44,7 +44,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Feed:
+class TopicSeries:
     """A topic whose messages may name different joints, because of several publishers or changing objects."""
 
     tables: tuple[Table, ...]  # one per set of names, the one with the most messages first
@@ -81,7 +81,7 @@ class Feed:
         return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 
 
-def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
+def merged(feed: TopicSeries, needed: Collection[str], timeout: float) -> TopicSeries:
     """Merge joint states of several publishers as the live node does (``control.joints``).
 
     Returns ``feed`` itself if one publisher has all ``needed`` joints, or if these joints never arrive within
@@ -104,10 +104,10 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
 class Recording:
     """The content of a bag, except for images."""
 
-    joints: Feed | None  # measured joint states, or None
-    truth: Feed | None  # recorded commands or actions, or None
+    joints: TopicSeries | None  # measured joint states, or None
+    truth: TopicSeries | None  # recorded commands or actions, or None
     instructions: tuple[tuple[int, str], ...] = ()  # (time, text) of each change, ascending
-    state: dict[str, Feed] = field(default_factory=dict)  # further feeds by name
+    state: dict[str, TopicSeries] = field(default_factory=dict)  # further feeds by name
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, instruction: str) -> Snapshot:
@@ -152,7 +152,7 @@ class _Collector:
             column.extend(numbers)
         return True
 
-    def feed(self) -> Feed | None:
+    def feed(self) -> TopicSeries | None:
         tables = []
         for (names, *_), (received, stamps, *numbers) in self._columns.items():
             times = np.array(received, np.int64)
@@ -160,10 +160,10 @@ class _Collector:
             rows = [np.array(each).reshape(-1, len(names)) for each in numbers]
             found = [each[order] if len(each) else each for each in rows]
             tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], *found))
-        return Feed(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
+        return TopicSeries(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
 
 
-def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
+def read_recording(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
     """Read all topics of ``selection`` except cameras.
 
     Joint states are :func:`merged` for the joints ``needed``.

@@ -52,7 +52,7 @@ class Selection:
         }
 
 
-def expand(name: str) -> str:
+def live_name(name: str) -> str:
     """Return a topic name as the live node would resolve it."""
     if name.startswith("~"):
         return f"/{NODE}{name[1:]}"
@@ -70,7 +70,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def select(
+def select_topics(
     topics: Mapping[str, str],
     config: Config,
     overrides: Mapping[str, str],
@@ -93,25 +93,25 @@ def select(
     transports = {_TRANSPORTS[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
-    state_topics = [(topic.key, expand(topic.name)) for topic in config.robot.parsed_state_topics]
+    state_topics = [(topic.key, live_name(topic.name)) for topic in config.robot.parsed_state_topics]
     truth, truth_type = find.truth()
     taken = {*truth, *(topic for _, topic in state_topics)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
-    usual = tuple(dict.fromkeys(expand(arm.joint_states) for arm in config.arms))
+    usual = tuple(dict.fromkeys(live_name(arm.joint_states) for arm in config.arms))
     joints = find.topics("joint_states", (JOINTS,), usual, states)
     if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
     texts = [
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
     ]
-    instructions = find.topics("instruction", (TEXT,), (expand(config.topics.instruction),), texts)
+    instructions = find.topics("instruction", (TEXT,), (live_name(config.topics.instruction),), texts)
     state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
     return Selection(cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state)
 
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds topics in ``by_name``, which maps topic to type; for other fields, see :func:`select`."""
+    """Finds topics in ``by_name``, which maps topic to type; for other fields, see :func:`select_topics`."""
 
     by_name: Mapping[str, str]
     config: Config
@@ -175,8 +175,8 @@ class _Finder:
             return (), JOINTS
         if (named := self.named("truth", COMMAND_TYPES)) is not None:
             return named[:1], self.by_name[named[0]] if named else ""
-        action, command = expand(self.config.topics.action), expand(self.config.topics.command)
-        arms = tuple(dict.fromkeys(expand(arm.command) for arm in self.config.arms))
+        action, command = live_name(self.config.topics.action), live_name(self.config.topics.command)
+        arms = tuple(dict.fromkeys(live_name(arm.command) for arm in self.config.arms))
         kinds = {self.by_name.get(name, "") for name in arms}
         ranked = [
             *((name,) for name in self.of_type(ARRAY) if name == action),

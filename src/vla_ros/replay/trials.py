@@ -36,7 +36,7 @@ FRAMES = 16
 CONTENT_SKILL = 0.9
 """Skill over the mean action above which no change is tried."""
 
-Pixels = Callable[[UInt8Array], UInt8Array]
+_ImageChange = Callable[[UInt8Array], UInt8Array]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Change:
     name: str
     advice: str
     camera: Mapping[str, Any]  # changed options of the section ``camera``
-    pixels: Pixels | None = None  # applied to every image
+    pixels: _ImageChange | None = None  # applied to every image
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[Re
     recording = None
     for frame in read_again(samples, rows, result.config, result.options.topics):
         joints = [joint for arm in make_arms(frame.config).values() for joint in arm.joints]
-        recording = recording or series.read(frame.bag, frame.selection, joints)
+        recording = recording or series.read_recording(frame.bag, frame.selection, joints)
         instruction = samples.instructions[int(samples.episodes[frame.row])]
         yield frame, recording.inputs(frame.time, instruction)
 

@@ -16,7 +16,7 @@ OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Part:
+class PartStatus:
     """One status: the part's name, its level, a summary, and values by key."""
 
     name: str
@@ -25,7 +25,7 @@ class Part:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> Part:
+def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> PartStatus:
     """Report whether the arm may move, and why not."""
     level = {State.ARMED: OK, State.DISARMED: OK, State.HOLDING: WARN, State.STOPPED: ERROR}[status.state]
     message = status.state.value
@@ -40,23 +40,25 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
         )
     values = {"state": status.state.value, "instruction": instruction}
     values |= {f"count/{name}": str(count) for name, count in sorted(counters.items())}
-    return Part("state", level, message, values)
+    return PartStatus("state", level, message, values)
 
 
-def frames_part(frames: Mapping[str, Any]) -> Part:
+def frames_part(frames: Mapping[str, Any]) -> PartStatus:
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
     if not frames["received"]:
-        return Part("camera", STALE, "no frame yet", values)
+        return PartStatus("camera", STALE, "no frame yet", values)
     message = f"{frames['used']} of {frames['received']} frames used"
     if not frames["unstamped"]:
-        return Part("camera", OK, message, values)
+        return PartStatus("camera", OK, message, values)
     values["unstamped"] = str(frames["unstamped"])
-    return Part("camera", WARN, f"{message}; {frames['unstamped']} had no stamp, so their age is not known", values)
+    return PartStatus(
+        "camera", WARN, f"{message}; {frames['unstamped']} had no stamp, so their age is not known", values
+    )
 
 
-def policy_part(info: Mapping[str, Any], outside: int) -> Part:
+def policy_part(info: Mapping[str, Any], outside: int) -> PartStatus:
     """Report the numbers and strings of the last ``ActionChunk.info``.
 
     ``outside`` counts the tokens of the last second that were not action tokens (``outside_bins``).
@@ -64,11 +66,11 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
         message = f"{outside} tokens were not action tokens and were clipped: check checkpoint, prompt and images"
-        return Part("policy", WARN, message, values)
-    return Part("policy", OK, "answers" if info else "reports no figures", values)
+        return PartStatus("policy", WARN, message, values)
+    return PartStatus("policy", OK, "answers" if info else "reports no figures", values)
 
 
-def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
+def latency_part(latency: Mapping[str, Mapping[str, float]]) -> PartStatus:
     """Report stage times of recent frames in milliseconds.
 
     ``frame_age`` is measured from the frame's stamp to its command, or to its action while the node is disarmed.
@@ -79,31 +81,31 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
         values[f"{stage}/p99_ms"] = f"{times['p99']:.3f}"
     age = latency.get("frame_age")
     message = f"frame age p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms" if age else "no action yet"
-    return Part("latency", OK, message, values)
+    return PartStatus("latency", OK, message, values)
 
 
-def execution_part(execution: Mapping[str, float]) -> Part:
+def execution_part(execution: Mapping[str, float]) -> PartStatus:
     """Report how steadily the plan is executed (:meth:`ExecutionStats.summary`)."""
     values = {name: f"{value:g}" for name, value in execution.items()}
     if "stalled_share" not in execution:
-        return Part("execution", OK, "no motion yet", values)
+        return PartStatus("execution", OK, "no motion yet", values)
     message = f"stalled for {execution['stalled_share']:.1%} of {execution['seconds']:.0f} s"
     if "seam_ratio" in execution:
         message += f", acceleration at seams {execution['seam_ratio']:.2g} times that within chunks"
-    return Part("execution", OK, message, values)
+    return PartStatus("execution", OK, message, values)
 
 
-def topics_part(findings: Mapping[str, str]) -> Part:
-    return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
+def topics_part(findings: Mapping[str, str]) -> PartStatus:
+    return PartStatus("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
-def process_part(resources: Mapping[str, int]) -> Part:
+def process_part(resources: Mapping[str, int]) -> PartStatus:
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")
-    return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)
+    return PartStatus("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)
 
 
-def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
+def diagnostic_array(parts: Sequence[PartStatus], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
     """Build a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` in nanoseconds; ``make`` returns a message class."""
     seconds, nanoseconds = divmod(stamp, 1_000_000_000)
     time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)

@@ -22,8 +22,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
-from vla_ros.middleware.checks import Problem, examine, receive_buffer
-from vla_ros.middleware.profiles import Frames, sourced_distribution
+from vla_ros.middleware.checks import Problem, check_profile, receive_buffer
+from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
@@ -136,12 +136,12 @@ class Telemetry:
         self._debug_wanted = self._debug.get_subscription_count() > 0
         self.changed()
 
-    def _state_part(self) -> diagnostics.Part:
+    def _state_part(self) -> diagnostics.PartStatus:
         return diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction)
 
-    def _diagnose(self, parts: Sequence[diagnostics.Part]) -> None:
+    def _diagnose(self, parts: Sequence[diagnostics.PartStatus]) -> None:
         name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
-        self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
+        self._diagnostics.publish(diagnostics.diagnostic_array(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
         """Log topic problems that are new since the last check."""
@@ -217,14 +217,14 @@ class Telemetry:
     def _say_transport(self) -> None:
         """Log whether the middleware carries raw frames of the configured size."""
         config = self._options.current
-        frames = Frames.of(config)
+        frames = CameraFrames.of(config)
         if self._graph.backend == "dds":
             for finding in receive_buffer(frames):
                 if isinstance(finding, Problem):
                     self._logger.warning(f"{finding.found}. To fix it: {finding.fix}, or use CompressedImage")
             return
         try:
-            report = examine("default", frames, sourced_distribution())
+            report = check_profile("default", frames, sourced_distribution())
         except ConfigError as error:  # an unknown distribution
             self._logger.info(str(error))
             return

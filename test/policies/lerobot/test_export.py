@@ -22,7 +22,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_ros.cli.main import main
 from vla_ros.config import load
-from vla_ros.export.episodes import Options, Resampler
+from vla_ros.export.episodes import ExportOptions, Resampler
 from vla_ros.replay.bag import Bag
 
 BAG = Path(__file__).parents[2] / "data" / "bags" / "demo_jpeg"
@@ -44,7 +44,7 @@ def dataset(folder: Path) -> Any:
 
 def test_every_frame_equals_the_bags(exported: Path) -> None:
     found, index = dataset(exported), 0
-    options = Options(clock="frames", fps=10)
+    options = ExportOptions(clock="frames", fps=10)
     with Bag(BAG) as bag:
         resampler = Resampler(bag, load([DEMO]), options)
         for episode in resampler.episodes(10):

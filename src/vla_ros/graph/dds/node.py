@@ -17,7 +17,7 @@ from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer,
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsClient, DdsService
 from vla_ros.graph.messages import MessageTypes
-from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
+from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand_name
 from vla_ros.graph.qos import PROFILES, QoSProfile
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ class DdsNode:
             self._on_destroy(self)
 
     def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
-        return self._context.discovery.endpoints(kind, expand(topic, self._name, self._namespace))
+        return self._context.discovery.endpoints(kind, expand_name(topic, self._name, self._namespace))
 
     def _add(self, create: Callable[[], InboxT]) -> InboxT:
         with self._alive():
