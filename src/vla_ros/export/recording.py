@@ -49,9 +49,9 @@ class _Clock:
         found = np.interp(times - origin, self.received - origin, self.stamps - first)
         return np.asarray(found, np.int64) + first
 
-    def feed(self, feed: TopicSeries) -> TopicSeries:
-        """Return all tables of a feed with converted, ascending times."""
-        return TopicSeries(tuple(map(self._table, feed.tables))) if self.stamped else feed
+    def convert(self, topic_series: TopicSeries) -> TopicSeries:
+        """Return all tables of a topic with converted, ascending times."""
+        return TopicSeries(tuple(map(self._table, topic_series.tables))) if self.stamped else topic_series
 
     def _table(self, table: Table) -> Table:
         times = np.where(table.stamps > 0, table.stamps, self.of(table.times))
@@ -90,11 +90,11 @@ class Recorded:
         recording = series.read_recording(bag, selection, needed, config.timeouts.joint_state)
         if recording.joints is None:
             raise ExportError(f"{bag.path}: has no joint states, which state and action require")
-        self.joints = self._clock.feed(recording.joints)
+        self.joints = self._clock.convert(recording.joints)
         self.recording = replace(
             recording,
             joints=self.joints,
-            state={key: self._clock.feed(feed) for key, feed in recording.state.items()},
+            state={key: self._clock.convert(topic_series) for key, topic_series in recording.state.items()},
             instructions=tuple((self._time(time), text) for time, text in recording.instructions),
         )
 
@@ -118,7 +118,7 @@ class Recorded:
 
         Returns None if a command topic has no command yet. Raises ExportError if no command was recorded.
         """
-        known = [one for feed in self._commands if (one := feed.newest(time)) is not None]
+        known = [one for topic_series in self._commands if (one := topic_series.newest(time)) is not None]
         if len(known) < len(self._commands):
             return None
         names = tuple(name for one in known for name in one.names)
@@ -135,10 +135,14 @@ class Recorded:
                 kind = self._bag.topics.get(topic)
                 if kind is None or topic in self._bag.empty:
                     continue
-                feed = series.read_recording(self._bag, Selection((), "raw", (), None, (topic,), kind)).truth
-                if feed is not None:
-                    feed = feed if kind in (JOINTS, TRAJECTORY) else _named(feed, joints, topic)
-                    found.append(self._clock.feed(feed))
+                topic_series = series.read_recording(
+                    self._bag, Selection((), "raw", (), None, (topic,), kind)
+                ).truth
+                if topic_series is not None:
+                    topic_series = (
+                        topic_series if kind in (JOINTS, TRAJECTORY) else _named(topic_series, joints, topic)
+                    )
+                    found.append(self._clock.convert(topic_series))
         if not found:
             names = ", ".join(arm.config.command for arm in self._arms.values())
             raise ExportError(
@@ -175,9 +179,9 @@ def _armed(message: Any) -> bool:
         return False
 
 
-def _named(feed: TopicSeries, joints: Sequence[str], topic: str) -> TopicSeries:
+def _named(topic_series: TopicSeries, joints: Sequence[str], topic: str) -> TopicSeries:
     """Give the columns of a command without names the first names in ``joints``."""
-    table = feed.main
+    table = topic_series.main
     count = table.values.shape[1]
     if count > len(joints):
         raise ExportError(f"{topic}: found {count} numbers, expected at most one for each of {', '.join(joints)}")

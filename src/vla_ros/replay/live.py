@@ -20,7 +20,7 @@ from vla_ros.replay.series import Recording, Table, TopicSeries
 from vla_ros.replay.storage import Record
 from vla_ros.types import JointState
 
-_BEFORE = 1_000_000_000  # ns; joint states and feeds are used from this long before the first frame
+_BEFORE = 1_000_000_000  # ns; joint states and state topics are used from this long before the first frame
 
 _Event = tuple[int, Callable[[], None]]
 
@@ -55,8 +55,8 @@ class LiveRun:
             *_messages(recording.joints, begin, self._accept),
             *(
                 events
-                for key, feed in recording.state.items()
-                for events in _messages(feed, begin, partial(self._set_state, key))
+                for key, series in recording.state.items()
+                for events in _messages(series, begin, partial(self._set_state, key))
             ),
             self._frames(first, records, cameras),
         ]
@@ -107,7 +107,7 @@ class LiveRun:
 
 
 def _messages(
-    feed: TopicSeries | None, begin: int, receive: Callable[[JointState], None]
+    series: TopicSeries | None, begin: int, receive: Callable[[JointState], None]
 ) -> list[Iterator[_Event]]:
     """Return iterators, one per table, of events that pass each message to ``receive``."""
 
@@ -115,4 +115,4 @@ def _messages(
         for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):
             yield int(table.times[row]), partial(receive, table.joint_state(row))
 
-    return [events(table) for table in feed.tables] if feed is not None else []
+    return [events(table) for table in series.tables] if series is not None else []

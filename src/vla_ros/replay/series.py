@@ -81,23 +81,23 @@ class TopicSeries:
         return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 
 
-def merged(feed: TopicSeries, needed: Collection[str], timeout: float) -> TopicSeries:
+def merged(series: TopicSeries, needed: Collection[str], timeout: float) -> TopicSeries:
     """Merge joint states of several publishers as the live node does (``control.joints``).
 
-    Returns ``feed`` itself if one publisher has all ``needed`` joints, or if these joints never arrive within
+    Returns ``series`` itself if one publisher has all ``needed`` joints, or if these joints never arrive within
     ``timeout`` seconds of each other; a later error then names the missing joints.
     """
-    if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
-        return feed
+    if not needed or (len(series.tables) == 1 and set(needed) <= set(series.main.names)):
+        return series
     states, whole = JointStates(needed), _Collector()
-    rows = ((int(time), table, row) for table in feed.tables for row, time in enumerate(table.times))
+    rows = ((int(time), table, row) for table in series.tables for row, time in enumerate(table.times))
     for time, table, row in sorted(rows, key=lambda item: item[0]):
         found = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
         if found is not None and set(needed) <= set(found.joints.names):
             joints = found.joints
             numbers = (joints.positions.tolist(), joints.velocities.tolist(), joints.efforts.tolist())
             whole.add(time, joints.stamp, joints.names, *numbers)
-    return whole.feed() or feed
+    return whole.series() or series
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class Recording:
     joints: TopicSeries | None  # measured joint states, or None
     truth: TopicSeries | None  # recorded commands or actions, or None
     instructions: tuple[tuple[int, str], ...] = ()  # (time, text) of each change, ascending
-    state: dict[str, TopicSeries] = field(default_factory=dict)  # further feeds by name
+    state: dict[str, TopicSeries] = field(default_factory=dict)  # further state topics by key
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, instruction: str) -> Snapshot:
         """Return the newest inputs at ``time``, when a frame arrived."""
-        state = {key: found for key, feed in self.state.items() if (found := feed.newest(time))}
+        state = {key: found for key, series in self.state.items() if (found := series.newest(time))}
         return Snapshot(self.joints.newest(time) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
@@ -152,7 +152,7 @@ class _Collector:
             column.extend(numbers)
         return True
 
-    def feed(self) -> TopicSeries | None:
+    def series(self) -> TopicSeries | None:
         tables = []
         for (names, *_), (received, stamps, *numbers) in self._columns.items():
             times = np.array(received, np.int64)
@@ -193,10 +193,10 @@ def read_recording(bag: Bag, selection: Selection, needed: Collection[str] = (),
                 when = stamp if role == "truth" else stamp or time
                 if not rows.add(time, when, names, *numbers):
                     skipped[f"{topic}: without a number for every name"] += 1
-    feeds = {role: feed for role, rows in collected.items() if (feed := rows.feed())}
-    joints, truth = feeds.pop("joints", None), feeds.pop("truth", None)
+    topics_by_role = {role: series for role, rows in collected.items() if (series := rows.series())}
+    joints, truth = topics_by_role.pop("joints", None), topics_by_role.pop("truth", None)
     joints = merged(joints, needed, timeout) if joints is not None else None
-    state = {role.removeprefix("state/"): feed for role, feed in feeds.items()}
+    state = {role.removeprefix("state/"): series for role, series in topics_by_role.items()}
     return Recording(joints, truth, tuple(instructions), state, skipped)
 
 
@@ -227,5 +227,5 @@ def _columns(message: Any, kind: str) -> tuple[Any, ...]:
     if kind == TRAJECTORY:
         point = message.points[0].positions if message.points else ()
         return stamp, tuple(message.joint_names), point
-    feed = read_state_message(message)
-    return stamp, feed.names, feed.positions.tolist()
+    series = read_state_message(message)
+    return stamp, series.names, series.positions.tolist()

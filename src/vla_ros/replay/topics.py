@@ -157,7 +157,7 @@ class _Finder:
             found = ", ".join(f"{name} ({kind})" for name, kind in sorted(self.by_name.items())) or "no topics"
             raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
         usual = []
-        for name in map(expand, self.config.camera.topics):
+        for name in map(live_name, self.config.camera.topics):
             variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
             usual.append(next((variant for variant in variants if variant in candidates), name))
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
