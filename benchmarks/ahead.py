@@ -25,7 +25,7 @@ from tools.faults.node import TURN_SECONDS
 from tools.faults.processes import DOMAINS
 from tools.faults.records import Record
 from tools.faults.rig import Rig
-from vla_ros.telemetry.steadiness import Steadiness
+from vla_ros.telemetry.execution import Steadiness
 
 _OPTIONS = {
     "features.action": "[arm.joint_position, arm.gripper]",

@@ -115,10 +115,10 @@ def test_idle():
     )
 
 
-def test_percentiles():
-    found = metrics.percentiles(np.arange(101.0))
+def test_percentile_figures():
+    found = metrics.percentile_figures(np.arange(101.0))
     assert found == {"p50": 50.0, "p90": 90.0, "p99": 99.0, "count": 101}
-    assert math.isnan(metrics.percentiles([])["p50"])
+    assert math.isnan(metrics.percentile_figures([])["p50"])
 
 
 def test_baselines():

@@ -110,7 +110,10 @@ class Comparer:
                 "predicted": events.predicted,
                 "matched": len(events.delays),
                 "f1": events.f1,
-                "delay_s": {"mean": _mean(events.delays), **metrics.percentiles(events.delays, (10, 50, 90))},
+                "delay_s": {
+                    "mean": _mean(events.delays),
+                    **metrics.percentile_figures(events.delays, (10, 50, 90)),
+                },
             },
         }
 
@@ -197,9 +200,9 @@ def _times(bags: Sequence[Samples], frames: Samples, period_ms: float) -> dict[s
     share = missed / len(totals) if len(totals) else math.nan
     rate = len(frames.times) / frames.wall_s if frames.wall_s else math.nan
     return {
-        "latency_ms": {name: metrics.percentiles(np.concatenate(values)) for name, values in stages.items()},
+        "latency_ms": {name: metrics.percentile_figures(np.concatenate(values)) for name, values in stages.items()},
         "deadline": {"period_ms": period_ms, "missed": missed, "share": share},
-        "frame_age_ms": metrics.percentiles(frames.age_ms),
+        "frame_age_ms": metrics.percentile_figures(frames.age_ms),
         "throughput": {"frames_per_second": rate, "wall_s": frames.wall_s},
     }
 

@@ -169,7 +169,9 @@ def idle_share(translation: FloatArray, threshold: float) -> float:
     return float(mean(np.where(np.isfinite(lengths), lengths <= threshold, np.nan), axis=None))
 
 
-def percentiles(values: FloatArray | Sequence[float], points: Sequence[float] = (50, 90, 99)) -> dict[str, float]:
+def percentile_figures(
+    values: FloatArray | Sequence[float], points: Sequence[float] = (50, 90, 99)
+) -> dict[str, float]:
     """Return ``{"p50": ..., "p90": ..., "p99": ..., "count": ...}`` of the finite values; NaN if there are none."""
     data = np.asarray(values, float)
     data = data[np.isfinite(data)]

@@ -15,7 +15,7 @@ from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.report import page
 from vla_ros.sim.expert import RATE_HZ, ExpertPolicy
-from vla_ros.telemetry.steadiness import Steadiness
+from vla_ros.telemetry.execution import Steadiness
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 MAX_IMAGES = 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,86 @@ import numpy as np
 from vla_ros.control.clock import Now
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
-from vla_ros.telemetry.steadiness import Steadiness
 from vla_ros.types import FloatArray
 
 _REMEMBERED = 4096
+_STALLED = 1.5  # periods between two commands that are a stall
+_FEWEST = 8  # fewest accelerations that give a meaningful ratio
+_QUANTILE = 99
+
+
+class Steadiness:
+    """Gaps between commands, and accelerations at seams and within chunks: the one definition of stalls and seams.
+
+    The node measures the steps it sends; demo and benchmarks the commands that the robot receives. One thread.
+
+    Args:
+        remembered: How many of the newest accelerations are kept; None keeps all.
+    """
+
+    def __init__(self, remembered: int | None = None) -> None:
+        self._seconds = self._stalled = self._longest = 0.0
+        self._inside, self._seams, self._jerks = (deque[float](maxlen=remembered) for _ in range(3))
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """Forget the last command, so that the next one counts neither as a gap nor as a seam."""
+        self._at: float | None = None
+        self._was_seam = False
+        self._positions: FloatArray | None = None
+        self._speed: FloatArray | None = None
+        self._acceleration: FloatArray | None = None
+
+    def waited(self, at: float, period: float) -> None:
+        """Count the seconds from the last command to ``at``; one command per ``period`` is expected."""
+        last, self._at = self._at, at
+        if last is not None:
+            gap = at - last
+            self._seconds += gap
+            self._longest = max(self._longest, gap)
+            self._stalled += gap - period if gap > _STALLED * period else 0.0
+
+    def moved(
+        self, positions: FloatArray | None, speed: FloatArray | None, period: float, *, begins_chunk: bool
+    ) -> None:
+        """Count a command to move to ``positions`` [N], or at ``speed`` [N] for a ``period``.
+
+        Commands count as one period apart even after a gap, so that a restart counts as acceleration at the seam.
+        """
+        before, self._positions = self._positions, positions
+        is_seam, self._was_seam = begins_chunk or self._was_seam, begins_chunk
+        if speed is None and positions is not None and before is not None and len(before) == len(positions):
+            speed = (positions - before) / period
+        slower, self._speed = self._speed, speed
+        steady, self._acceleration = self._acceleration, None
+        if speed is None or slower is None or len(speed) != len(slower):
+            return
+        self._acceleration = (speed - slower) / period
+        (self._seams if is_seam else self._inside).append(_length(self._acceleration))
+        if steady is not None:
+            self._jerks.append(_length((self._acceleration - steady) / period))
+
+    def figures(self) -> dict[str, float]:
+        """Return the available figures.
+
+        ``seconds`` is the total time between commands; ``stalled_share`` is the share of it by which commands were
+        late, in gaps over 1.5 periods; ``longest_gap_ms`` is the longest gap. 99th percentiles of norms over the
+        joints (rad, m, s) are ``acceleration`` within chunks, ``seam_acceleration`` at a chunk's first command, and
+        ``jerk``. ``seam_ratio`` is ``seam_acceleration`` divided by ``acceleration``.
+        """
+        found = {}
+        if self._seconds:
+            found["seconds"], found["stalled_share"] = self._seconds, self._stalled / self._seconds
+            found["longest_gap_ms"] = 1e3 * self._longest
+        kinds = {"acceleration": self._inside, "seam_acceleration": self._seams, "jerk": self._jerks}
+        found |= {name: float(np.percentile(values, _QUANTILE)) for name, values in kinds.items() if values}
+        if min(len(self._inside), len(self._seams)) >= _FEWEST and found["acceleration"]:
+            found["seam_ratio"] = found["seam_acceleration"] / found["acceleration"]
+        return found
+
+
+def _length(values: FloatArray) -> float:
+    return math.hypot(*values.tolist())
 
 
 class ExecutionStats:
