@@ -11,8 +11,7 @@ from pathlib import Path
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 
 from launch import Action, LaunchContext
-from vla_ros.config import Config, load
-from vla_ros.config.control import SCHEDULES
+from vla_ros.config import Config, entries, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
 from vla_ros.errors import did_you_mean
@@ -29,8 +28,6 @@ class Argument:
     default: str  # as text; "" keeps the value of the configuration file
     description: str  # shown by ``--show-args``
     choices: tuple[str, ...] = ()  # allowed texts; empty for any
-    option: str = ""  # node option that it sets, or ""
-    yaml: bool = False  # the value is YAML; otherwise it is text
 
 
 MIDDLEWARE = (
@@ -43,39 +40,24 @@ MIDDLEWARE = (
     Argument("interface", "", "Network interface for Cyclone DDS ('lo' stays on this host); empty: automatic"),
 )
 
+_OPTIONS = {
+    "policy": "policy.name",
+    "checkpoint": "policy.checkpoint",
+    "unnorm_key": "policy.unnorm_key",
+    "instruction": "policy.instruction",
+    "device": "policy.device",
+    "quantization": "policy.quantization",
+    "schedule": "control.schedule",
+    "camera_topics": "camera.topics",
+    "joint_states": "topics.joint_states",
+    "command": "topics.command",
+    "armed": "control.armed",
+}
+"""Launch argument to the node option that it sets; empty keeps the value of the configuration file."""
+
 POLICY = (
     Argument("config", "", "Parameter file (YAML) of the robot, or the name of one in share/vla_ros/config"),
-    Argument("policy", "", "Policy by its entry-point name: openvla, oft, pi, lerobot, remote", (), "policy.name"),
-    Argument("checkpoint", "", "Folder of the checkpoint, or demo or demo-pi", (), "policy.checkpoint"),
-    Argument("unnorm_key", "", "Dataset whose statistics un-normalise actions", (), "policy.unnorm_key"),
-    Argument("instruction", "", "Instruction until another one arrives on the topic", (), "policy.instruction"),
-    Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
-    Argument("quantization", "", "Weights of the model: none, int8, int4, fp8 or nf4", (), "policy.quantization"),
-    Argument(
-        "schedule",
-        "",
-        "How the next chunk of actions is merged with the current one (control.schedule)",
-        ("", *SCHEDULES),
-        "control.schedule",
-    ),
-    Argument(
-        "camera_topics",
-        "",
-        "Image topics, such as [/front/image_raw, /wrist/image_raw]",
-        (),
-        "camera.topics",
-        yaml=True,
-    ),
-    Argument("joint_states", "", "Topic of the robot's joint states", (), "topics.joint_states"),
-    Argument("command", "", "Topic of the commands", (), "topics.command"),
-    Argument(
-        "armed",
-        "",
-        "true: the arm moves as soon as frames arrive; false: after ~/enable",
-        ("", "true", "false"),
-        "control.armed",
-        yaml=True,
-    ),
+    *(Argument(name, "", entries()[option].option.description) for name, option in _OPTIONS.items()),
     Argument(
         "set", "", "Further options, separated by ';' : set:='control.rate_hz:=10.0; limits.joint_margin:=0.05'"
     ),
@@ -92,7 +74,6 @@ POLICY = (
         "the active one ($VIRTUAL_ENV), or the one that was active when vla_ros was built",
     ),
 )
-
 
 _OF_LAUNCH = ("launch-prefix", "launch-prefix-filter", "emulate_tty")
 """Arguments that `ros2 launch` itself reads."""
@@ -143,9 +124,9 @@ def value(context: LaunchContext, name: str) -> str:
 def overrides(context: LaunchContext) -> list[str]:
     """Return ``name:=value`` for every option given as a launch argument."""
     given = [
-        f"{argument.option}:={text}" if argument.yaml else assignment(argument.option, text)
-        for argument in POLICY
-        if argument.option and (text := value(context, argument.name))
+        assignment(option, text) if entries()[option].type is str else f"{option}:={text}"  # text is not YAML
+        for name, option in _OPTIONS.items()
+        if (text := value(context, name))
     ]
     return given + [part.strip() for part in value(context, "set").split(";") if part.strip()]
 
