@@ -77,7 +77,6 @@ def _of_topics(config: Config) -> Iterator[str]:
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
-    """Return the name of the arm's own option, or of the option that all arms share."""
     own = f"{arm.name}.{leaf}"
     return own if own in config.own else OF_AN_ARM[leaf]
 
@@ -113,7 +112,6 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
 
 
 def half_boxes(config: Config) -> list[str]:
-    """Return which workspace boxes have one corner only, one line each."""
     found = []
     for arm in config.arms:
         low, high = (_name(config, arm, leaf) for leaf in _CORNERS)

@@ -58,7 +58,6 @@ def config_file(name: str) -> Path:
 
 @cache
 def preset_values(name: str) -> Mapping[str, Any]:
-    """Return the values of a preset by flat name."""
     known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
     if name not in known:
         expected = ", ".join(sorted(known))

@@ -192,7 +192,6 @@ def is_ros_own(name: str) -> bool:
 
 
 def unknown_option(name: str, config: Config) -> str:
-    """Return why a name is rejected, and what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node and is not an option; remove it from the file and set it with "
@@ -300,7 +299,6 @@ def load(
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """Return True for an option that only this policy has."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}

@@ -51,7 +51,6 @@ def options_class(name: str) -> type[PolicyConfig]:
 
 
 def owner(leaf: str) -> str | None:
-    """Return a policy that declares ``policy.<leaf>``, preferably the default policy, or None."""
     found = [name for name in available() if leaf in _own(name)]
     return max(found, key=lambda name: name == PolicyConfig.name, default=None)
 

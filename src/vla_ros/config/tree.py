@@ -71,7 +71,6 @@ class Config:
         return tuple(map(self._arm, self.robot.arms or ("arm",)))
 
     def of_arm(self, name: str, leaf: str) -> Any:
-        """Return the value of an option in :data:`OF_AN_ARM` for an arm."""
         section, _, shared = OF_AN_ARM[leaf].partition(".")
         return self.own.get(f"{name}.{leaf}", getattr(getattr(self, section), shared))
 

@@ -191,7 +191,6 @@ class _Assembly:
         (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
 
     def _counters(self, index: int) -> dict[str, Any]:
-        """Return the episode's timestamps and LeRobot's indices, each [T]."""
         frames = np.arange(self._lengths[index])
         task = self._tasks.index(self._episodes[index]["task"])
         return {

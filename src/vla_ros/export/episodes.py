@@ -163,7 +163,6 @@ class Resampler:
             yield row
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
-        """Return the state and action at a tick; None, counted in the notes, if either is missing."""
         recorded = self.recorded
         now = recorded.joints.newest(tick)
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
@@ -192,7 +191,6 @@ class Resampler:
         return self.recorded.commanded(time) if commands else self.recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """Return the instruction at the start of an episode."""
         recorded = self.recorded.recording.instruction(begin, self._config.policy.instruction)
         if task := self._options.instruction or recorded:
             return task

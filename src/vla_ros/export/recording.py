@@ -41,7 +41,6 @@ class _Clock:
     stamps: IntArray  # int64 [F], header stamps of these images
 
     def of(self, times: IntArray) -> IntArray:
-        """Convert the recorder's times [N] to the chosen clock."""
         if not self.stamped:
             return times
         # Times are relative to the first image, because float64 cannot represent nanoseconds since 1970.
@@ -50,7 +49,6 @@ class _Clock:
         return np.asarray(found, np.int64) + first
 
     def convert(self, topic_series: TopicSeries) -> TopicSeries:
-        """Return all tables of a topic with converted, ascending times."""
         return TopicSeries(tuple(map(self._table, topic_series.tables))) if self.stamped else topic_series
 
     def _table(self, table: Table) -> Table:

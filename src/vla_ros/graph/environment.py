@@ -30,8 +30,7 @@ class DdsEnvironment:
     range_source: str = "default"
     static_peers: tuple[str, ...] = ()
     distro: str = "jazzy"
-    user_configuration: str = ""
-    """``CYCLONEDDS_URI``; overrides all other settings."""
+    user_configuration: str = ""  # ``CYCLONEDDS_URI``; overrides all other settings
 
     @property
     def gid_size(self) -> int:

@@ -18,12 +18,9 @@ class Watched:
     """A topic (resolved name) whose other end is checked."""
 
     topic: str
-    profile: Any
-    """QoS profile of either backend."""
-    required: bool = True
-    """False if a publisher is optional, such as a stop button."""
-    type_name: str = ""
-    """The topic's type; endpoints of another type are reported. Empty accepts every type."""
+    profile: Any  # QoS profile of either backend
+    required: bool = True  # False if a publisher is optional, such as a stop button
+    type_name: str = ""  # the topic's type; endpoints of another type are reported. Empty accepts every type
     published: bool = False
     """True if this node publishes the topic: types and QoS of subscriptions are checked, but none is required."""
 
@@ -33,8 +30,7 @@ class TopicProblem:
     """A problem with a topic, and its fix."""
 
     topic: str
-    kind: str
-    """``wrong_type``, ``incompatible_qos`` or ``no_publisher``."""
+    kind: str  # ``wrong_type``, ``incompatible_qos`` or ``no_publisher``
     text: str
 
 

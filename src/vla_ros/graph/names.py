@@ -85,7 +85,6 @@ class Rule:
     kind: str | None = None
 
     def meets(self, node: str, kind: str) -> bool:
-        """Return whether the rule applies to this node and kind of name (``topic`` or ``service``)."""
         return self.node in (None, node) and self.kind in (None, kind)
 
 

@@ -223,7 +223,6 @@ class Graph(Backend, ABC):
                 self.close()
 
     def wake(self) -> None:
-        """Make a spin on another thread check ``until()`` now."""
         if not self._closing:
             self._wake()
 

@@ -48,7 +48,6 @@ def middleware(context: LaunchContext, frames: CameraFrames) -> list[Any]:
 
 
 def _daemon(profile: Profile, folder: Path) -> list[Any]:
-    """Start the daemon unless the host has one, and log whether the profile is active."""
     up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(profile.name)
     if up is None or up():
         return [_say_when(profile, lambda: True, 0)]

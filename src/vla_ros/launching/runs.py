@@ -113,7 +113,6 @@ def replay(context: LaunchContext) -> list[Action]:
 
 
 def _when_logged(process: Any, text: bytes, then: Action) -> RegisterEventHandler:
-    """Run ``then`` once, when ``process`` logs ``text``."""
     done = False
 
     def on_output(event: Any) -> list[Action] | None:

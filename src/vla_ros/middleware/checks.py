@@ -121,7 +121,6 @@ Findings = Iterator["str | Problem"]
 
 
 def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
-    """Return whether the ament index of any prefix lists the RMW."""
     return any(
         (Path(prefix) / "share/ament_index/resource_index/rmw_typesupport" / rmw).exists()
         for prefix in variables.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
@@ -130,7 +129,6 @@ def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
 
 
 def _use(name: str) -> str:
-    """Explain how to activate the profile."""
     shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
     return f"middleware:={name} for a launch file, {shell} in a shell"
 

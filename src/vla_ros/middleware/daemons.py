@@ -34,7 +34,6 @@ ZENOH_ROUTER = ("127.0.0.1", 7447)
 
 
 def roudi_is_up() -> bool:
-    """Return whether a process listens on RouDi's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(ROUDI_SOCKET))
@@ -116,7 +115,6 @@ def _toml_sizes(path: Path) -> list[int] | None:
 
 
 def zenoh_router_is_up() -> bool:
-    """Return whether a process listens on the port of zenoh's router."""
     try:
         with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
             return True

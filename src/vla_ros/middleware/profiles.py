@@ -118,7 +118,6 @@ MAX_RECEIVE_BUFFER = 128 * MIB
 
 
 def segment_bytes(frames: CameraFrames) -> int:
-    """Return the size in bytes of a shared-memory segment for the frames in flight."""
     return max(MIN_SEGMENT, round_up(frames.in_flight_bytes, MIB))
 
 

@@ -39,12 +39,10 @@ class Profile:
     daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`_FOLDER`; empty if none is needed
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return the environment variables for files in ``folder``."""
         own = {name: value.replace(_FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
         return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
 
     def command(self, folder: Path) -> list[str]:
-        """Return the daemon's command for files in ``folder``; empty if none is needed."""
         return [part.replace(_FOLDER, str(folder.resolve())) for part in self.daemon]
 
     def shell(self, folder: Path) -> str:

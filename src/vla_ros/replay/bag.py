@@ -137,7 +137,6 @@ class Bag:
         return {}
 
     def _files(self) -> list[Path]:
-        """Return the storage files in the order in which they were recorded."""
         present = sorted((child for child in self.path.iterdir() if _STORAGE.search(child.name)), key=_natural)
         by_name = {child.name: child for child in present}
         listed = [Path(name).name for name in self._information.get("relative_file_paths", ())]

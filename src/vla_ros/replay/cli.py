@@ -74,7 +74,6 @@ def _speed(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags; return 1 if no inference succeeded, 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C."""
     with _swallowed_interrupts() as check:
         return _run(arguments, check)
 

@@ -121,7 +121,6 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row
 
 
 def _frames(content: Mapping[str, Any]) -> list[Any]:
-    """Return values that are equal if two results are about the same frames."""
     bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]
     return [bags, content["frames"]["compared"], content["mode"], content["truth"]["source"]]
 

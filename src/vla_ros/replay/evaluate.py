@@ -120,7 +120,6 @@ def _limit_threads(count: int) -> None:
 
 @functools.cache
 def _load(flat: str) -> tuple[Config, Policy]:
-    """Return the options and the loaded policy; both are cached for this worker's next job."""
     config = build(json.loads(flat))
     policy = create(config)
     policy.load()

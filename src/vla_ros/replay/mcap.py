@@ -125,7 +125,6 @@ class McapFile:
             self._lose(at, "the file was not finished: it ends with the last whole record")
 
     def _stream(self) -> Iterator[McapRecord]:
-        """Yield the records at the top level from the current position."""
         reader = StreamReader(self._file, skip_magic=True, emit_chunks=True, record_size_limit=MAX_CHUNK)
         return reader.records
 

@@ -132,7 +132,6 @@ class Player:
             self._refused[step.refused.reason.value] += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Record the outcome of a frame of the first camera."""
         if outcome.camera != self._selection.cameras[0]:
             return
         step, self._inferred = self._inferred, None
@@ -164,7 +163,6 @@ class Player:
                 return
 
     def _infer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
-        """Run an inference step on the inputs at the time of the frame."""
         assert frames[0] is not None
         try:
             stamp = image_stamp(frames[0])
@@ -202,7 +200,6 @@ class Player:
         self._progress(len(self._stages))
 
     def _keep(self, received: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
-        """Keep a frame's result, report progress and save partial results."""
         if refused is not None:
             self._refused[refused.value] += 1
         if step.observation is not None and isinstance(step.observation.images, LazyImages):

@@ -127,7 +127,6 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _against(figures: Mapping[str, Any]) -> Markup:
-    """Return charts of the policy's and the baselines' figures, and of the policy's skill."""
     shown, skill = [], figures["skill"]
     for title, value, others, ends in comparisons(figures):
         guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
@@ -146,7 +145,6 @@ def _tried(figures: Mapping[str, Any]) -> Markup:
 
 
 def _traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Return charts of each action dimension over time, for the first and the worst episodes."""
     listed = [
         (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
         for bag, error in zip(result.samples, errors, strict=True)

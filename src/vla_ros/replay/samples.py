@@ -56,7 +56,6 @@ class Samples:
 
     @property
     def compared(self) -> IntArray:
-        """Rows with a recorded action."""
         return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
 
     def take(self, rows: IntArray) -> Samples:

@@ -214,7 +214,6 @@ def messages(bag: Bag, topics: Collection[str], skipped: Counter[str]) -> Iterat
 
 
 def _columns(message: Any, kind: str) -> tuple[Any, ...]:
-    """Return a message's stamp, names and numbers; for joint states also velocities and efforts."""
     if kind == ARRAY:
         return 0, tuple(f"[{i}]" for i in range(len(message.data))), message.data
     stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec

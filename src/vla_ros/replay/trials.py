@@ -131,7 +131,6 @@ def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> b
 
 
 def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: FloatArray) -> Trial:
-    """Judge the actions for the frames ``rows`` after a change."""
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
@@ -145,7 +144,6 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
 
 
 def _statistics(result: Result, policy: Policy) -> list[Trial]:
-    """Un-normalise the same actions with the checkpoint's other statistics."""
     rows = result.frames.compared
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
     if not rows.size:
@@ -159,7 +157,6 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
-    """Try changes to the camera settings on a few frames."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     chosen, offset = _chosen(result), 0

@@ -213,7 +213,6 @@ def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Detect missed deadlines, skipped frames, wrong stamps and refused commands."""
     deadline, frames, commands = figures["deadline"], figures["frames"], figures["commands"]
     if deadline["share"] > 0.01:
         late, period = _percent(deadline["share"]), f"{deadline['period_ms']:.0f} ms"

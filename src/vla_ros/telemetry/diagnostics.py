@@ -26,7 +26,6 @@ class PartStatus:
 
 
 def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> PartStatus:
-    """Report whether the arm may move, and why not."""
     level = {State.ARMED: OK, State.DISARMED: OK, State.HOLDING: WARN, State.STOPPED: ERROR}[status.state]
     message = status.state.value
     if status.stopped_by is not None:

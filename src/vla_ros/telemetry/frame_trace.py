@@ -41,7 +41,6 @@ class FrameTrace:
         self._thread.start()
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Record the outcome of a frame; never waits for the disk."""
         sent = {} if outcome.ended is None else {"sent": outcome.ended}
         line = json.dumps(
             {

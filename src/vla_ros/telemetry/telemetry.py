@@ -92,7 +92,6 @@ class Telemetry:
             self._to_draw = step
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Record the outcome of a frame as one line of ``node.trace``."""
         if self._trace is not None:
             self._trace.frame(outcome)
 
@@ -144,7 +143,6 @@ class Telemetry:
         self._diagnostics.publish(diagnostics.diagnostic_array(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
-        """Log topic problems that are new since the last check."""
         wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.check()}
         for text in wrong.values():
             if text not in self._wrong.values():

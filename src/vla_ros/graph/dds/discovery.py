@@ -91,7 +91,6 @@ class Discovery:
             self._writer.write(self._sample(self._serialized()))
 
     def update(self) -> None:
-        """Process announcements of other participants."""
         with self._lock:
             if self._closed:
                 return

@@ -88,7 +88,6 @@ class Participant:
         self._lock = threading.Lock()
 
     def wake(self) -> None:
-        """End the current :meth:`wait`, or the next one."""
         self._guard.set(True)
 
     def wait(self, seconds: float) -> None:

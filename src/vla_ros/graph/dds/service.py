@@ -142,7 +142,6 @@ class DdsClient(_End):
         self._waiting: dict[int, Future[Any]] = {}
 
     def service_is_ready(self) -> bool:
-        """Return True if a server would receive a request, and this client its response."""
         with self._lock:
             if self._reader is None:
                 return False
