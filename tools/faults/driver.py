@@ -33,7 +33,8 @@ from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_f
 from tools.faults.records import Kind, Record
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
-from vla_ros.graph.node import Graph, Origin
+from vla_ros.graph.node import Graph
+from vla_ros.graph.origin import Origin
 from vla_ros.vision.messages import encode_image, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))

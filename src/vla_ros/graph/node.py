@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from logging import Logger
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.origin import Origin
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -39,18 +40,6 @@ def say(logger: Logger, message: str, severity: Severity) -> None:
         logger.warning(message)
     else:
         logger.info(message)
-
-
-class Origin(NamedTuple):
-    """Where a message comes from.
-
-    ``publisher`` is its publisher's ``endpoint_gid`` if the middleware provides it, else another number that
-    differs between publishers (Cyclone DDS under rclpy), or b"" if it provides neither. ``published`` is the
-    middleware's source timestamp: nanoseconds of the publisher's system clock, or 0 if there is none.
-    """
-
-    publisher: bytes = b""
-    published: int = 0
 
 
 _DEFAULTS: dict[signal.Signals, Any] = {

@@ -16,7 +16,8 @@ from typing import Any
 from rclpy.callback_groups import CallbackGroup
 from rclpy.waitable import NumberOfEntities, Waitable
 
-from vla_ros.graph.node import Origin, RawSubscription
+from vla_ros.graph.node import RawSubscription
+from vla_ros.graph.origin import Origin
 
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Backend, Node, Origin, RawSubscription
+from vla_ros.graph.node import Backend, Node, RawSubscription
+from vla_ros.graph.origin import Origin
 
 _DISCOVERED = 2.0  # s; usually immediate
 

@@ -23,7 +23,7 @@ from vla_ros.control.robot import RobotController
 from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
-from vla_ros.graph.node import Origin
+from vla_ros.graph.origin import Origin
 from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context
 from vla_ros.node.observer import Observer

@@ -15,7 +15,7 @@ from cyclonedds.sub import DataReader
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
 from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX
-from vla_ros.graph.node import Origin
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.qos import QoSProfile
 
 

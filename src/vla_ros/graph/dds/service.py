@@ -21,7 +21,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.endpoints import Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.wire import REPLY_PREFIX, REQUEST_PREFIX
-from vla_ros.graph.node import Origin
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.qos import PROFILES
 
 _CDR_HEADER = 4
