@@ -215,7 +215,7 @@ def test_reliable_command_arrives(graph, peer, spin_until, wait_until, golden):
     cdr = base64.b64decode(peer.ask("received", topic="/arm/joint_command")[0])
     expected = golden[JOINTS]["cdr"]
     # Padding between fields is whatever the writer had in memory; the values are what counts here, and
-    # test_wire.py compares the bytes.
+    # test_dds.py compares the bytes.
     assert cdr[4:17] == expected[4:17]
     assert struct.pack("<3d", 0.5, -1.25, 0.04) in cdr
 

@@ -1,4 +1,4 @@
-"""From message to the policy's image: the stages in their order, per camera, and without heavy imports."""
+"""From message to the policy's image: orientation, crop box, the stages in their order, without heavy imports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vla_ros.config.sections import CameraConfig
+from vla_ros.config.sections import ORIENTATIONS, CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.vision.messages import encode_compressed, encode_image
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.preprocess import TURNS, Preprocessor, process
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
+from vla_ros.vision.resample import center_crop_box
 
 SPEC = PolicySpec((ImageFeature("image", ResizeNaive()),))
 LIBERO = CameraConfig(orientation=("rotate_180",), pipeline=("libero",), crop_area=(0.9,))
@@ -78,3 +79,37 @@ def test_loads_neither_torch_nor_ros():
     code = f"import sys, vla_ros.vision.preprocess; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"
+
+
+EXPECTED = {
+    "none": lambda image: image,
+    "rotate_90": lambda image: np.rot90(image, -1),  # numpy turns counter-clockwise
+    "rotate_180": lambda image: image[::-1, ::-1],
+    "rotate_270": lambda image: np.rot90(image),
+    "flip_horizontal": lambda image: image[:, ::-1],
+    "flip_vertical": lambda image: image[::-1],
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_orientations(sample, orientation):
+    sample.setflags(write=False)
+    assert np.array_equal(TURNS[orientation](sample), EXPECTED[orientation](sample))
+
+
+def test_turning_a_strided_view(sample):
+    padded = np.pad(sample, ((0, 0), (0, 3), (0, 0)))[:, :-3]
+    assert np.array_equal(TURNS["rotate_180"](padded), sample[::-1, ::-1])
+
+
+def test_crop_box_keeps_the_area_and_the_centre():
+    low, high = center_crop_box(0.9)
+    assert (high - low) ** 2 == pytest.approx(0.9, abs=1e-6)
+    assert low + high == pytest.approx(1.0, abs=1e-6)
+    assert center_crop_box(1.0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("area", [0.0, -0.1, 1.01, float("nan")])
+def test_crop_area_out_of_range(area):
+    with pytest.raises(ConfigError, match=r"camera\.crop_area"):
+        center_crop_box(area)
