@@ -119,7 +119,7 @@ class Byte(bytes):
         return self[0] - 256 if self[0] > 127 else self[0]
 
 
-class Message:
+class RosMessage:
     """Base of the generated classes. Equality is by value."""
 
     __slots__ = ()
@@ -217,10 +217,10 @@ class MessageTypes:
     def __init__(self, distro: str) -> None:
         self.distro = distro
         self._store = get_typestore(Stores[f"ROS2_{distro.upper()}"])
-        self._classes: dict[str, type[Message]] = {}
+        self._classes: dict[str, type[RosMessage]] = {}
         self._store.fielddefs.update(_own_definitions())
 
-    def message(self, name: str) -> type[Message]:
+    def message(self, name: str) -> type[RosMessage]:
         """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``)."""
         found = self._classes.get(name)
         if found is not None:
@@ -240,7 +240,7 @@ class MessageTypes:
         }
         for constant, kind, value in constants:
             namespace[constant] = Byte(int(value)) if kind == "byte" else value
-        cls: type[Message] = type(name.replace("/", "__"), (Message,), namespace)
+        cls: type[RosMessage] = type(name.replace("/", "__"), (RosMessage,), namespace)
         self._classes[name] = cls
         self._store.types[name] = cast("Any", cls)
         return cls

@@ -76,10 +76,10 @@ def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[WorstFr
 
 def write_report(result: Result, path: Path) -> None:
     """Write the report as one HTML file, with images of the worst moments, which are read from the bags again."""
-    page.save(path, render(result))
+    page.save(path, _render(result))
 
 
-def render(result: Result) -> str:
+def _render(result: Result) -> str:
     figures, verdict = result.figures, result.verdict
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
