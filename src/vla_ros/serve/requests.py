@@ -16,8 +16,7 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import Request
 from vla_ros.policies.remote.messages import WireError, described, finite
 from vla_ros.types import Observation, RawImage, UInt8Array
-from vla_ros.vision.lazy_images import LazyImages
-from vla_ros.vision.preprocess import process
+from vla_ros.vision.preprocess import LazyImages, process
 
 MAX_SIDE = 4096  # pixels
 _JPEG = b"\xff\xd8"
