@@ -4,10 +4,10 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from vla_ros.graph.origin import Origin
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
+from vla_ros.graph.origin import Origin
 from vla_ros.node.lockstep import Lockstep
 from vla_ros.vision.messages import encode_compressed
 

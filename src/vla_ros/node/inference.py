@@ -29,8 +29,8 @@ from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame
 from vla_ros.node.source import ActionSource
 from vla_ros.types import ActionChunk, Observation, PreviousChunk
-from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
+from vla_ros.vision.preprocess import LazyImages
 
 _REMEMBERED = 20  # inferences, for their expected duration
 
