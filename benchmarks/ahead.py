@@ -40,7 +40,6 @@ _OPTIONS = {
 
 
 def measure(schedule: str, minutes: float, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one schedule."""
     options = {"control.rate_hz": str(given.rate), "control.schedule": schedule}
     if given.command_rate and schedule != "sync":
         options["control.command_rate_hz"] = str(given.command_rate)
@@ -97,7 +96,6 @@ _SHARES = {"p50": 50, "p99": 99, "max": 100}
 
 
 def main() -> int:
-    """Measure both runs and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of the run with inference ahead (default: 10)")
     parser.add_argument(

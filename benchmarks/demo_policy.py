@@ -28,7 +28,6 @@ REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time"
 
 
 def main() -> int:
-    """Run all controls and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="demo", help="its folder, or demo or demo-pi")
     parser.add_argument("--episodes", type=int, default=100, help="per control")
@@ -59,7 +58,6 @@ def main() -> int:
 
 
 def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the demo for one row and summarise it."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"
         command = [sys.executable, "-m", "vla_ros.cli", "demo"]

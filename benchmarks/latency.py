@@ -39,13 +39,11 @@ class Looking(HoldPolicy):
     """A policy that holds, but accesses every image first."""
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Access the images, then hold."""
         dict(observation.images)
         return super().infer(session, observation)
 
 
 def main() -> None:
-    """Run, and print one table."""
     if sys.argv[1:2] == ["node"]:  # the process under test
         config = load([], sys.argv[3:])
         raise SystemExit(serve(config, stats=Path(sys.argv[2]), source=PolicySource(Looking(config))))

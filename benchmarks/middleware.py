@@ -42,7 +42,6 @@ WARM_UP = 15
 
 
 def main() -> int:
-    """Measure, or run as publisher or receiver in a process of its own."""
     arguments = _parser().parse_args()
     if arguments.part == "publish":
         publish(arguments)
@@ -190,7 +189,6 @@ def receive(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Run all profiles, print the table."""
     frames = CameraFrames(arguments.width, arguments.height)
     rows = []
     for name in arguments.profiles:

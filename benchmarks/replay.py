@@ -19,7 +19,6 @@ HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0)
 
 
 def write(folder: Path, frames: int, storage: str) -> Path:
-    """Write a bag of ``frames`` VGA images at 30 Hz with joint states."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -49,7 +48,6 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 
 
 def play(path: Path, arm: bool) -> tuple[int, float]:
-    """Play the bag; return the number of frames and processor seconds."""
     from vla_ros.config import load
     from vla_ros.policies.base import create
     from vla_ros.replay import evaluate
@@ -70,7 +68,6 @@ def play(path: Path, arm: bool) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Write, play, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=4000)
     parser.add_argument("--storage", choices=("mcap", "sqlite3"), default="mcap")

@@ -64,14 +64,12 @@ def main() -> int:
 
 
 def same(found: dict[str, Any], arguments: argparse.Namespace) -> bool:
-    """Return whether a run in the file matches the arguments."""
     mode = "real_time" if arguments.real_time else "simulated_time"
     wanted = mode, arguments.seed, arguments.episodes
     return (found["mode"], found["seed"], len(found["episodes"])) == wanted
 
 
 def name_of(delay: float, schedule: str) -> str:
-    """Return the name of a row in the JSON file."""
     return f"{schedule} {delay:g} ms"
 
 
@@ -102,14 +100,11 @@ def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namesp
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the table in Markdown."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def row(result: dict[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table under :data:`HEADINGS`."""
-
     def shown(key: str, form: str) -> str:
         return "" if result[key] is None else form.format(result[key])
 

@@ -54,11 +54,9 @@ class Sleeping(Policy):
         self._batch, self._each = batch_ms / 1e3, each_ms / 1e3
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Zeros."""
         return ActionChunk(_CHUNK, observation.stamp)
 
     def infer_batch(self, requests: Sequence[tuple[Any, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Zeros for all, after a while."""
         seconds = self._batch + self._each * len(requests)
         if seconds:
             time.sleep(seconds)
@@ -91,7 +89,6 @@ def requests(url: str, size: int, count: int = 8) -> list[bytes]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """The server's process."""
     from vla_ros.serve import server
     from vla_ros.serve.cli import SWITCH_INTERVAL
     from vla_ros.serve.service import Limits, Service
@@ -118,7 +115,6 @@ def serve(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def process(arguments: argparse.Namespace, kind: str, port: int, *more: str) -> Iterator[str]:
-    """A server in a process of its own."""
     words = ["--serve", kind, "--port", str(port), "--max-batch", str(arguments.max_batch), *more]
     words += ["--robots", str(arguments.robots)]
     words += ["--openpi", str(arguments.openpi)] if arguments.openpi else []
@@ -161,7 +157,6 @@ class Fleet:
                     self.latencies[number].append(time.perf_counter() - asked)
 
     async def watch(self, seconds: float) -> None:
-        """Print intermediate figures every 20 s."""
         for number in range(1, 1 + int(seconds // 20)):
             await asyncio.sleep(20)
             taken = [1e3 * each for robot in self.latencies for each in robot]
@@ -228,7 +223,6 @@ def health(url: str) -> None:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the values of ``GET /metrics`` by name."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
     connection.request("GET", "/metrics")
@@ -238,7 +232,6 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Measure many robots at one server."""
     messages = requests(url, arguments.size)
     alone(url, messages, 0, 10)  # the first requests of a process are slower
     single = alone(url, messages, 0, 40)
@@ -313,7 +306,6 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--robots", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=20.0)

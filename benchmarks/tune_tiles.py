@@ -41,7 +41,6 @@ Config = SkinnyConfig | GemmConfig
 
 @cache
 def weights_of(kind: str) -> DecoderWeights:
-    """Random weights of a few layers."""
     few = replace(OPENVLA_7B, llm=replace(OPENVLA_7B.llm, layers=LAYERS))
     return fuse(random_model(few, CUDA, torch.bfloat16).language_model, kind, keep=False)
 
@@ -145,7 +144,6 @@ def tune(kind: str, rows: int, most: int | None, processes: int) -> None:
 
 
 def main() -> None:
-    """Tune every kind of weight."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
     parser.add_argument("--rows", type=int, default=1, help=f"of a pass; more than {SKINNY}: a prompt")

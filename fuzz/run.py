@@ -108,7 +108,6 @@ def _hang(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    """Run the named targets, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="*", choices=[*TARGETS, []], help="default: all")
     parser.add_argument("--count", type=int, help=f"inputs per target (default: {COUNTS})")

@@ -147,7 +147,6 @@ def bags() -> dict[str, bytes]:
 
 
 def main() -> None:
-    """Write all seeds."""
     shutil.rmtree(CORPUS, ignore_errors=True)
     for name, data in {**images(), **messages(), **bags(), **wire()}.items():
         path = CORPUS / name

@@ -74,12 +74,10 @@ class Block:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The commands that need nothing that is not here."""
         return tuple(command for command in self.commands if not reason(command))
 
     @property
     def is_slow(self) -> bool:
-        """True if the block takes too long for the test suite."""
         return any(re.search(SLOW, command) for command in self.runs)
 
 
@@ -89,7 +87,6 @@ def reason(command: str) -> str:
 
 
 def blocks() -> Iterator[Block]:
-    """Yield the fenced blocks of all pages."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         for found in re.finditer(r"^```(?:sh|bash|shell|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
@@ -208,7 +205,6 @@ def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main() -> int:
-    """Run or list the commands; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the commands, run nothing")
     parser.add_argument("pages", nargs="*", help="only these pages, such as docs/replay.md")

@@ -23,7 +23,6 @@ INTERFACES = frozenset(("logger", "add_arguments", "run", "main"))
 
 
 def files(*folders: str) -> list[Path]:
-    """Return the Python files of ``folders``."""
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 

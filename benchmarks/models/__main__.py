@@ -29,7 +29,6 @@ MODELS = {
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    """Return the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +53,6 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, then print or write the figures."""
     arguments = parse(words)
     try:
         require_writable("--json", arguments.json)

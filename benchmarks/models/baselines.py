@@ -110,7 +110,6 @@ def compiled_static_cache(
 
 
 def _transformers_llama(model: OpenVLAModel) -> Any:
-    """Build transformers' Llama over the weights of ``model``."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

@@ -50,7 +50,6 @@ def floor_ms(machine: Machine, stages: Iterable[Stage]) -> float:
 
 
 def module_stage(module: torch.nn.Module, rows: int) -> Stage:
-    """Return the stage of a dense module."""
     count = sum(parameter.numel() for parameter in module.parameters())
     return count, count * next(module.parameters()).element_size(), rows
 

@@ -62,7 +62,6 @@ class Step:
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the engine, and plain torch over the same weights."""
     architecture, layout, size, processor = MODELS[arguments.model]
     setup = start(arguments)
     model, decoder = empty(lambda: OFTModel(architecture, layout)), None
@@ -102,7 +101,6 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """Return the table that ``vla-ros bench`` prints."""
     lines = [
         heading(result, f"{result['images']} images", f"sequence {result['sequence']}"),
         *stage_rows(result),

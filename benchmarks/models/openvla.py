@@ -35,7 +35,6 @@ MOST_BASELINE = 200
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the engine and its baselines."""
     setup = start(arguments)
     height, width = arguments.frame or ((720, 1280) if setup.cuda else (240, 320))
     steps, kept = setup.steps, not arguments.no_baseline  # baselines need the dense weights
@@ -147,7 +146,6 @@ def _profile(path: Path, cuda: bool) -> AbstractContextManager[Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """Return the table that ``vla-ros bench`` prints."""
     plain, drafted, accepted = result["stages_ms"], result["accepted_stages_ms"], result["accepted_ms"] or {}
     width, height = result["frame"]
     lines = [

@@ -83,7 +83,6 @@ class Measurement:
     size: tuple[int, int]  # of the network's images
 
     def request(self, index: int, messages: Sequence[bytes], continuation: Continuation | None) -> FlowRequest:
-        """Return the engine's request for one observation."""
         frames = []
         for message in messages:
             image_stamp(message)
@@ -91,7 +90,6 @@ class Measurement:
         return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.action_dim), index, continuation)
 
     def messages(self, index: int) -> list[bytes]:
-        """Return the camera messages of one observation."""
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
     def step(self, index: int, batch: int, continuation: Continuation | None) -> dict[str, float]:
@@ -218,7 +216,6 @@ def _baselines(
 
 
 def render(result: dict[str, Any]) -> str:
-    """Return the table that ``vla-ros bench`` prints."""
     width, height = result["frame"]
     rows = [
         ("with RTC p50", result["rtc_ms"]["p50"]),

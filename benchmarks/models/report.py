@@ -21,7 +21,6 @@ def stage_rows(result: dict[str, Any]) -> list[str]:
 
 
 def footing(result: dict[str, Any]) -> str:
-    """Return the machine's limits, memory and start."""
     return (
         f"measured: copy {result['bandwidth_gb_per_s']:.0f} GB/s, product {result['tflops']:.2f} TFLOP/s; "
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "

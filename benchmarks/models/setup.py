@@ -35,12 +35,10 @@ class Setup:
 
     @property
     def cuda(self) -> bool:
-        """True on a GPU."""
         return self.device.type == "cuda"
 
     @property
     def dtype_name(self) -> str:
-        """``float32`` or ``bfloat16``."""
         return str(self.dtype).removeprefix("torch.")
 
     def baseline_steps(self, arguments: argparse.Namespace, most: int) -> int:
@@ -49,7 +47,6 @@ class Setup:
 
 
 def start(arguments: argparse.Namespace) -> Setup:
-    """Choose the device and measure its limits."""
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
     name = arguments.dtype if arguments.dtype != "auto" else "bfloat16" if cuda else "float32"

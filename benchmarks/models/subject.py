@@ -93,7 +93,6 @@ def open_subject(
 
 
 def random_model(architecture: Architecture, device: torch.device, dtype: torch.dtype) -> OpenVLAModel:
-    """Make the network with random weights on the device."""
     model = build_empty(architecture)
     fill(model, random_weights(model, device, dtype), device, dtype)
     return model

@@ -56,7 +56,7 @@ def test_invalid_requests_in_a_row_leave_the_server_to_others(serving: Start) ->
     _, port = serving()
     hostile = pack({"a": {f"key{number}": number for number in range(4000)}})
     with robot(port) as good, ExitStack() as stack:
-        floods = [stack.enter_context(robot(port, max_size=None)) for _ in range(4)]
+        floods = [stack.enter_context(robot(port, max_size=None, close_timeout=0.1)) for _ in range(4)]
         for flood in floods:
             for _ in range(20):
                 flood.send(hostile)

@@ -45,7 +45,6 @@ def run_rows(
 
 
 def line(outcome: Outcome) -> str:
-    """Return the outcome of a row as a table row, followed by its first violations."""
     row = outcome.row
     text = (
         f"| {row.name:<26} | {row.reaction.value:<8} | {len(outcome.injections):>10} | {outcome.motions:>7} "
@@ -67,7 +66,6 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the table; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
     parser.add_argument(

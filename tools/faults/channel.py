@@ -44,14 +44,12 @@ class Channel:
         return kept
 
     def push(self, message: bytes) -> Sent:
-        """Return the messages to send instead of ``message``."""
         if self.fault is None:
             return [(0.0, message)]
         return KINDS[self.fault.kind](self, message, self.fault.amount)
 
 
 def read_stamp(message: bytes) -> int:
-    """Return the header stamp of a little-endian message in nanoseconds."""
     seconds, nanoseconds = struct.unpack("<iI", message[_STAMP])
     return int(seconds) * SECOND + int(nanoseconds)
 

@@ -185,7 +185,6 @@ class Director:
         rig.wait_for_motion("motion with all drivers")
 
     def _signal(self, index: int) -> None:
-        """Send the row's signals that begin (index 0) or end (index 1) the fault."""
         if self._row.server:
             self._rig.server.do(self._row.server[index])
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):

@@ -128,7 +128,6 @@ class Robot:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
     def run(self) -> None:
-        """Send and receive until the order ``end`` or the end of standard input."""
         receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
         receiving.start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -325,7 +324,6 @@ class Robot:
             heapq.heappop(self._due)[2]()
 
     def _send(self, what: str, kind: Kind, message: bytes) -> None:
-        """Record the message, then send it."""
         if what not in self._ends:
             return
         if kind == "frame":
@@ -388,7 +386,6 @@ def _fault(order: dict[str, Any]) -> Fault | None:
 
 
 def main() -> int:
-    """Run the robot until the order ``end``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("WIDTH", "HEIGHT"))

@@ -55,7 +55,6 @@ class Hand:
         return response
 
     def close(self) -> None:
-        """Leave the graph."""
         self._node.destroy_node()
 
 
@@ -68,6 +67,5 @@ class Tree:
         self._client = graph.create_action_client(self._node, self._type, "/vla_policy/run_policy")
 
     def run(self, prompt: str) -> None:
-        """Send a goal."""
         answer = self._client.send_goal_async(self._type.Goal(prompt=prompt))
         answer.add_done_callback(lambda _: self._node.destroy_node())

@@ -11,7 +11,6 @@ from vla_ros.graph.launcher import launched
 
 
 def main() -> int:
-    """Run the node and return its exit status."""
     file, *words = sys.argv[1:]
     node = subprocess.Popen([sys.executable, "-m", "tools.faults.node", *words], env={**os.environ, **launched()})
     Path(file).write_text(str(node.pid), encoding="utf-8")

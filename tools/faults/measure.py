@@ -145,7 +145,6 @@ def _spread(values: Any) -> Mapping[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults.measure", description=__doc__)
     parser.add_argument("what", choices=("stop", "overload", "soak"))
     parser.add_argument("--count", type=int, default=200, help="stops (default: 200)")

@@ -12,7 +12,6 @@ from vla_ros.vision.messages import image_stamp
 
 
 def joint_state(names: Sequence[str], positions: Sequence[float], stamp: int) -> bytes:
-    """Serialise a ``sensor_msgs/JointState``."""
     types = message_types()
     message: Any = types.message("sensor_msgs/msg/JointState")(name=list(names), position=list(positions))
     seconds, nanoseconds = divmod(stamp, SECOND)
@@ -36,7 +35,6 @@ def read_joints(cdr: bytes) -> dict[str, Any]:
 
 
 def stamp_of(message: Any) -> int:
-    """Return the stamp of a message's header in nanoseconds."""
     return int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
 
 

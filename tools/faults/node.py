@@ -55,7 +55,6 @@ class WildPolicy(Policy):
         self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Return a chunk, or fail, as the instruction says."""
         word, _, amount = observation.instruction.partition(" ")
         if word == "raise":
             raise RuntimeError("the policy fails on command")
@@ -97,7 +96,6 @@ class WildPolicy(Policy):
 
 
 def main() -> int:
-    """Run the node until it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")

@@ -101,7 +101,6 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True while the process runs."""
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
@@ -121,7 +120,6 @@ class Process:
             raise VlaRosError(f"process {self.process.pid} was not suspended within 10 s")
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
-        """End the process and return its exit status."""
         self.signal("SIGCONT")
         self.signal(name)
         try:
@@ -158,7 +156,6 @@ class Pipe:
         os.close(filling)
 
     def close(self) -> None:
-        """Read to the end."""
         if self.end >= 0:
             os.close(self.end)
             self.end = -1
@@ -200,7 +197,6 @@ class NodeProcess(Process):
             super().signal(name)
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
-        """End the process, close its log and return its exit status."""
         self._pipe.stall(False)
         try:
             return super().end(name, patience)
@@ -218,7 +214,6 @@ class LaunchedNode(NodeProcess):
 
     @property
     def alive(self) -> bool:
-        """True while the node runs, even if its launcher has ended."""
         return super().alive or not wait_for_end(self._node, 0.0)
 
     def signal(self, name: str) -> None:
@@ -298,7 +293,6 @@ class RobotProcess(Process):
             raise VlaRosError(f"the robot's process has ended ({error})") from None
 
     def close(self) -> None:
-        """End the robot and wait until its last record has been read."""
         if self.alive:
             self.signal("SIGCONT")
             with contextlib.suppress(VlaRosError):  # the process has ended in the meantime

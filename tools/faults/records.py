@@ -26,7 +26,6 @@ class Record:
     delay: float = 0.0  # seconds from sending to receiving a command
 
     def line(self) -> str:
-        """Return the record as a line of JSON, without empty fields."""
         return json.dumps({key: value for key, value in asdict(self).items() if value})
 
     @classmethod

@@ -105,16 +105,13 @@ class Rig(AbstractContextManager["Rig"]):
         self._folder.cleanup()
 
     def start_robot(self, *words: str) -> None:
-        """Start a robot (again)."""
         first = ("--arm", self._arms[0]) if self._arms else ()
         self.robot = RobotProcess(self._domain, [*self._robot_words, *first, *words], self._take, self._lease)
 
     def order(self, arm: str = "", **order: Any) -> None:
-        """Give an order to the robot, or to an arm's process."""
         (self._others[arm] if arm else self.robot).order(**order)
 
     def start_node(self) -> None:
-        """Start a node (again)."""
         self.status = {}
         self.node: NodeProcess = self._node_class(
             self._domain, self.log, self._options, self._node_words, self._lease
@@ -128,7 +125,6 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait(lambda: "not armed: " in log.read_text(encoding="utf-8"), "answer of the successor", _STARTS)
 
     def end_successor(self) -> None:
-        """End the other node, if there is one."""
         if self._successor is not None:
             self._successor.end()
             self._successor.log.unlink()
@@ -147,17 +143,14 @@ class Rig(AbstractContextManager["Rig"]):
             raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
 
     def arm(self) -> None:
-        """Arm the node and wait for a motion."""
         self.node.signal("SIGUSR1")
         self.wait_for_motion("motion after arming")
 
     def reset(self) -> None:
-        """Reset a stop, and wait until the node is disarmed."""
         self.node.signal("SIGHUP")
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
 
     def wait_for_motion(self, what: str) -> None:
-        """Wait for the next motion."""
         before = time.monotonic()
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
@@ -182,7 +175,6 @@ class Rig(AbstractContextManager["Rig"]):
             self.motions.clear()
 
     def last_words(self) -> str:
-        """Return the end of the node's log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "log: " + " | ".join(lines[-3:])
 

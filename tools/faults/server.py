@@ -33,7 +33,6 @@ class BreakingService(Service):
     async def converse(
         self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
-        """Serve one robot, and break the responses after the greeting."""
         before: bytes | str | None = None
         greeted = False
 
@@ -59,7 +58,6 @@ class BreakingService(Service):
 
 
 def main() -> int:
-    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--horizon", type=int, default=1)

@@ -166,11 +166,9 @@ class Drivers:
         return int(self._node.get_clock().now().nanoseconds)
 
     def stop(self) -> None:
-        """Publish a stop, as a stop button would."""
         self._stop.publish(self._graph.message("std_msgs/msg/Bool")(data=True))
 
     def close(self) -> None:
-        """Leave the graph."""
         self._ended = True
         self._thread.join(10)
         self._graph.close()

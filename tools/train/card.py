@@ -52,7 +52,6 @@ def _options(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
-    """Return the text of ``README.md``, from the content of ``training.json``."""
     data, fit, labels = facts["data"], facts["fit"], facts["labels"]
     frames = fit["batch"] * fit["accumulate"] * facts["steps_done"]
     evaluation = facts.get("evaluation") or []

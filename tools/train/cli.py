@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``python -m tools.train``."""
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     data = stages.add_parser("data", help="record demonstrations")
     data.add_argument("folder", type=Path, help="folder of the demonstrations")
@@ -77,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """Add an option for each field of the recipe."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         about = field.metadata["about"]
@@ -99,7 +97,6 @@ def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe that the arguments describe."""
     values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(kind)}
     return from_json(kind, values)
 

@@ -27,7 +27,6 @@ class Control:
     at_most: float = 1.0  # highest expected success rate
 
     def met(self, success_rate: float) -> bool:
-        """Return whether the success rate is within the expected range."""
         return self.at_least <= success_rate <= self.at_most
 
 
@@ -80,7 +79,6 @@ def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
 
 
 def summarize(control: Control, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return the figures of one row of the table as plain JSON values."""
     won = [rollout for rollout in rollouts if rollout.success]
     rate = len(won) / len(rollouts)
     return {
@@ -106,7 +104,6 @@ HEADINGS = (
 
 
 def row(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a row, in the order of :data:`HEADINGS`."""
     low, high = figures["expected"]
     wanted = f">= {low:.0%}" if low else f"<= {high:.0%}" if high < 1 else ""
     draft = figures.get("draft_acceptance") or {}
@@ -123,6 +120,5 @@ def row(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table in Markdown."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *(row(figures) for figures in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

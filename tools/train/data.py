@@ -151,7 +151,6 @@ class Recorder:
         self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz))
 
     def close(self) -> None:
-        """Free the renderer."""
         self._world.close()
 
     def shard(self, number: int, path: Path) -> np.ndarray:

@@ -86,6 +86,5 @@ def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_card(folder: Path, facts: dict[str, Any]) -> None:
-    """Write ``training.json`` and ``README.md``."""
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

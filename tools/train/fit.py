@@ -68,10 +68,8 @@ class Run(Training[Frames, Trainee]):
         return load_frames(paths, labels, tokens, prompts, self.device, lambda done: progress(done, len(labels)))
 
     def draw(self, frames: Frames, step: int, *, held_out: bool = False) -> Batch:
-        """See :class:`Training`."""
         recipe = self.recipe
         return frames.draw(step, 0 if held_out else recipe.seed, recipe.batch, recipe.prompts, held_out=held_out)
 
     def measure(self, frames: Frames, batch: Batch) -> Mapping[str, float]:
-        """See :class:`Training`."""
         return evaluate_batch(self.trainee, batch, self.recipe.prompts, self._reach, self.bins, self.recipe)

@@ -105,7 +105,6 @@ class Run(Training[FlowFrames, FlowTrainee]):
         )
 
     def draw(self, frames: FlowFrames, step: int, *, held_out: bool = False) -> FlowBatch:
-        """See :class:`Training`."""
         return draw(frames, step, self.recipe, self.network.max_delay, held_out=held_out)
 
     def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
@@ -152,7 +151,6 @@ class FlowLosses(NamedTuple):
 
 
 def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, held_out: bool = False) -> FlowBatch:
-    """Draw the batch of a step: the followed instruction of each frame first, then others."""
     device = frames.images.device
     random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
     pool = frames.held_out if held_out else frames.training
@@ -193,7 +191,6 @@ def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, he
 
 
 def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> FlowLosses:
-    """Return the losses of a batch."""
     times = batch.times[..., None]
     noisy = times * batch.noise + (1 - times) * batch.chunks
     found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times)

@@ -25,7 +25,6 @@ VOCABULARY = 768 - PADDING
 
 
 def token_ids() -> dict[str, int]:
-    """Return the vocabulary, word to token."""
     return word_ids((*PROMPT_WORDS, *TABLE_WORDS), EMPTY_TOKEN)
 
 

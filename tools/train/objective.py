@@ -32,7 +32,6 @@ class Losses(NamedTuple):
 
 
 def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
-    """Return all losses of a batch."""
     device = batch.tokens.device
     flat = functional.cross_entropy(predictions.actions.flatten(0, 1), batch.tokens.flatten(), reduction="none")
     weights = torch.tensor([1.0] * 3 + [recipe.rotation_weight] * 3 + [1.0], device=device)

@@ -133,7 +133,6 @@ Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRe
 
 
 def as_json(recipe: DataRecipe | NetworkRecipe | FlowNetworkRecipe | LabelRecipe | FitRecipe) -> dict[str, Any]:
-    """Return the recipe as plain JSON values."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(recipe).items()}
 
 

@@ -70,11 +70,9 @@ class Simulation:
         self._world = TableTop(world_options(arguments, config))
 
     def close(self) -> None:
-        """Free the renderer."""
         self._world.close()
 
     def run(self, seed: int, infer: Infer) -> Rollout:
-        """Run one episode."""
         options = episode_options(self._arguments, self._world)
         sent: list[IntArray] = []
 
@@ -105,7 +103,6 @@ class Network:
         self.meaning = Meaning(self._policy.spec, loaded.bins, loaded.statistics)
 
     def close(self) -> None:
-        """Free the weights."""
         self._policy.close()
 
     def __call__(self, images: Sequence[UInt8Array], instructions: Sequence[str]) -> list[IntArray]:

@@ -50,7 +50,6 @@ class Shard:
     results: NDArray[np.int64]  # int64 [episodes, 3]: seed, success (0 or 1), steps
 
     def frame(self, index: int) -> UInt8Array:
-        """Return uint8 [H, W, 3], RGB."""
         data = zlib.decompress(self.blob[self.offsets[index] : self.offsets[index + 1]].data)
         return np.frombuffer(data, np.uint8).reshape(*self.size, 3)
 

@@ -30,7 +30,6 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros bench``."""
     add_config_arguments(parser)
     parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
@@ -50,7 +49,6 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, then print or write the figures."""
     require_writable("--json", arguments.json)
     Stopwatch.pause = 1e-3 * arguments.pause
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)

@@ -31,7 +31,6 @@ class Stopwatch:
 
     @property
     def milliseconds(self) -> dict[str, float]:
-        """Times of each stage, with ``total``."""
         return {"total": 1e3 * (self._last - self._began), **self._stages}
 
 
@@ -49,7 +48,6 @@ def percentiles(milliseconds: FloatArray) -> dict[str, float] | None:
 
 
 def stage_medians(times: Times) -> dict[str, float]:
-    """Return the median of each stage, in order."""
     return {name: float(np.median(each)) for name, each in times.items() if name != "total" and each.size}
 
 

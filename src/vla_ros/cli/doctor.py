@@ -36,7 +36,6 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros doctor``."""
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
@@ -63,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the findings about everything that is checked."""
     yield Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
     yield from _graph()
     for name, package, level, fix in LIBRARIES:

@@ -54,7 +54,6 @@ class View:
             self.status = status
 
     def _count(self, now: float) -> None:
-        """Update frames and commands per second."""
         values = self._values("camera")
         counts = [int(text) if (text := values.get(key, "")).isdigit() else 0 for key in ("received", "commands")]
         if self._counted is None or now - self._counted[0] > 0.5:
@@ -64,7 +63,6 @@ class View:
             self._counted = now, counts
 
     def render(self) -> RenderableType:
-        """Render the current state."""
         from rich.columns import Columns
         from rich.console import Group
         from rich.panel import Panel
@@ -122,7 +120,6 @@ def _level(level: Any) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros top``."""
     add = parser.add_argument
     add("--node", default="/vla_policy", metavar="NAME", help="full name of the node (default: /vla_policy)")
     add("--once", action="store_true", help="print the current state and exit")

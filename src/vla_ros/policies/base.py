@@ -159,7 +159,6 @@ class LazyPolicy:
     claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # see :meth:`Policy.claims`
 
     def __call__(self, config: Config) -> Policy:
-        """Import the module and create the policy."""
         module, _, name = self.target.partition(":")
         policy: Policy = getattr(import_module(module), name)(config)
         return policy

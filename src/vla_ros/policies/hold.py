@@ -18,7 +18,6 @@ class HoldPolicy(Policy):
         self._gripper = config.gripper.open_value
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Return zero motion and an open gripper at the observation's stamp."""
         action = np.zeros((1, self.spec.dimension))
         action[0, -1] = self._gripper
         return ActionChunk(actions=action, stamp=observation.stamp)

@@ -7,5 +7,4 @@ SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a checkpoint in :data:`SHIPPED`."""
     return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"

@@ -37,7 +37,6 @@ class WiggleSession(Session):
     home: dict[str, FloatArray] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Start again from the arms' current positions."""
         self.home = {}
 
 
@@ -68,11 +67,9 @@ class WigglePolicy(Policy):
         )
 
     def start_session(self) -> WiggleSession:
-        """Start a motion around the arms' positions at the first frame."""
         return WiggleSession()
 
     def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
-        """Return the target at the observation's stamp."""
         now, options = dict(observation.state), self._options
         reach = max(_ASTRAY * options.amplitude, 1e-6)
         if not session.home or any(np.abs(now[arm] - home).max() > reach for arm, home in session.home.items()):

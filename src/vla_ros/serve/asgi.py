@@ -19,7 +19,6 @@ class Application:
         self.service, self._key = service, api_key
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":

@@ -40,7 +40,6 @@ SWITCH_INTERVAL = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros serve``."""
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
     add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
@@ -180,7 +179,6 @@ def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 def aliases(given: list[str]) -> dict[str, str]:
-    """Parse the arguments of ``--image``, each ``KEY=NAME``."""
     pairs = [text.partition("=") for text in given]
     if not all(key and name for key, _, name in pairs):
         raise ConfigError(f"--image: found {' '.join(given)}, expected KEY=NAME")

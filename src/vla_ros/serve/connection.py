@@ -7,6 +7,7 @@ import errno
 import logging
 import resource
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ACCEPTED = 32
 """Maximum number of connections that are accepted before the first of them can be closed."""
 _RESERVED = ACCEPTED + 16  # file descriptors that connections leave to the rest of the process
 _LOGGED_EVERY = 60.0  # s
+_PARTING = 0.5  # s
 
 
 class Refusals:
@@ -31,7 +33,6 @@ class Refusals:
         self._logged = float("-inf")
 
     def log(self, reason: str) -> None:
-        """Log the reason, unless one was logged in the last minute."""
         if time.monotonic() > self._logged + _LOGGED_EVERY:
             self._logged = time.monotonic()
             logger.warning("refusing connections: %s", reason)
@@ -67,8 +68,7 @@ def bounded(most: int, refusals: Refusals) -> type[ServerConnection]:
             assert isinstance(transport, asyncio.Transport)
             if len(connected) < most:
                 connected.add(self)
-                # Reading stays paused until the closing handshake times out.
-                limit_frames(self.protocol, _is_small, transport.pause_reading)
+                limit_frames(self.protocol, _is_small, partial(_end, transport))
                 super().connection_made(transport)
                 return
             transport.abort()
@@ -80,6 +80,12 @@ def bounded(most: int, refusals: Refusals) -> type[ServerConnection]:
                 super().connection_lost(exc)
 
     return Connection
+
+
+def _end(transport: asyncio.Transport) -> None:
+    """Read no more from a client that floods, and leave it a moment to read why its connection ends."""
+    transport.pause_reading()
+    asyncio.get_running_loop().call_later(_PARTING, transport.abort)
 
 
 def _is_small(frame: Frame) -> bool:

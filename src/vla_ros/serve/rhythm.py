@@ -38,7 +38,6 @@ class Rhythms:
         self._spare = 0.0  # s that may still be wasted
 
     def asked(self, robot: Hashable, when: float) -> None:
-        """Record a robot's request."""
         known = self._robots.setdefault(robot, _Rhythm())
         if known.answered is not None:
             known.gaps.append(when - known.answered)
@@ -47,13 +46,11 @@ class Rhythms:
                 known.usual = sorted(known.gaps)[-2]
 
     def answered(self, robots: Iterable[Hashable], when: float) -> None:
-        """Record the answers to some robots."""
         for robot in robots:
             if (known := self._robots.get(robot)) is not None:
                 known.answered = when
 
     def forget(self, robot: Hashable) -> None:
-        """Remove a robot."""
         self._robots.pop(robot, None)
 
     def due(self, now: float, wait: float) -> set[Hashable]:

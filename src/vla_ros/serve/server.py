@@ -65,8 +65,6 @@ async def run(
 
 
 def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
-    """Return a websocket server for ``service``, as a context manager."""
-
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
 

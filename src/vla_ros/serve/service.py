@@ -70,7 +70,6 @@ class Metrics:
 
 
 def _give_way() -> None:
-    """Lower the priority of the calling thread."""
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
@@ -204,7 +203,6 @@ class Service:
             raise ConfigError(f"--image: the policy has no feature {found}; its features are {known}")
 
     async def _reply(self, message: Message, arrived: float, known: _Conversation) -> tuple[Message, str]:
-        """Return the reply, and the outcome for the metrics."""
         dialect, limit = self._dialect, self.limits.max_message
         try:
             if len(message) > limit:

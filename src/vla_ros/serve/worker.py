@@ -108,7 +108,6 @@ class InferenceWorker:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for a batch."""
         return self._inbox.qsize() + len(self._jobs)
 
     def start(self, progress: Progress = no_progress) -> None:
@@ -139,7 +138,6 @@ class InferenceWorker:
         self._inbox.put((job, self._clock()))
 
     def forget(self, robot: Robot) -> None:
-        """Close a robot's session."""
         self._inbox.put(robot)
 
     def drain(self) -> None:
@@ -284,7 +282,6 @@ class InferenceWorker:
 
 
 def _useless(job: Job, now: float) -> VlaRosError | None:
-    """Return the error for a job that need not be computed, or None."""
     if not job.wanted():
         return VlaRosError("the robot disconnected before its request was computed")
     if now > job.deadline:

@@ -155,7 +155,6 @@ def _tensors(file: Path, feature: str) -> dict[str, Any]:
 
 
 def is_image(name: str) -> bool:
-    """Return True if the feature ``name`` is an image."""
     return name.startswith("observation.image")
 
 

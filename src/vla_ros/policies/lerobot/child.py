@@ -27,7 +27,6 @@ class LeRobotChild(RemotePolicy):
         self._use(config, RemoteOptions(name="remote", server="ws://127.0.0.1"))
 
     def describe(self) -> PolicySpec:
-        """Return the inputs and outputs in the checkpoint's ``config.json``."""
         return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -59,7 +58,6 @@ class LeRobotChild(RemotePolicy):
         return self._server.pid if self._server else 0
 
     def close(self) -> None:
-        """Disconnect and terminate the process."""
         super().close()
         server, self._server = self._server, None
         if server is not None:

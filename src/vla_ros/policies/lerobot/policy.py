@@ -36,7 +36,6 @@ class LeRobotPolicy(Policy):
         self._checkpoint: Checkpoint | None = None
 
     def describe(self) -> PolicySpec:
-        """Return the inputs and outputs in the checkpoint's ``config.json``."""
         return read_spec(self._folder)
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -66,7 +65,6 @@ class LeRobotPolicy(Policy):
         progress(1.0, "ready")
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Infer a chunk from one observation."""
         began = time.perf_counter()
         values: dict[str, Any] = {}
         assert self._checkpoint is not None
@@ -101,12 +99,10 @@ class LeRobotPolicy(Policy):
         return tuple(found[0].double().cpu().numpy() for found in (actions, chunk))
 
     def close(self) -> None:
-        """Free the model."""
         self._checkpoint = None
 
 
 def _shape(name: str, feature: Any) -> tuple[int, ...]:
-    """Return the shape of a feature in an observation."""
     return image_shape(name, feature.shape) if is_image(name) else tuple(feature.shape)
 
 

@@ -41,7 +41,6 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return f"ws://127.0.0.1:{self._port}"
 
     @property
@@ -59,7 +58,6 @@ class ServerProcess:
         self._supervisor.start()
 
     def close(self) -> None:
-        """Terminate the process."""
         self._closing.set()
         if self._process is not None:
             self._process.terminate()

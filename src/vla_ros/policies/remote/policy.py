@@ -45,11 +45,9 @@ class RemoteSession(Session):
 
     @property
     def lost(self) -> Lost | None:
-        """The loss of the server."""
         return self.link.lost
 
     def close(self) -> None:
-        """Close the connection."""
         self.link.close()
 
 
@@ -140,7 +138,6 @@ class RemotePolicy(Policy):
         )
 
     def close(self) -> None:
-        """Close the connection."""
         link, self._first = self._first, None
         if link is not None:
             link.close()

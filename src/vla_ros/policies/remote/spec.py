@@ -24,8 +24,6 @@ _OLDEST = -10_000  # minimum of a delta timestamp, in steps or seconds
 
 
 def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
-    """Return the metadata of the policy ``name``."""
-
     def size(image: ImageFeature) -> tuple[int, int] | None:
         return image.processor.size if image.processor else image.takes
 

@@ -283,7 +283,6 @@ def _abort(sock: socket.socket) -> None:
 
 
 def _is_idle(frame: Frame) -> bool:
-    """Return True for control and empty frames."""
     return not frame.data or frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
