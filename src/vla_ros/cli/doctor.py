@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 GIB = 1024**3
-OK, NOTE, WRONG = "ok", "note", "wrong"
-WIDE = 400  # characters; no line breaks in a file or pipe
+_OK, NOTE, WRONG = "ok", "note", "wrong"
+_WIDE = 400  # characters; no line breaks in a file or pipe
 FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer should hold
 
 
@@ -31,7 +31,7 @@ class Finding:
 
     name: str  # what was checked
     found: str
-    level: str = OK  # ``ok``, ``note`` or ``wrong``
+    level: str = _OK  # ``ok``, ``note`` or ``wrong``
     fix: str = ""  # what to do
 
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    style = {OK: "green", NOTE: "yellow", WRONG: "red"}
+    style = {_OK: "green", NOTE: "yellow", WRONG: "red"}
     table = Table(box=None, header_style="dim")
     for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Plain text, because rich would interpret the [dds] in a pip command as a style.
         cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
-    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     return 0
 
 
@@ -173,7 +173,7 @@ def _shared_memory() -> Finding:
         return Finding("shared memory", "/dev/shm does not exist", NOTE)
     free = shutil.disk_usage(path).free
     fix = "docker run --shm-size=1g, or remount /dev/shm larger" if free < GIB / 4 else ""
-    return Finding("shared memory", f"/dev/shm has {free / GIB:.1f} GiB free", NOTE if fix else OK, fix)
+    return Finding("shared memory", f"/dev/shm has {free / GIB:.1f} GiB free", NOTE if fix else _OK, fix)
 
 
 def _egl() -> Finding:
@@ -193,4 +193,4 @@ def _memory() -> Iterator[Finding]:
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     free, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
     fix = "close other programs" if free < 4 * GIB else ""
-    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB available", NOTE if fix else OK, fix)
+    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB available", NOTE if fix else _OK, fix)

@@ -22,7 +22,7 @@ _TIMES = {
     "delta_timestamps": (re.compile(r"0(\.0+)?|-\d+(\.\d+)?"), "seconds", "-0.5, 0"),
     "delta_indices": (re.compile(r"0|-\d+"), "steps", "-15, 0"),
 }
-Times = Mapping[str, tuple[DeltaTimestamp, ...]]
+_Times = Mapping[str, tuple[DeltaTimestamp, ...]]
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
@@ -121,7 +121,7 @@ def _time(option: str, text: str) -> tuple[str, tuple[DeltaTimestamp, ...]]:
     return key, tuple(DeltaTimestamp(seconds=float(number)) for number in numbers)
 
 
-def _with_image(image: ImageFeature, said: ImageFeature | None, times: Times) -> ImageFeature:
+def _with_image(image: ImageFeature, said: ImageFeature | None, times: _Times) -> ImageFeature:
     if said is not None:
         size = image.size if image.processor or image.size else said.size
         if size and image.takes and size != image.takes:
@@ -131,7 +131,7 @@ def _with_image(image: ImageFeature, said: ImageFeature | None, times: Times) ->
     return replace(image, delta_timestamps=_when(image.key, image.delta_timestamps, times))
 
 
-def _with_state(state: StateFeature, said: StateFeature | None, times: Times) -> StateFeature:
+def _with_state(state: StateFeature, said: StateFeature | None, times: _Times) -> StateFeature:
     if said is not None:
         if state.size and said.size and state.size != said.size:
             raise ConfigError(
@@ -144,7 +144,7 @@ def _with_state(state: StateFeature, said: StateFeature | None, times: Times) ->
     return replace(state, delta_timestamps=_when(state.key, state.delta_timestamps, times))
 
 
-def _when(key: str, own: tuple[DeltaTimestamp, ...], said: Times) -> tuple[DeltaTimestamp, ...]:
+def _when(key: str, own: tuple[DeltaTimestamp, ...], said: _Times) -> tuple[DeltaTimestamp, ...]:
     wanted = said.get(key, own)
     if own not in (NOW, wanted):
         raise ConfigError(f"features.{_BOTH}: found {wanted} for '{key}', but the policy requires {own}")

@@ -19,7 +19,7 @@ from vla_ros.engine.ops import Ops, advance, predict_velocity
 from vla_ros.engine.stream import Guide, KVCache, Positions, Stream
 from vla_ros.engine.weights import DecoderWeights
 
-Encode = Callable[[Tensor], Tensor]
+_Encode = Callable[[Tensor], Tensor]
 """Encodes images [N, S, S, 3] (uint8, or float32 in [0, 1]) as tokens [N, patches, width]; can be captured."""
 
 
@@ -27,7 +27,7 @@ Encode = Callable[[Tensor], Tensor]
 class FlowModel:
     """Weights and constants of pi0 or pi0.5; values that depend only on the flow time are precomputed."""
 
-    encode: Encode  # vision tower and projector
+    encode: _Encode  # vision tower and projector
     embedding: Tensor  # [vocabulary, width], prompt tokens; not scaled
     prefix: DecoderWeights  # Gemma over images and prompt
     expert: DecoderWeights  # Gemma over the suffix; its norms have an entry per step, then one for t = 0 (pi0: one)

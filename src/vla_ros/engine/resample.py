@@ -29,7 +29,7 @@ from vla_ros.types import (
 )
 from vla_ros.vision.resample import PRECISION_BITS
 
-Pipeline = Callable[[Tensor], Tensor]
+_Pipeline = Callable[[Tensor], Tensor]
 """Converts RGB images, uint8 [B, H, W, 3], to RGB images, uint8 [B, height, width, 3]."""
 
 _AT_ONCE = 2**22  # products held at a time; their 16 MiB fit into the cache of a large GPU
@@ -61,9 +61,9 @@ class Taps:
         return (taken * self.weights).sum(1, dtype=torch.int32)  # below 2^31: weights sum to 1, a few are negative
 
 
-def make_turn(name: str) -> Pipeline:
+def make_turn(name: str) -> _Pipeline:
     """Return the rotation or flip for a value of ``camera.orientation``, on images [B, H, W, 3]."""
-    turns: dict[str, Pipeline] = {
+    turns: dict[str, _Pipeline] = {
         "none": lambda images: images,
         "rotate_90": lambda images: images.rot90(-1, (1, 2)),
         "rotate_180": lambda images: images.flip(1, 2),
@@ -86,7 +86,7 @@ def resampling_on(device: torch.device, processor: ImageProcessor, source: tuple
 
 def make_pipeline(
     processor: ImageProcessor, source: tuple[int, int], device: torch.device, orientation: str = "none"
-) -> Pipeline:
+) -> _Pipeline:
     """Return a function that orients and processes images of one size on ``device``.
 
     ``source`` is (height, width) before the rotation. Raises ConfigError if :func:`resampling_on` returns None.
@@ -107,17 +107,17 @@ def make_pipeline(
     return pipeline
 
 
-def make_step(step: Any, device: torch.device) -> Pipeline:
+def make_step(step: Any, device: torch.device) -> _Pipeline:
     """Return the function for one step of an image processor."""
     if isinstance(step, JpegRoundTrip):
         return make_round_trip(step.size, device, _kernels(device, "jpeg"))
-    makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
+    makers: dict[type, Callable[[Any, torch.device], _Pipeline]] = {
         BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
     }  # fmt: skip
     return makers[type(step)](step, device)
 
 
-def _crop(step: BilinearCrop, device: torch.device) -> Pipeline:
+def _crop(step: BilinearCrop, device: torch.device) -> _Pipeline:
     rows, columns = step.rows, step.columns
     above, below = _to(rows.below, device), _to(rows.above, device)
     left, right = _to(columns.below, device), _to(columns.above, device)
@@ -139,14 +139,14 @@ def _crop(step: BilinearCrop, device: torch.device) -> Pipeline:
     return crop
 
 
-def _resize(step: FixedPointResize, device: torch.device) -> Pipeline:
+def _resize(step: FixedPointResize, device: torch.device) -> _Pipeline:
     taps = Taps.of(step, device)
     if step.axis == 1:
         return lambda images: taps(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
     return lambda images: taps(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
 
 
-def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
+def _float_resize(step: FloatResize, device: torch.device) -> _Pipeline:
     tables = [_to(part, device) for axis in (step.rows, step.columns) for part in axis]
     taps = tables[0].shape[1], tables[2].shape[1]
     return _one_kernel(_kernels(device).float_resize_kernel, tables, taps)
@@ -159,7 +159,7 @@ def _kernels(device: torch.device, module: str = "resample") -> Any:
     return import_module(f"vla_ros.engine.kernels.{module}")
 
 
-def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
+def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> _Pipeline:
     """Return a step that runs ``kernel`` with one program per block of a row.
 
     The output has as many rows as the first table and as many columns as the third.
@@ -178,7 +178,7 @@ def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float],
     return run
 
 
-def _pad(step: Padding, device: torch.device) -> Pipeline:
+def _pad(step: Padding, device: torch.device) -> _Pipeline:
     def pad(images: Tensor) -> Tensor:
         (height, width), (top, left) = step.size, step.corner
         result = images.new_zeros(images.shape[0], height, width, images.shape[3])

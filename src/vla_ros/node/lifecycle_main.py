@@ -1,7 +1,7 @@
 """``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
 Signals only set a flag, which is checked between callbacks and between steps of loading, because an exception
-raised inside an import may get lost. :data:`PATIENCE` seconds later, KeyboardInterrupt is raised wherever the
+raised inside an import may get lost. :data:`_PATIENCE` seconds later, KeyboardInterrupt is raised wherever the
 thread is.
 """
 
@@ -19,7 +19,7 @@ from vla_ros.process import end_process, keep_freed_memory, use_environment
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
-PATIENCE = 3.0
+_PATIENCE = 3.0
 """Seconds from a signal to KeyboardInterrupt if the flag is not checked earlier."""
 
 
@@ -35,7 +35,7 @@ class Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.name:
             self.name = signal.Signals(number).name
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE, 1.0)
 
     def ignore(self) -> None:
         """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""

@@ -23,7 +23,7 @@ from vla_ros.node.run import NODE_NAME, log_progress
 from vla_ros.policies.base import Progress
 
 SUCCESS = TransitionCallbackReturn.SUCCESS
-ERROR = TransitionCallbackReturn.ERROR
+_ERROR = TransitionCallbackReturn.ERROR
 
 
 class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
@@ -127,7 +127,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         name = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "
         self.failure = f"{transition}: {name}{error}"
         self.get_logger().error(self.failure)
-        return ERROR
+        return _ERROR
 
     def _autostart(self) -> None:
         self._starter.cancel()

@@ -12,7 +12,7 @@ from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, ServedGoal
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
-TYPE = "rosetta_interfaces/action/RunPolicy"
+_TYPE = "rosetta_interfaces/action/RunPolicy"
 _PERIOD = 0.05  # s
 _FEEDBACK = 0.5  # s
 
@@ -20,7 +20,7 @@ _FEEDBACK = 0.5  # s
 def has_run_policy(graph: Backend) -> bool:
     """Return True if the action's type is available; rclpy needs the package rosetta_interfaces."""
     try:
-        graph.action(TYPE)
+        graph.action(_TYPE)
     except VlaRosError:
         return False
     return True
@@ -45,9 +45,9 @@ class RunPolicy:
         self._goal: ServedGoal | None = None
         self._began = self._told = 0.0  # steady clock, s
         self._commands = 0  # sent before the goal
-        kind = wiring.graph.action(TYPE)
+        kind = wiring.graph.action(_TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
-        wiring.action_server(TYPE, "~/run_policy", self._accept, self._start, self._cancel)
+        wiring.action_server(_TYPE, "~/run_policy", self._accept, self._start, self._cancel)
         wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "command")
         wiring.timer(_PERIOD, self._look)
         wiring.undo(self._close)

@@ -70,7 +70,7 @@ def available_memory(device: str) -> int | None:
     return min(found, default=None)
 
 
-Plan = Callable[[str, str, str], MemoryPlan]
+_Plan = Callable[[str, str, str], MemoryPlan]
 """Returns the memory needed with a data type, a quantisation and a device."""
 
 Choices = Mapping[str, tuple[tuple[str, str], ...]]
@@ -81,7 +81,7 @@ Choices = Mapping[str, tuple[tuple[str, str], ...]]
 class MemoryCheck:
     """Checks a model's memory before loading, and suggests options when memory runs out."""
 
-    plan: Plan
+    plan: _Plan
     choices: Choices
     device: str  # where the model runs
     available: Callable[[str], int | None] = available_memory  # returns a device's free bytes

@@ -14,7 +14,7 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session, options_of
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
-RATE_HZ = 20.0
+_RATE_HZ = 20.0
 """Rate at which the joints are moved, in hertz."""
 
 _PEAK = 0.76980  # maximum of the product of sines in :func:`offset`: 4 / (3 sqrt(3))
@@ -63,7 +63,7 @@ class WigglePolicy(Policy):
             tuple(StateFeature(name, parse_components(f"{name}.joint_position")) for name in self._arms),
             parse_components(" + ".join(parts), action=True),
             dimension=0,
-            rate_hz=RATE_HZ,
+            rate_hz=_RATE_HZ,
         )
 
     def start_session(self) -> WiggleSession:

@@ -23,7 +23,7 @@ from vla_ros.vision.preprocess import Preprocessor, process
 
 SHOWN_EPISODES, SHOWN_MOMENTS = 8, 10
 APART_NS = 500_000_000
-POLICY, GREY = 1, 0
+_POLICY, GREY = 1, 0
 
 BASELINES = (
     "zero does not move; mean action repeats the mean recorded action; hold last repeats the action recorded one "
@@ -165,7 +165,7 @@ def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: boo
         step = column in result.spec.grippers
         series = [
             charts.Series("recorded", time, bag.recorded[rows, column], GREY, step),
-            charts.Series("policy", time, bag.predicted[rows, column], POLICY, step),
+            charts.Series("policy", time, bag.predicted[rows, column], _POLICY, step),
         ]
         found.append(charts.lines(series, title=name, x_label="time [s]", show_legend=column == 0))
     episode = int(bag.episodes[rows[0]])
@@ -183,7 +183,7 @@ def _error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
         for item in dimensions
     ]
-    over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), POLICY + 1)
+    over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), _POLICY + 1)
     columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", "bias": "bias", "correlation": "correlation"}
     columns |= {"saturated": "saturated", "out of range": "out_of_range"}
     return [
@@ -253,7 +253,7 @@ def _latency(result: Result) -> list[Markup]:
         f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of {period:.0f} ms. "
         "The table leaves out each bag's first step, which warms up."
     )
-    over_time = charts.Series("latency", result.frames.seconds, totals, POLICY)
+    over_time = charts.Series("latency", result.frames.seconds, totals, _POLICY)
     parts += [page.cards(shown), _wide(over_time, "Latency over time [ms]", "time [s]")]
     return [*parts, tag("p", missed, class_="note")]
 

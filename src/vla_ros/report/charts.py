@@ -21,13 +21,13 @@ Range = tuple[float, float]
 
 SMALL: Size = (360.0, 170.0)
 WIDE: Size = (1060.0, 200.0)
-COLOURS = 7
+_COLOURS = 7
 _BINS = 450  # two points each, for lines with more points than a screen shows
 
 
 def colour(index: int) -> str:
     """Return the CSS value of a palette colour; 0 is the grey of reference data."""
-    return f"var(--s{index % COLOURS})"
+    return f"var(--s{index % _COLOURS})"
 
 
 class Series(NamedTuple):

@@ -12,7 +12,7 @@ from vla_ros.errors import ImageError
 from vla_ros.report.markup import Markup, tag
 from vla_ros.types import UInt8Array
 
-MAX_SIDE = 16_000
+_MAX_SIDE = 16_000
 """Longest side of a sprite sheet, in pixels, that every current browser decodes."""
 
 
@@ -60,7 +60,7 @@ def animation(
     chosen = np.unique(np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int))
     small = [shrink(frames[index], side) for index in chosen]
     height, width = small[0].shape[:2]
-    columns = max(1, min(len(small), 16, MAX_SIDE // width))
+    columns = max(1, min(len(small), 16, _MAX_SIDE // width))
     rows = -(-len(small) // columns)
     sheet = np.zeros((rows * height, columns * width, 3), np.uint8)
     for index, frame in enumerate(small):

@@ -7,13 +7,15 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = "vla_ros numpy torch transformers opencv-python-headless simplejpeg Pillow pin mujoco rosbags cyclonedds"
+_PACKAGES = (
+    "vla_ros numpy torch transformers opencv-python-headless simplejpeg Pillow pin mujoco rosbags cyclonedds"
+)
 
 
 def versions() -> dict[str, str]:
-    """Return the machine, and the versions of Python and of the installed :data:`PACKAGES`."""
+    """Return the machine, and the versions of Python and of the installed :data:`_PACKAGES`."""
     found = {"python": platform.python_version(), "machine": machine()}
-    for name in PACKAGES.split():
+    for name in _PACKAGES.split():
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

@@ -7,9 +7,9 @@ from typing import Any
 
 from vla_ros.serve.service import Service
 
-Event = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+_Event = Mapping[str, Any]
+Receive = Callable[[], Awaitable[_Event]]
+_Send = Callable[[_Event], Awaitable[None]]
 
 
 class Application:
@@ -18,7 +18,7 @@ class Application:
     def __init__(self, service: Service, api_key: str = "") -> None:
         self.service, self._key = service, api_key
 
-    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: _Event, receive: Receive, send: _Send) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
@@ -26,17 +26,17 @@ class Application:
         else:
             await self._websocket(scope, receive, send)
 
-    def _answer(self, scope: Event) -> tuple[int, bytes] | None:
+    def _answer(self, scope: _Event) -> tuple[int, bytes] | None:
         given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         return self.service.http(scope["path"], self._key, given)
 
-    async def _http(self, scope: Event, send: Send) -> None:
+    async def _http(self, scope: _Event, send: _Send) -> None:
         status, body = self._answer(scope) or (426, b"this is a websocket\n")
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
+    async def _websocket(self, scope: _Event, receive: Receive, send: _Send) -> None:
         await receive()  # websocket.connect
         if self._answer(scope) is not None:
             await send({"type": "websocket.close", "code": 1008})
@@ -58,7 +58,7 @@ class Application:
         await self.service.converse(messages(), answer, lambda: connected)
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
+async def _lifespan(receive: Receive, send: _Send) -> None:
     kind = ""
     while kind != "lifespan.shutdown":
         kind = (await receive())["type"]

@@ -18,7 +18,7 @@ from vla_ros.policies.remote.messages import WireError, described, finite
 from vla_ros.types import Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import LazyImages, process
 
-MAX_SIDE = 4096  # pixels
+_MAX_SIDE = 4096  # pixels
 _JPEG = b"\xff\xd8"
 _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.")
 
@@ -109,9 +109,9 @@ def _pixels(image: UInt8Array | bytes, key: str, most: int) -> UInt8Array:
         return image
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(image)
-        if max(height, width) > MAX_SIDE or height * width > most:
+        if max(height, width) > _MAX_SIDE or height * width > most:
             raise WireError(
-                f"image '{key}': found a JPEG of {width}x{height}, allowed {MAX_SIDE} per side and "
+                f"image '{key}': found a JPEG of {width}x{height}, allowed {_MAX_SIDE} per side and "
                 f"{most / 1e6:.1f} million pixels (vla-ros serve --max-image)"
             )
         pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
@@ -143,10 +143,10 @@ def _image(flat: Mapping[str, Any], feature: ImageFeature, schema: RequestSchema
     if good and value.shape[-3] == 3 and value.shape[-1] != 3:
         value = np.moveaxis(value, -3, -1)
     *found, height, width, channels = value.shape if good else (0, 0, 0)
-    if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
+    if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE:
         shape = [*leading, "H", "W", 3]
         raise WireError(
-            f"image '{key}' is {described(value)}, expected uint8 {shape} with sides of 1 to {MAX_SIDE}, or a JPEG"
+            f"image '{key}' is {described(value)}, expected uint8 {shape} with sides of 1 to {_MAX_SIDE}, or a JPEG"
         )
     return np.ascontiguousarray(value)
 

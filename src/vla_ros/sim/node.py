@@ -20,7 +20,7 @@ from vla_ros.types import FloatArray, JointState, UInt8Array
 from vla_ros.vision.messages import encode_image
 
 SECOND = 1_000_000_000
-NODE_NAME = "table_top"
+_NODE_NAME = "table_top"
 
 IMAGE_TOPIC = "/camera/image_raw"
 OBJECT_TOPIC = "/sim/objects"
@@ -97,7 +97,7 @@ class SimNode:
     ) -> None:
         self._graph = graph
         self._tap = tap
-        self._node = graph.create_node(NODE_NAME)
+        self._node = graph.create_node(_NODE_NAME)
         published = {**_PUBLISHED, **{wrist_topic(camera): _PUBLISHED[IMAGE_TOPIC] for camera in wrist}}
         self._joint_topics = [arm.joint_states for arm in arms]
         published |= dict.fromkeys(self._joint_topics, ("sensor_msgs/msg/JointState", "state_publisher"))

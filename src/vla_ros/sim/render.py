@@ -12,7 +12,7 @@ import numpy as np
 from vla_ros.errors import MissingDependencyError
 from vla_ros.types import UInt8Array
 
-PACKAGES = "libegl1 libgl1-mesa-dri"
+_PACKAGES = "libegl1 libgl1-mesa-dri"
 """Debian and Ubuntu packages for EGL on a CPU."""
 
 
@@ -26,7 +26,7 @@ def choose_backend() -> str:
             return library.lower()
     raise MissingDependencyError(
         "the simulation's camera: found neither libEGL nor libOSMesa, expected one for off-screen rendering. "
-        f"On Debian and Ubuntu: sudo apt install {PACKAGES}"
+        f"On Debian and Ubuntu: sudo apt install {_PACKAGES}"
     )
 
 
@@ -42,7 +42,7 @@ def _make_context(width: int, height: int) -> Any:
         context = GLContext(width, height)
         context.make_current()
     except Exception as error:  # PyOpenGL raises many kinds: ImportError, AttributeError...
-        package = PACKAGES if backend == "egl" else "libosmesa6"
+        package = _PACKAGES if backend == "egl" else "libosmesa6"
         raise MissingDependencyError(
             f"the simulation's camera: no {backend.upper()} context ({type(error).__name__}: {error}), expected "
             f"off-screen OpenGL. On Debian and Ubuntu: sudo apt install {package}. "

@@ -13,8 +13,8 @@ from pathlib import Path
 from vla_ros.errors import ConfigError
 
 SHARD_BYTES = 4_000_000_000
-FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "dataset_statistics.json")
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "dataset_statistics.json")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
     architecture = read_architecture(base or folder)
     weights = read_weights(folder, base)
     output.mkdir(parents=True, exist_ok=True)
-    for name in (*FILES, *TOKENIZER):
+    for name in (*_FILES, *_TOKENIZER):
         for place in (folder, base):
             if place is not None and (place / name).exists():
                 shutil.copyfile(place / name, output / name)

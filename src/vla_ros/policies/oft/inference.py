@@ -30,7 +30,7 @@ from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 END_TOKEN = 2
 """``</s>``, which follows the placeholders."""
 
-Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
+_Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
 """Encodes uint8 images [N, H, W, 3], with each tower's modulations (FiLM), as embeddings [N, patches, width]."""
 
 
@@ -186,7 +186,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         model: OFTModel,
         weights: DecoderWeights,
         ops: Ops,
-        encode: Encode,
+        encode: _Encode,
         runner: Runner,
         steps: int = 50,
         bucket_step: int = 32,

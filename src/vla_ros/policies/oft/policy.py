@@ -63,7 +63,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Loaded(LoadedNetwork):
+class _Loaded(LoadedNetwork):
     """A loaded checkpoint."""
 
     model: OFTModel
@@ -82,7 +82,7 @@ class OFTSession(PromptSession):
     random: np.random.Generator = field(default_factory=np.random.default_rng)
 
 
-class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
+class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
     """Infers a chunk of actions from one to three images, an instruction and optionally a state.
 
     ``info`` of a discrete checkpoint's chunk has ``logit_margins`` and ``outside_bins``.
@@ -170,7 +170,7 @@ class OFTPolicy(OpenVLANetworkPolicy[Loaded, OFTSession, ChunkRequest]):
         inference = engine or plain
         assert inference is not None, "quantised weights have no reference path, so a failed engine raises"
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
-        self._loaded = Loaded(model, prompt, bins, found.statistics, found.state, inference)
+        self._loaded = _Loaded(model, prompt, bins, found.statistics, found.state, inference)
 
     def _make_engine(
         self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None

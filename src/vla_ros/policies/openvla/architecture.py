@@ -32,7 +32,7 @@ LLAMA2_EMPTY_TOKEN = 29871
 PROMPT_VERSIONS = ("v0.1", "v0.2")
 
 
-HARMLESS = {
+_HARMLESS = {
     "about the files and their software": "architectures auto_map dtype torch_dtype transformers_version "
     "return_dict id2label label2id _*",
     "sampling and limits, unused by greedy decoding of a fixed number of tokens": "do_sample temperature top_* "
@@ -114,7 +114,7 @@ def read_architecture(folder: Path) -> Architecture:
 def _finish(fields: Fields, more: Mapping[str, str] | None = None) -> None:
     for key, value in NEUTRAL.items():
         fields.expect(key, value, None)
-    fields.finish({**HARMLESS, **(more or {})})
+    fields.finish({**_HARMLESS, **(more or {})})
 
 
 def parse_architecture(content: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:

@@ -28,7 +28,7 @@ _NEVER_RUN = re.compile(
 )
 _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
 
-PROMPT_TOKENS = 128
+_PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; typical prompts have 20 to 40 tokens."""
 
 _DENSE = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"))
@@ -91,7 +91,7 @@ def plan_memory(shapes: Shapes, architecture: Architecture, dtype: str, quantize
     weights = sum(
         prod(shape) * (BYTES.get(quantize, item) if is_quantizable(key) else item) for key, shape in shapes.items()
     )
-    llm, tokens = architecture.llm, architecture.patches + PROMPT_TOKENS
+    llm, tokens = architecture.llm, architecture.patches + _PROMPT_TOKENS
     projector = architecture.patches * 8 * architecture.vision_width
     activations = max(prefill_numbers(llm, tokens), projector, *map(tower_numbers, architecture.towers))
     largest_tensor = max((prod(shape) for shape in shapes.values()), default=0)

@@ -18,7 +18,7 @@ from vla_ros.policies.fields import read_fields
 
 FOLDER = "lora_adapter"
 
-HARMLESS = {
+_HARMLESS = {
     "training": "lora_dropout task_type inference_mode eva_config",
     "about the base model, which policy.base or --base names": "revision auto_mapping",
     "about peft": "peft_version megatron_core",
@@ -96,7 +96,7 @@ def read_settings(path: Path) -> LoraSettings:
         raise CheckpointError(f"{path}: target_modules: found {targets!r}, expected a pattern or a list of names")
     alpha, by_root = config.number("lora_alpha", 8), config.expect("use_rslora", False, True)
     rank, base = config.whole("r", 8), config.get("base_model_name_or_path")
-    config.finish(HARMLESS)
+    config.finish(_HARMLESS)
     return LoraSettings(alpha, by_root, rank, targets, str(base or ""), str(path))
 
 

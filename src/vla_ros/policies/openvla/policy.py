@@ -42,7 +42,7 @@ _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's eval
 
 
 @dataclass(frozen=True)
-class Loaded(LoadedNetwork):
+class _Loaded(LoadedNetwork):
     """A loaded checkpoint."""
 
     engine: Engine | None = None  # runs instead of ``model``; None on the reference path
@@ -63,7 +63,7 @@ class OpenVLASession(PromptSession):
         self.draft = DraftState()
 
 
-class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
+class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, Request]):
     """Decodes one action greedily from one image and an instruction.
 
     A chunk's ``info`` has ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (number
@@ -82,7 +82,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
     def start_session(self) -> OpenVLASession:
         return OpenVLASession()
 
-    def _open(self, where: Placement) -> tuple[Loaded, Produce]:
+    def _open(self, where: Placement) -> tuple[_Loaded, Produce]:
         options, folder, base = self._options, self.folder, self._base
         architecture = read_architecture(base)
         statistics = self._chosen(options.unnorm_key)
@@ -97,9 +97,9 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
             logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
         self._set_memory(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-        return Loaded(model, prompt, bins, statistics), produce
+        return _Loaded(model, prompt, bins, statistics), produce
 
-    def _build(self, opened: tuple[Loaded, Produce], where: Placement, progress: Progress) -> None:
+    def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
         model, dimension = self._loaded.model, self._loaded.statistics.dimension
         size = (model.architecture.image_size, model.architecture.image_size)
@@ -127,7 +127,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
         logger.info("images: JPEG, Lanczos-3, %.3g of the area, as in OpenVLA's evaluation on %s", area, robot)
         return LiberoResize(size, area)
 
-    def _make_engine(self, loaded: Loaded, weights: DecoderWeights | None) -> Engine | None:
+    def _make_engine(self, loaded: _Loaded, weights: DecoderWeights | None) -> Engine | None:
         """Return an engine that passed its tests, or None if ``auto`` falls back.
 
         ``weights`` is the quantised decoder, which only the engine can run, or None.
@@ -151,7 +151,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[Loaded, OpenVLASession, Request]):
 
         return self._engine(make, check, has_fallback=weights is None)
 
-    def _prompt(self, loaded: Loaded) -> IntArray:
+    def _prompt(self, loaded: _Loaded) -> IntArray:
         return loaded.prompt.encode(SELF_TEST_INSTRUCTION)
 
     def _warm_up(self, batch: int) -> bool:

@@ -13,7 +13,7 @@ from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.tokenizers import find_file, read_tokenizer
 from vla_ros.types import IntArray
 
-Encode = Callable[[str], list[int]]
+_Encode = Callable[[str], list[int]]
 """Encodes text as token ids, without BOS."""
 
 _VICUNA_SYSTEM = (
@@ -37,7 +37,7 @@ def format_prompt(instruction: str, version: str) -> str:
 class PromptEncoder:
     """Encodes instructions as prompt tokens of a checkpoint."""
 
-    encode_text: Encode
+    encode_text: _Encode
     version: str
     bos_token: int  # first token
     empty_token: int  # last token, appended if the prompt does not end with it (29871 for Llama-2)
@@ -82,7 +82,7 @@ def load_prompt_encoder(
     )
 
 
-def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
+def load_tokenizer(folder: Path, architecture: Architecture) -> _Encode:
     """Load the tokenizer in ``folder``; raises CheckpointError if it does not fit the model."""
     path = find_file(folder, ("tokenizer.json", "tokenizer.model"))
     if path is None:

@@ -26,8 +26,8 @@ from vla_ros.policies.pi.robots import ROBOTS, Robot
 from vla_ros.policies.pi.rtc import RtcSettings
 from vla_ros.policies.published import loop_of
 
-OPENPI = "openpi"
-LEROBOT = "lerobot"
+_OPENPI = "openpi"
+_LEROBOT = "lerobot"
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class PiCheckpoint:
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
     """Determine the layout from ``config.json``: ``openpi`` or ``lerobot``."""
     if config.get("type") in PROMPT_TOKENS and "input_features" in config:
-        return LEROBOT
+        return _LEROBOT
     if "action_horizon" in config and "type" not in config:
-        return OPENPI
+        return _OPENPI
     raise CheckpointError(
         f"{folder / 'config.json'}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and "
         f"input_features; openpi's PyTorch export has action_horizon. Found type {config.get('type')!r} and "
@@ -75,9 +75,9 @@ def read_checkpoint(
     if config.get("use_peft"):
         raise CheckpointError(f"{config.where}: use_peft: the folder has an adapter; merge it into its base model")
     stored = read_stored(folder)
-    horizon = config.whole("action_horizon" if layout == OPENPI else "chunk_size", None)
+    horizon = config.whole("action_horizon" if layout == _OPENPI else "chunk_size", None)
     architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)
-    if layout == LEROBOT:
+    if layout == _LEROBOT:
         if robot is not None or asset:
             raise ConfigError(
                 f"{folder}: LeRobot's layout states how its data was prepared; set no policy.robot or policy.asset"

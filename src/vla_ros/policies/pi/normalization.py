@@ -16,7 +16,7 @@ Array = NDArray[np.floating[Any]]
 OPENPI_EPS = 1e-6
 LEROBOT_EPS = 1e-8
 
-BOUNDS = {
+_BOUNDS = {
     "z_score": ("mean", "std"),
     "quantile": ("q01", "q99"),
     "decile": ("q10", "q90"),
@@ -72,7 +72,7 @@ def make_normalization(
 ) -> Normalization:
     """Make the normalisation of one feature from its statistics.
 
-    ``form`` is ``none`` or a key of :data:`BOUNDS`, which names the statistics it needs. ``where`` names the file
+    ``form`` is ``none`` or a key of :data:`_BOUNDS`, which names the statistics it needs. ``where`` names the file
     and the feature in messages. ``eps`` selects LeRobot's formulas in float32 with this epsilon; without it,
     openpi's in float64.
     """
@@ -80,7 +80,7 @@ def make_normalization(
     if form == "none":
         nothing = np.zeros(0, dtype)
         return Normalization(nothing, nothing, nothing)
-    first, second = read_statistics(statistics, BOUNDS[form], where, dtype)
+    first, second = read_statistics(statistics, _BOUNDS[form], where, dtype)
     if form == "z_score":
         forward = second + dtype(OPENPI_EPS if eps is None else eps)
         return Normalization(first, forward, forward if eps is None else second)

@@ -9,7 +9,7 @@ from vla_ros.policies.tokenizers import Tokenizer, find_file, read_tokenizer
 
 PAD, EOS, BOS = 0, 1, 2
 SPECIAL = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
-FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
+_FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
 
 def find_tokenizer(folder: Path, chosen: str = "", stated: str = "") -> Path:
@@ -26,10 +26,10 @@ def find_tokenizer(folder: Path, chosen: str = "", stated: str = "") -> Path:
             f"{folder}: tokenizer_name: found {stated!r}, expected a folder in the checkpoint or PaliGemma's "
             "tokenizer; set policy.tokenizer to the folder of the one used in training"
         )
-    found = base if base.is_file() else find_file(base, FILES) or find_file(base / "tokenizer", FILES)
+    found = base if base.is_file() else find_file(base, _FILES) or find_file(base / "tokenizer", _FILES)
     if found is None:
         raise CheckpointError(
-            f"{base}: no tokenizer ({', '.join(FILES)}) here or in tokenizer/. Many checkpoints lack it: fetch "
+            f"{base}: no tokenizer ({', '.join(_FILES)}) here or in tokenizer/. Many checkpoints lack it: fetch "
             "tokenizer.json of google/paligemma-3b-pt-224 once and set policy.tokenizer to its path"
         )
     return found

@@ -33,7 +33,7 @@ class WireError(VlaRosError):
 
 
 Array = NDArray[Any]
-Layout = Callable[["Array | np.generic"], Any]
+_Layout = Callable[["Array | np.generic"], Any]
 """Converts an array or a NumPy scalar to a map; raises TypeError if the layout cannot represent it."""
 
 
@@ -68,7 +68,7 @@ def _bytes(value: Array) -> bytes | memoryview:
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
-def pack(message: Any, layout: Layout = openpi) -> bytes:
+def pack(message: Any, layout: _Layout = openpi) -> bytes:
     """Encode a message of plain data and of numeric or boolean arrays.
 
     Raises WireError if the message contains anything else.
