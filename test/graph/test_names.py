@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from vla_ros.errors import ConfigError
 from vla_ros.graph.names import check_absolute, check_node_name, expand_name, parse_ros_arguments
@@ -126,9 +127,22 @@ def test_parameters_are_those_that_rclpy_was_seen_to_give(tmp_path):
         assert ours(case.write(tmp_path)) == answer, (case.words, *case.files)
 
 
+def written_by_launch(folder):
+    """The arguments with which launch_ros passes a list: PyYAML tags the tuple, and rcl ignores the tag."""
+    file = folder / "launch_params"
+    file.write_text(yaml.dump({"/**": {"ros__parameters": {"robot.arms": ("left", "right")}}}))
+    assert "!!python/tuple" in file.read_text()
+    return ["--ros-args", "--params-file", str(file)]
+
+
+def test_a_list_that_launch_wrote_is_read(tmp_path):
+    assert ours(written_by_launch(tmp_path))["values"] == {"robot.arms": ["left", "right"]}
+
+
 @pytest.mark.ros
 def test_parameters_are_those_that_rclpy_gives_here(tmp_path):
     pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+    assert ours(written_by_launch(tmp_path)) == rclpy_answer(written_by_launch(tmp_path))
     for case in cases(seed=29):
         words = case.write(tmp_path)
         assert ours(words) == rclpy_answer(words), (case.words, *case.files)

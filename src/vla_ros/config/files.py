@@ -108,7 +108,10 @@ class _Loader(_Scalars, yaml.SafeLoader):
                 problem=f"'*{event.anchor}' is an alias, which ROS 2 does not read; write the value itself",
                 problem_mark=event.start_mark,
             )
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.SequenceNode):  # rcl ignores its tag; launch writes lists as !!python/tuple
+            node.tag = "tag:yaml.org,2002:seq"
+        return node
 
 
 _Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_yaml_bool)
