@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,12 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
-from vla_ros.sim.arguments import Plan, episode_options, parse, plan, world_options
-from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.arguments import Plan, episode_options, make_table, parse, plan
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.episodes import Lockstep
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.results import steadiness
 from vla_ros.sim.simulated_time import SimulatedTime
-from vla_ros.sim.world import TableTop
 
 FOLDER = checkpoint_folder("demo-pi")
 SEED = 8000
@@ -53,8 +53,8 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     arguments, chosen = planned("--checkpoint", "demo-pi", "--delay-ms", "300", "-p", "policy.device:=cpu")
     source = PolicySource(PiPolicy(chosen.config))
     source.load()
-    with TableTop(world_options(arguments, chosen.config)) as world:
-        runner = SimulatedTime(world, chosen.config, source, episode_options(arguments, world))
+    with closing(make_table(arguments, chosen.config)) as table:
+        runner = SimulatedTime(table, chosen.config, source, episode_options(arguments, chosen.config))
         results = [runner.run(seed) for seed in range(SEED, SEED + 5)]
     source.close()
     assert sum(result.success for result in results) >= 4
@@ -84,7 +84,7 @@ def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatc
     monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
     pinned = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
     arguments, chosen = planned("--checkpoint", "demo-pi", *pinned, *words)
-    with open_graph("dds", (), "error") as graph, TableTop(world_options(arguments, chosen.config)) as world:
+    with open_graph("dds", (), "error") as graph, closing(make_table(arguments, chosen.config)) as table:
         policy = PiPolicy(chosen.config)
         policy.load()
         node = PolicyNode(graph, graph.create_node("vla_policy"), chosen.config)
@@ -93,8 +93,7 @@ def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatc
             node.activate()
             sim = SimNode(graph, chosen.config.arms)
             sim.wait_for_policy(10.0, lambda: True)
-            options = EpisodeOptions(max_steps=60, shuffle=arguments.shuffle)
-            runner = Lockstep(world, sim, options, lambda: True)
+            runner = Lockstep(table, sim, EpisodeOptions(max_steps=60), lambda: True)
             results = [runner.run(seed) for seed in range(SEED, SEED + 3)]
         finally:
             node.cleanup()

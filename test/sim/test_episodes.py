@@ -20,11 +20,12 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim import process
 from vla_ros.sim.arguments import LOCKSTEP, parse, plan, world_options
-from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.status import PolicyFailedError
+from vla_ros.sim.table import Table, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
 
@@ -88,7 +89,9 @@ def of_demo(*words: str) -> tuple[Config, TableTop]:
 def runner(graph: Graph, world: TableTop, config: Config = DEMO, kind=Lockstep, **options) -> Lockstep | RealTime:
     node = SimNode(graph, config.arms)
     node.wait_for_policy(10.0, lambda: True)
-    return kind(world, node, EpisodeOptions(**options), lambda: True)
+    controls = {name: options.pop(name) for name in ("blank", "switch_at") if name in options}
+    table = Table(world, TableOptions(**controls))
+    return kind(table, node, EpisodeOptions(**options), lambda: True)
 
 
 @pytest.mark.parametrize("arms", [1, 2])
@@ -264,4 +267,4 @@ def test_missing_topics_are_named(graph):
 def test_a_dead_policy_node_ends_the_episode(graph, world):
     node = SimNode(graph, DEMO.arms)
     with pytest.raises(VlaRosError, match="exited during an episode"):
-        Lockstep(world, node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)
+        Lockstep(Table(world), node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,12 +15,11 @@ from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
-from vla_ros.sim.arguments import episode_options, mode_of, parse, plan, world_options
+from vla_ros.sim.arguments import episode_options, make_table, mode_of, parse, plan
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.results import EpisodeResult, steadiness
 from vla_ros.sim.simulated_time import SimulatedTime
 from vla_ros.sim.status import PolicyFailedError
-from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
 
 CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")
@@ -37,8 +37,8 @@ def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = N
         expert.infer = infer  # type: ignore[method-assign]
     source = PolicySource(expert)
     source.load()
-    with TableTop(world_options(arguments, config)) as world:
-        return SimulatedTime(world, config, source, episode_options(arguments, world)).run(seed)
+    with closing(make_table(arguments, config)) as table:
+        return SimulatedTime(table, config, source, episode_options(arguments, config)).run(seed)
 
 
 @pytest.mark.parametrize(

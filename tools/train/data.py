@@ -22,7 +22,7 @@ from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.sim import arm
-from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.tasks import SLOTS, make_task

@@ -16,8 +16,9 @@ from vla_ros.control.command import Command
 from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.kinematics.transforms import rotation_vector_matrix
 from vla_ros.sim import arm
-from vla_ros.sim.episode import Episode, EpisodeOptions, obey
+from vla_ros.sim.environment import Episode, EpisodeOptions
 from vla_ros.sim.results import EpisodeResult
+from vla_ros.sim.table import Table, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
@@ -76,6 +77,7 @@ def run_episode(
     seed: int,
     *,
     options: EpisodeOptions | None = None,
+    controls: TableOptions | None = None,
     render_every: int = 1,
     noise: Noise | None = None,
 ) -> EpisodeResult:
@@ -86,31 +88,33 @@ def run_episode(
         infer: The policy; all steps of its chunks are executed.
         controller: From :func:`make_controller`; it is reset first.
         seed: Seed of the scene.
-        options: When the episode ends, and which instruction it has.
+        options: When the episode ends.
+        controls: Which instruction it has.
         render_every: Steps between images; 0: no images. At other steps, ``Observation.images`` is empty.
         noise: Changes the actions before they are executed.
 
     Raises:
         vla_ros.control.reasons.Refused: The controller refused a command.
     """
-    episode = Episode(world, seed, options or EpisodeOptions())
+    table = Table(world, controls)
+    episode = Episode(table, seed, options or EpisodeOptions())
     controller.reset()
     seconds = 1 / world.options.rate_hz
     while not episode.over:
         stamp = round((episode.steps + 1) * seconds * 1e9)
         image = world.render() if render_every and episode.steps % render_every == 0 else None
         images = {} if image is None else {"image": image}
-        chunk = infer(Observation(images, episode.instruction, stamp, state_of(world)))
+        chunk = infer(Observation(images, table.instruction, stamp, state_of(world)))
         controller.check(chunk)
         for action in chunk.actions:
-            episode.record(image)
+            if image is not None:
+                table.keep(image)
             episode.actions.append(action)
             executed = action if noise is None else noise(episode.steps, np.array(action))
             for command in controller.command(executed, world.joint_state(stamp), stamp, seconds):
-                obey(world, command)
+                table.apply(command)
             controller.executed()
             image = None
             if episode.step():
                 break
-    episode.record(world.render() if render_every else None)
     return episode.result()

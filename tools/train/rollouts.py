@@ -23,8 +23,8 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
-from vla_ros.sim.arguments import episode_options, parse, plan, world_options
-from vla_ros.sim.world import TableTop
+from vla_ros.sim.arguments import episode_options, make_table, parse, plan
+from vla_ros.sim.table import TableOptions
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
 
@@ -65,27 +65,30 @@ class Simulation:
         self._arguments = arguments
         self._meaning = meaning
         config: Config = plan(arguments).config
+        self._options = episode_options(arguments, config)
+        self._controls = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at)
         self._preprocessor = Preprocessor(config.camera, meaning.spec)
         self._controller = make_controller(meaning.spec, config)
-        self._world = TableTop(world_options(arguments, config))
+        self._world = make_table(arguments, config).world
 
     def close(self) -> None:
         self._world.close()
 
     def run(self, seed: int, infer: Infer) -> Rollout:
-        options = episode_options(self._arguments, self._world)
         sent: list[IntArray] = []
 
         def step(observation: Observation) -> ActionChunk:
             rendered = observation.images["image"]
-            image = np.zeros_like(rendered) if options.blank else rendered
+            image = np.zeros_like(rendered) if self._controls.blank else rendered
             upside_down = self._preprocessor.raw(np.ascontiguousarray(image[::-1, ::-1]))
             tokens = infer(process(upside_down), observation.instruction)
             sent.append(tokens)
             action = self._meaning.statistics.unnormalize(self._meaning.bins.decode(tokens))
             return ActionChunk(actions=action[None], stamp=observation.stamp, tokens=tokens)
 
-        result = run_episode(self._world, step, self._controller, seed, options=options)
+        result = run_episode(
+            self._world, step, self._controller, seed, options=self._options, controls=self._controls
+        )
         return Rollout(seed, result.success, result.reason, result.steps, np.array(sent))
 
 

@@ -17,12 +17,13 @@ from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import policy_of
 from vla_ros.policies.shipped import SHIPPED
-from vla_ros.sim.expert import ACTIONS
+from vla_ros.sim.expert import ACTIONS, RATE_HZ
 from vla_ros.sim.tasks import SLOTS
 
 if TYPE_CHECKING:
-    from vla_ros.sim.episode import EpisodeOptions
-    from vla_ros.sim.world import TableTop, WorldOptions
+    from vla_ros.sim.environment import EpisodeOptions
+    from vla_ros.sim.table import Table
+    from vla_ros.sim.world import WorldOptions
 
 LOCKSTEP = ("node.clock:=inputs",)
 _OPTIONS = {
@@ -179,22 +180,27 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         camera_gain=arguments.dim,
         bump=arguments.bump,
         arms=len(config.arms),
-        rate_hz=max(config.control.rate_hz, 0.0) or 10.0,
+        rate_hz=max(config.control.rate_hz, 0.0) or RATE_HZ,
         objects=arguments.objects or 0,
     )
 
 
-def episode_options(arguments: argparse.Namespace, world: TableTop) -> EpisodeOptions:
-    """Return the options of the episodes in this world."""
-    from vla_ros.sim.episode import EpisodeOptions
+def make_table(arguments: argparse.Namespace, config: Config) -> Table:
+    """Return the table-top, the environment of the demo."""
+    from vla_ros.sim.table import Table, TableOptions
+    from vla_ros.sim.world import TableTop
 
-    rate_hz = world.options.rate_hz
+    chosen = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at)
+    return Table(TableTop(world_options(arguments, config)), chosen)
+
+
+def episode_options(arguments: argparse.Namespace, config: Config) -> EpisodeOptions:
+    """Return the options of the episodes."""
+    from vla_ros.sim.environment import EpisodeOptions
+
+    rate_hz = max(config.control.rate_hz, 0.0) or RATE_HZ
     return EpisodeOptions(
         max_steps=arguments.max_steps or round(8 * rate_hz),
         step_timeout=arguments.step_timeout,
         camera_hz=arguments.camera_hz or rate_hz,
-        wrist=world.wrist_cameras if arguments.wrist_camera else (),
-        blank=arguments.blank,
-        shuffle=arguments.shuffle,
-        switch_at=arguments.switch_at,
     )

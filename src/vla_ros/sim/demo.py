@@ -30,7 +30,7 @@ from vla_ros.config import Config
 from vla_ros.errors import MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.shipped import SHIPPED
-from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, mode_of, plan, world_options
+from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, make_table, mode_of, plan
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
@@ -99,22 +99,21 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
     from vla_ros.sim.episodes import Lockstep, RealTime
     from vla_ros.sim.node import SimNode
     from vla_ros.sim.record import BagRecorder
-    from vla_ros.sim.world import TableTop
 
     with ExitStack() as stack:
-        world = stack.enter_context(TableTop(world_options(arguments, config)))
-        world.render()  # fail at once if there is no OpenGL
+        table = stack.enter_context(closing(make_table(arguments, config)))
+        table.world.render()  # fail at once if there is no OpenGL
         recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
         graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
-        chosen = episode_options(arguments, world)
-        node = SimNode(graph, config.arms, wrist=chosen.wrist, tap=recorder)
+        cameras = table.cameras if arguments.wrist_camera else table.cameras[:1]
+        node = SimNode(graph, config.arms, cameras=cameras, tap=recorder)
         console.header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
         with console.spinner("waiting for the policy node"):
             node.wait_for_policy(arguments.start_timeout, alive)
         kind = RealTime if arguments.real_time else Lockstep
         if recorder is not None and kind is Lockstep:
             recorder.clock = lambda: node.stamp
-        return _run_all(arguments, config, kind(world, node, chosen, alive).run)
+        return _run_all(arguments, config, kind(table, node, episode_options(arguments, config), alive).run)
 
 
 def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoResult:
@@ -123,14 +122,13 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
     from vla_ros.policies.base import create
     from vla_ros.sim import console
     from vla_ros.sim.simulated_time import SimulatedTime
-    from vla_ros.sim.world import TableTop
 
     console.header(config, "simulated time")
     with closing(PolicySource(create(config))) as source:
         with console.spinner("loading the policy"):
             source.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
-        with TableTop(world_options(arguments, config)) as world:
-            runner = SimulatedTime(world, config, source, episode_options(arguments, world))
+        with closing(make_table(arguments, config)) as table:
+            runner = SimulatedTime(table, config, source, episode_options(arguments, config))
             return _run_all(arguments, config, runner.run).with_stats(runner.stats)
 
 

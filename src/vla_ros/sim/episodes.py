@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from vla_ros.control.command import Command
-from vla_ros.sim.episode import Episode, EpisodeOptions, commands_of, obey
-from vla_ros.sim.node import IMAGE_TOPIC, SimNode, wrist_topic
+from vla_ros.sim.environment import Environment, Episode, EpisodeOptions
+from vla_ros.sim.node import SimNode
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
-from vla_ros.sim.world import TIMESTEP, TableTop
-from vla_ros.types import FloatArray, UInt8Array
+from vla_ros.types import JointState
 
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
 _RESET = 3.0  # s of simulated time between two episodes, so that the arm may be elsewhere
@@ -24,27 +24,20 @@ _MIN_SPIN = 0.002  # s to receive messages even if the simulation is late
 
 
 class Runner:
-    """Runs episodes of ``world`` over ``node``; ``alive()`` is False once the policy node has exited.
+    """Runs episodes of an environment over ``node``; ``alive()`` is False once the policy node has exited.
 
     ``run(seed)`` runs an episode. It raises PolicyFailedError if the policy node exited, was stopped, or reports
     why it sends no commands.
     """
 
-    def __init__(self, world: TableTop, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]) -> None:
-        self._world, self._node, self._options, self._alive = world, node, options, alive
+    def __init__(
+        self, environment: Environment, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]
+    ) -> None:
+        self._environment, self._node, self._options, self._alive = environment, node, options, alive
 
-    def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
-        """Publish the state and then the images, so that receivers of an image already have the state.
-
-        ``stamp`` 0 means the time after rendering. Returns the stamp and the front camera's upright image.
-        """
-        image = self._world.render()
-        wrists = {wrist_topic(camera): self._world.render(camera) for camera in self._options.wrist}
-        stamp = stamp or self._node.next_stamp()
-        self._node.publish_state(self._world, stamp)
-        for topic, shown in {**wrists, IMAGE_TOPIC: image}.items():
-            self._node.publish_image(np.zeros_like(shown) if self._options.blank else shown, stamp, topic)
-        return stamp, image
+    def _publish(self, stamp: int) -> None:
+        """Publish all measurements and images with this stamp, nanoseconds."""
+        self._node.publish(self._environment.observe(self._node.cameras, stamp), stamp)
 
     def _hopeless(self) -> bool:
         """Return True if waiting for a command is pointless."""
@@ -67,33 +60,31 @@ class Lockstep(Runner):
 
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``."""
-        world, node, options = self._world, self._node, self._options
-        episode, period = Episode(world, seed, options), world.substeps * TIMESTEP
+        environment, node, asked, reason = self._environment, self._node, "", "timeout"
+        episode = Episode(environment, seed, self._options)
         stamp = self._first = node.next_stamp(_RESET)
-        self._instruct(episode.instruction)
-        node.publish_episode(runs=True)
-        node.forget_commands()
-        reason, asked = "timeout", episode.instruction
         while not episode.over:
-            if episode.instruction != asked:
-                asked = episode.instruction
+            if environment.instruction != asked:
+                asked = environment.instruction
                 self._instruct(asked)
+            if not episode.steps:
+                node.publish_episode(runs=True)
+                node.forget_commands()
             node.actions = []
-            _, image = self._publish(stamp)
-            episode.record(image)
-            commands = self._wait_for_commands(stamp, period)
+            self._publish(stamp)
+            commands = self._wait_for_commands(stamp)
             if not commands:
                 reason = "no_command"
                 break
             node.spin(lambda: bool(node.actions), _ACTION_WAIT)
             episode.actions.extend(node.actions[-1:])
             for command in commands:
-                obey(world, command)
+                environment.apply(command)
             episode.step()
-            stamp = node.next_stamp(period)
+            stamp = node.next_stamp(environment.step_seconds)
         node.publish_episode(runs=False)
-        episode.record(world.render())
-        return episode.result(reason, commands_of(node.received, world))
+        episode.received = node.received
+        return episode.result(node.joints, reason)
 
     def _instruct(self, instruction: str) -> None:
         """Publish the instruction and wait until the node reports it, because a frame could overtake it."""
@@ -104,7 +95,7 @@ class Lockstep(Runner):
 
         self._node.spin(received, self._options.step_timeout)
 
-    def _wait_for_commands(self, stamp: int, period: float) -> list[Command]:
+    def _wait_for_commands(self, stamp: int) -> list[Command]:
         """Wait until every driver has a command for the frame ``stamp``; return [] after ``step_timeout``."""
         deadline = time.monotonic() + self._options.step_timeout
         dropped, found = self._node.policy.dropped, dict[str, Command]()
@@ -122,7 +113,8 @@ class Lockstep(Runner):
                 return []
             # The frame may be lost. If the node has dropped it, it needs another one.
             if self._node.policy.dropped > dropped:
-                stamp, dropped = self._node.next_stamp(period), self._node.policy.dropped
+                dropped = self._node.policy.dropped
+                stamp = self._node.next_stamp(self._environment.step_seconds)
             self._publish(stamp)
         if not complete():
             self._check()
@@ -133,29 +125,37 @@ class RealTime(Runner):
     """Advances with the wall clock, or slower if the machine cannot keep up; never waits for the policy."""
 
     _next_frame = 0.0  # s of the monotonic clock; the camera keeps its rate from one episode to the next
+    _joints: Sequence[JointState] = ()  # at the end of the last episode
 
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``."""
-        before = self._world.joint_positions()
-        episode = Episode(self._world, seed, self._options)
-        self._return(before)
-        self._node.take_commands()
-        self._node.publish_instruction(episode.instruction)
-        began = self._node.next_stamp()
+        node = self._node
+        episode = Episode(self._environment, seed, self._options)
+        self._return(self._joints)
+        node.take_commands()
+        node.publish_instruction(self._environment.instruction)
+        began = node.next_stamp()
         if not self._is_answered(began):
-            episode.record(self._world.render())
-            return episode.result("no_command")
-        return self._drive(episode, began)
+            return episode.result(otherwise="no_command")
+        self._drive(episode, began)
+        self._joints = self._environment.observe((), 0).joints
+        episode.actions.extend(node.actions)
+        episode.received = node.received
+        return episode.result(node.joints, end=time.monotonic())
 
-    def _return(self, before: FloatArray) -> None:
+    def _return(self, before: Sequence[JointState]) -> None:
         """Publish the arm's motion back to the start; the node would mistake a jump for a second driver."""
-        after = self._world.joint_positions()
-        ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
+        node, after = self._node, self._environment.observe((), 0).joints
+        ways = [end.positions - start.positions for start, end in zip(before, after, strict=False)]
+        ticks = int(np.ceil(max((np.abs(way).max() for way in ways), default=0.0) / (_RETURN_SPEED * _TICK)))
         for tick in range(1, ticks):
-            self._node.publish_joints(
-                self._world, self._node.next_stamp(), before + (after - before) * (tick / ticks)
+            stamp, left = node.next_stamp(), 1 - tick / ticks
+            moving = zip(after, ways, strict=True)
+            node.publish_joints(
+                [replace(end, positions=end.positions - left * way, stamp=stamp) for end, way in moving]
             )
-            self._node.spin(lambda: False, _TICK)
+            node.spin(lambda: False, _TICK)
+        self._joints = after
 
     def _is_answered(self, began: int) -> bool:
         """Publish frames of the world at rest until a command arrives; return False if none arrives in time."""
@@ -170,41 +170,33 @@ class RealTime(Runner):
         while time.monotonic() < deadline and not answered:
             self._check()
             self._next_frame = time.monotonic() + 1 / self._options.camera_hz
-            self._publish()
+            self._publish(self._node.next_stamp())
             self._node.spin(check, 1 / self._options.camera_hz)
         return answered
 
-    def _drive(self, episode: Episode, began: int) -> EpisodeResult:
-        world, node, camera_period = self._world, self._node, 1 / self._options.camera_hz
+    def _drive(self, episode: Episode, began: int) -> None:
+        environment, node, camera_period = self._environment, self._node, 1 / self._options.camera_hz
         node.actions = []
         node.forget_commands()
         node.publish_episode(runs=True)
-        step_seconds = world.substeps * TIMESTEP
-        due, stepped, asked = time.monotonic(), True, episode.instruction
+        due, asked = time.monotonic(), environment.instruction
         while not episode.over:
-            if episode.instruction != asked:
-                asked = episode.instruction
+            if environment.instruction != asked:
+                asked = environment.instruction
                 node.publish_instruction(asked)
-            image = None
             if time.monotonic() >= self._next_frame:
-                _, image = self._publish()
+                self._publish(node.next_stamp())
                 self._next_frame = max(self._next_frame + camera_period, time.monotonic())
             else:
-                node.publish_joints(world, node.next_stamp())
-            if stepped:
-                episode.record(world.render() if image is None else image)
-            due += step_seconds / world.ticks
+                node.publish_joints(environment.observe((), node.next_stamp()).joints)
+            due += environment.step_seconds / environment.ticks
             left = due - time.monotonic()
-            if left < -step_seconds:  # too slow: let simulated time fall behind
+            if left < -environment.step_seconds:  # too slow: let simulated time fall behind
                 due = time.monotonic()
             self._listen(began, max(0.0, left))
-            stepped = episode.tick()
+            episode.tick()
         node.publish_episode(runs=False)
         self._check(waiting=False)
-        episode.actions.extend(node.actions)
-        commands = commands_of(node.received, world, time.monotonic())
-        episode.record(world.render())
-        return episode.result(commands=commands)
 
     def _listen(self, began: int, seconds: float) -> None:
         """Run callbacks for ``seconds`` and make the arms follow each command as it arrives."""
@@ -212,7 +204,7 @@ class RealTime(Runner):
         def obeyed() -> bool:
             for command in self._node.take_commands().values():
                 if command.stamp > began:
-                    obey(self._world, command)
+                    self._environment.apply(command)
             return False
 
         self._node.spin(obeyed, max(_MIN_SPIN, seconds))

@@ -1,4 +1,4 @@
-"""The simulated robot on the ROS graph: publishes cameras, joint states and object poses; takes commands."""
+"""An environment on the ROS graph: publishes cameras, joint states and state topics; takes commands."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ from vla_ros.config import ArmConfig
 from vla_ros.control.command import Command, message_type, to_message
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
+from vla_ros.sim.environment import Measurements
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
-from vla_ros.sim.world import TableTop
-from vla_ros.types import FloatArray, JointState, UInt8Array
+from vla_ros.sim.table import IMAGE_TOPIC, OBJECT_TOPIC
+from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
 
 SECOND = 1_000_000_000
 _NODE_NAME = "table_top"
 
-IMAGE_TOPIC = "/camera/image_raw"
-OBJECT_TOPIC = "/sim/objects"
 EPISODE_TOPIC = "/sim/episode"
 INSTRUCTION_TOPIC = "/vla_policy/instruction"
 ACTION_TOPIC = "/vla_policy/action"
 STATUS_TOPIC = "/vla_policy/status"
 
 _PUBLISHED = {
-    IMAGE_TOPIC: ("sensor_msgs/msg/Image", "camera"),
-    OBJECT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
     EPISODE_TOPIC: ("std_msgs/msg/Bool", "instruction"),
     INSTRUCTION_TOPIC: ("std_msgs/msg/String", "instruction"),
 }
@@ -68,39 +65,46 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
     return tuple(found)
 
 
-def wrist_topic(camera: str) -> str:
-    """Return the topic of a wrist camera."""
-    return f"/{camera}_camera/image_raw"
-
-
 class SimNode:
-    """Publishes a :class:`TableTop` and receives the commands to its arms.
+    """Publishes the measurements of an environment and receives the commands to its arms.
 
     Callbacks run only in :meth:`spin` and :meth:`wait_for_policy`, on the caller's thread.
 
     Args:
         graph: The graph, already joined.
         arms: Options of the arms, including the topics for joint states and commands.
-        wrist: Names of the wrist cameras to publish.
+        cameras: Topics of the images to publish.
+        state: Further topics to publish (``robot.state_topics``).
         tap: Called with every message, to record it.
 
     Attributes:
         actions: The policy's actions since the list was last cleared, float64 [D] each.
         received: (Arrival time in seconds, command) of the first arm's commands since :meth:`forget_commands`.
+        joints: Joints of the first arm.
         policy: Status of the policy node.
         stamp: The newest stamp, nanoseconds; 0 before the first.
         command_topics: Topics of the commands.
     """
 
     def __init__(
-        self, graph: Graph, arms: Sequence[ArmConfig], *, wrist: Sequence[str] = (), tap: Tap | None = None
+        self,
+        graph: Graph,
+        arms: Sequence[ArmConfig],
+        *,
+        cameras: Sequence[str] = (IMAGE_TOPIC,),
+        state: Sequence[str] = (OBJECT_TOPIC,),
+        tap: Tap | None = None,
     ) -> None:
         self._graph = graph
         self._tap = tap
         self._node = graph.create_node(_NODE_NAME)
-        published = {**_PUBLISHED, **{wrist_topic(camera): _PUBLISHED[IMAGE_TOPIC] for camera in wrist}}
+        self.cameras, self.joints = tuple(cameras), arms[0].robot.joint_names
         self._joint_topics = [arm.joint_states for arm in arms]
-        published |= dict.fromkeys(self._joint_topics, ("sensor_msgs/msg/JointState", "state_publisher"))
+        published = {
+            **_PUBLISHED,
+            **dict.fromkeys(cameras, ("sensor_msgs/msg/Image", "camera")),
+            **dict.fromkeys([*self._joint_topics, *state], ("sensor_msgs/msg/JointState", "state_publisher")),
+        }
         self._publishers = {
             topic: self._node.create_publisher(graph.message(kind), topic, graph.qos(qos))
             for topic, (kind, qos) in published.items()
@@ -146,23 +150,18 @@ class SimNode:
         """Publish whether an episode is running; ``vla-ros export`` can split a bag by this topic."""
         self._send(EPISODE_TOPIC, self._graph.message("std_msgs/msg/Bool")(data=runs))
 
-    def publish_joints(self, world: TableTop, stamp: int, positions: FloatArray | None = None) -> None:
-        """Publish positions and velocities of all joints, in one message per arm as their drivers would.
-
-        ``positions``, if given, replace the measured positions.
-        """
-        for topic, state in zip(self._joint_topics, world.joint_states(stamp, positions), strict=True):
+    def publish(self, measured: Measurements, stamp: int) -> None:
+        """Publish all measurements, the first camera's image last: receivers infer on it and need the others."""
+        self.publish_joints(measured.joints)
+        for topic, state in measured.state.items():
             self._send(topic, self._joint_state(state))
+        for topic, image in reversed([*measured.images.items()]):
+            self._send(topic, encode_image(image, stamp, topic.split("/")[1]))
 
-    def publish_state(self, world: TableTop, stamp: int) -> None:
-        """Publish joint states and object poses for the frame with the same stamp."""
-        self.publish_joints(world, stamp)
-        self._send(OBJECT_TOPIC, self._joint_state(world.object_state(stamp)))
-
-    def publish_image(self, image: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
-        """Rotate an upright image, uint8 [H, W, 3], by 180 degrees, as LIBERO's renderer does, and publish it."""
-        frame = "front_camera" if topic == IMAGE_TOPIC else topic.split("/")[1]
-        self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
+    def publish_joints(self, joints: Sequence[JointState]) -> None:
+        """Publish one joint state per arm, as their drivers would."""
+        for topic, state in zip(self._joint_topics, joints, strict=True):
+            self._send(topic, self._joint_state(state))
 
     def _joint_state(self, state: JointState) -> Any:
         positions = Command(state.names, state.positions, state.stamp)
@@ -221,7 +220,7 @@ class SimNode:
 
         ``alive()`` is False once the policy node has exited. Raises VlaRosError with the names of missing topics.
         """
-        needed = [IMAGE_TOPIC, *self._joint_topics, INSTRUCTION_TOPIC]
+        needed = [*self.cameras[:1], *self._joint_topics, INSTRUCTION_TOPIC]
 
         def missing() -> list[str]:
             sent = (*self.command_topics, ACTION_TOPIC)

@@ -18,7 +18,7 @@ from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
 from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.sim.episode import EpisodeOptions
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
