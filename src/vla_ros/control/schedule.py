@@ -87,6 +87,7 @@ class ActionSchedule:
     def reset(self) -> None:
         """Forget all chunks and the last action; :attr:`position` keeps counting."""
         self._placed: deque[_Placed] = deque()
+        self._next: Step | None = None  # returned by next(), not executed yet
         self._since_load = 0
         self._last: FloatArray | None = None
         self._before_last: FloatArray | None = None
@@ -135,6 +136,7 @@ class ActionSchedule:
         start = self._executed if start is None else start
         self._before_load = self._last if self.kind == "blend" else self._end_of_plan(start, rested)
         self._placed.append(_Placed(chunk, start))
+        self._next = None
         self._since_load = 0
         keep = {"ensemble": len(self._placed), "blend": 2}.get(self.kind, 1)
         while len(self._placed) > keep:
@@ -158,11 +160,14 @@ class ActionSchedule:
             action = own
         if self._unblended and action is not own:
             action[self._unblended] = own[self._unblended]
-        return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
+        self._next = Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
+        return self._next
 
     def executed(self) -> None:
-        """Record that the step returned by :meth:`next` was sent. Raises RuntimeError as that does."""
-        self._before_last, self._last = self._last, self.next().action
+        """Record that the step returned by :meth:`next` was sent. Raises RuntimeError without one."""
+        if self._next is None:
+            raise RuntimeError("executed() without next()")
+        self._before_last, self._last, self._next = self._last, self._next.action, None
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
         if old is not None:  # after the old chunk's end, the blend continues from its last action
             self._before_load = old

@@ -16,8 +16,8 @@ from vla_ros.vision.messages import CdrBytes
 class CameraFrames:
     """Takes frames from the mailboxes of all cameras when the first camera has one. Used from one thread."""
 
-    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
-        self._context = context
+    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], limiter: RateLimiter) -> None:
+        self._context, self._limiter = context, limiter
         self._first, *self._others = mailboxes
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
@@ -27,30 +27,29 @@ class CameraFrames:
         """The newest message of each camera, or None for a camera without one."""
         return [frame.data if frame else None for frame in self._newest]
 
-    def take(self) -> Frame | None:
-        """Remove and return the first camera's waiting frame, or None."""
-        return self._first.take()
-
     def wait(self, patience: float) -> bool:
         """Wait up to ``patience`` seconds for a frame of the first camera; return True if there is one."""
         return self._first.wait(patience)
 
-    def take_newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
-        """Return ``frame``, or take the next frame if the rate limiter waits for it and it arrives in time."""
-        now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
-        wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
-        newer = self._first.take(wait) if wait else None
-        if newer is None:
-            return frame
-        self._context.report(frame.outcome(REPLACED))
-        return newer
+    def take(self, patience: float = 0.0) -> Frame | None:
+        """Take the first camera's waiting frame, and the other cameras' newest frames; None without a frame.
 
-    def use(self, frame: Frame) -> None:
-        """Make ``frame`` the first camera's newest, and take the other cameras' newest frames."""
+        If the rate limiter waits for the frame after it, that one is taken instead if it arrives in time, at most
+        ``patience`` seconds from now.
+        """
+        frame = self._first.take()
+        if frame is None:
+            return None
+        now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
+        wait = min(self._limiter.patience(now, arrived, arrived + frame.interval), patience)
+        if wait > 0 and (newer := self._first.take(wait)) is not None:
+            self._context.report(frame.outcome(REPLACED))
+            frame = newer
         self._use(0, frame)
         for index, mailbox in enumerate(self._others, start=1):
             if (other := mailbox.take()) is not None:
                 self._use(index, other)
+        return frame
 
     def refuse(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
         """Report why the first camera's newest frame led to no command; if not ``holds``, only count the reason."""

@@ -16,7 +16,7 @@ from vla_ros.config import VELOCITY_OUTPUTS
 from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.outcome import Inference, StepResult
+from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
@@ -60,10 +60,10 @@ class ControlLoop:
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
-        self._frames = CameraFrames(context, mailboxes)
         self._config = context.options.current
         velocities = any(arm.output in VELOCITY_OUTPUTS for arm in self._config.arms)
         self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
+        self._frames = CameraFrames(context, mailboxes, self._limiter)
         self._interpolator = CommandInterpolator(self._limiter, self._config.control.command_rate_hz)
         self._executor = StepExecutor(
             context, source, pipeline, self._frames, self._limiter, self._interpolator, gate
@@ -232,14 +232,11 @@ class ControlLoop:
         return max(0.0, min(_PATIENCE, self._interpolator.due - self._clock.steady()))
 
     def _request_chunk(self, position: int | None = None) -> None:
-        """Infer on the newest frames if the first camera has one (see :meth:`InferenceRunner.start`)."""
+        """Infer on the newest frames if the first camera has one (see :meth:`InferenceThread.request`)."""
         self._begin_task()  # first: a frame from before an arming must not belong to the task after it
-        frame = self._frames.take()
+        frame = self._frames.take(0.0 if self._planned else self._patience)
         if frame is None:
             return
-        if not self._planned:
-            frame = self._frames.take_newer(frame, self._limiter, self._patience)
-        self._frames.use(frame)
         fresh = self._executor.read_joints()
         inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
         task, period = self._executor.task, self._limiter.period
@@ -252,7 +249,13 @@ class ControlLoop:
         request = self._inference.pending
         assert request is not None
         try:
-            inference = self._switch_chunk(request)
+            inference, in_time = self._inference.take()
+            self._context.watchdog.images(self._clock.now(), readable=True)
+            self._check_chunk(request, in_time=in_time)
+            late = self._clock.steady() - self._limiter.planned_due
+            self._schedule.load(inference.chunk, request.position, rested=late > 0.5 * self._limiter.period)
+            if not self._schedule.left:
+                raise Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it arrived")
         except ImageError as error:
             self._context.watchdog.images(self._clock.now(), readable=False)
             self._executor.refuse(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
@@ -263,6 +266,7 @@ class ControlLoop:
                 self._frames.refuse(request.frame, refused.reason, refused.detail, holds=False)
                 return
             if refused.reason.level is not Level.HOLD:
+                self._schedule.reset()
                 self._executor.refuse(refused, request.frame)
                 return
             self._executor.fail(refused, request.frame)
@@ -281,28 +285,15 @@ class ControlLoop:
         if self._planned and self._is_time_to_infer:
             self._request_chunk(position)  # a period later it may be too late
 
-    def _switch_chunk(self, request: InferenceRequest) -> Inference:
-        """Switch to the chunk that the policy returned. Raises Refused if it is invalid, late or void."""
-        schedule = self._schedule
-        inference, in_time = self._inference.take()
-        self._context.watchdog.images(self._clock.now(), readable=True)
-        refused = None
+    def _check_chunk(self, request: InferenceRequest, *, in_time: bool) -> None:
+        """Raise Refused if a chunk is late, or its task or the motion has ended since the request."""
         if not in_time:
-            refused = Refused(Reason.INFERENCE_LATE, f"took over {self._config.timeouts.inference:g} s")
-        elif self._executor.is_void(request.task):
+            raise Refused(Reason.INFERENCE_LATE, f"took over {self._config.timeouts.inference:g} s")
+        if self._executor.is_void(request.task):
             why = "an instruction, a reset or an arming came during the inference"
-            refused = Refused(Reason.TASK_CHANGED, why)
-        elif request.interruptions != self._safety.interruptions:
-            refused = Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
-        else:
-            late = self._clock.steady() - self._limiter.planned_due
-            schedule.load(inference.chunk, request.position, rested=late > 0.5 * self._limiter.period)
-            if not schedule.left:
-                refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it arrived")
-        if refused is not None:
-            schedule.reset()
-            raise refused
-        return inference
+            raise Refused(Reason.TASK_CHANGED, why)
+        if request.interruptions != self._safety.interruptions:
+            raise Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
 
     def _continue(self) -> None:
         """Execute the next step of the plan."""

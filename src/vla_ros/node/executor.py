@@ -89,7 +89,14 @@ class StepExecutor:
             for reason in self._held:
                 self._safety.clear(reason)
             self._held.clear()
-            sent = self._send_step(step, dt, interpolated=interpolated)
+            commands = step.commands
+            if interpolated and self._interpolator.commands > 1:
+                first = self._controller.interpolate(self.read_joints(), self._interpolator.interval, dt, 0.0)
+                commands = first + tuple(command for command in commands if command.hold)
+            made = self._clock.steady()
+            sent = self._send(commands, step)
+            if sent:
+                self._context.stats.record({"publish": 1e3 * (self._clock.steady() - made)})
         except Refused as refused:
             self._schedule.reset()
             self.rest()
@@ -179,17 +186,6 @@ class StepExecutor:
         if timeouts.frame_age and age > allowed:
             found = f"{age:.3g} s old when its motion was due, allowed {allowed:.3g} s"
             raise Refused(Reason.FRAME_OLD, found)
-
-    def _send_step(self, step: StepResult, dt: float, *, interpolated: bool) -> bool:
-        commands = step.commands
-        if interpolated and self._interpolator.commands > 1:
-            first = self._controller.interpolate(self.read_joints(), self._interpolator.interval, dt, 0.0)
-            commands = first + tuple(command for command in commands if command.hold)
-        began = self._clock.steady()
-        if not self._send(commands, step):
-            return False
-        self._context.stats.record({"publish": 1e3 * (self._clock.steady() - began)})
-        return True
 
     def _send(self, commands: Sequence[Command], step: StepResult, late: int | None = None) -> bool:
         """Send the commands if that is allowed; return True if they were sent.

@@ -28,7 +28,7 @@ from vla_ros.node.context import Context
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame
 from vla_ros.node.source import ActionSource
-from vla_ros.types import ActionChunk, Observation, PreviousChunk
+from vla_ros.types import ActionChunk, PreviousChunk
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import LazyImages
 
@@ -54,7 +54,17 @@ def infer(
     if previous is not None:
         observation = replace(observation, previous=previous)
     observed = time.perf_counter()
-    chunk = _propose(source, observation)
+    chunk: Any  # a third party's source may raise and return anything
+    try:
+        chunk = source.infer(observation)
+    except Refused:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "
+        raise Refused(reason_of(error), f"{kind}{error}") from error
+    if not isinstance(chunk, ActionChunk) or not isinstance(chunk.actions, np.ndarray):
+        found = type(chunk.actions if isinstance(chunk, ActionChunk) else chunk).__name__
+        raise Refused(Reason.ACTION_INVALID, f"the policy returned {found}, expected an ActionChunk of arrays")
     pipeline.controller.check(chunk)
     ended = time.perf_counter()
     images_ms = observation.images.spent_ms if isinstance(observation.images, LazyImages) else 0.0
@@ -82,21 +92,6 @@ def first_step(
     pipeline.schedule.load(inference.chunk)
     joints = inputs.arms or inputs.joints
     return pipeline.controller.execute(pipeline.schedule.next(), joints, dt, reference, inference)
-
-
-def _propose(source: ActionSource, observation: Observation) -> ActionChunk:
-    chunk: Any  # a third party's source may raise and return anything
-    try:
-        chunk = source.infer(observation)
-    except Refused:
-        raise
-    except Exception as error:
-        kind = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "
-        raise Refused(reason_of(error), f"{kind}{error}") from error
-    if not isinstance(chunk, ActionChunk) or not isinstance(chunk.actions, np.ndarray):
-        found = type(chunk.actions if isinstance(chunk, ActionChunk) else chunk).__name__
-        raise Refused(Reason.ACTION_INVALID, f"the policy returned {found}, expected an ActionChunk of arrays")
-    return chunk
 
 
 @dataclass(frozen=True, eq=False)

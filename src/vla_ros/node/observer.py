@@ -13,7 +13,7 @@ from vla_ros.contract.spec import NOW, DeltaTimestamp
 from vla_ros.contract.state import Measured, StateError, StateReader
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.errors import ConfigError, ImageError
+from vla_ros.errors import ConfigError
 from vla_ros.node.history import History, Past
 from vla_ros.types import FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.messages import CdrBytes
@@ -79,7 +79,7 @@ class Observer:
         for key, index in self._binding.cameras.items():
             data = frames[index]
             if data is not None:
-                raw[key] = self._decode(index, data)
+                raw[key] = self._preprocessor(data, index)
             elif self._images[key].required:
                 raise Refused(Reason.INPUT_MISSING, f"no frame yet on {self._topics[index]}")
         if not raw:
@@ -105,12 +105,6 @@ class Observer:
         states = {one.feature.key: self._state(one, now) for one in self._binding.states}
         return Observation(LazyImages(makers), inputs.instruction, stamp, states, single)
 
-    def _decode(self, index: int, data: CdrBytes) -> RawImage:
-        try:
-            return self._preprocessor(data, index)
-        except ImageError as error:
-            raise ImageError(f"{self._topics[index]}: {error}") from None
-
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
         """Return the images [T, H, W, 3]; images processed for an earlier step are reused."""
         return np.stack([self._image(index, one) for one in past])
@@ -120,7 +114,7 @@ class Observer:
         image = self._processed.get(key)
         if image is None:
             assert past.data is not None
-            image = self._processed[key] = process(self._decode(index, past.data))
+            image = self._processed[key] = process(self._preprocessor(past.data, index))
             most = min(_PROCESSED, _BYTES // image.nbytes)
             while len(self._processed) > most:
                 self._processed.popitem(last=False)

@@ -56,7 +56,19 @@ class Outputs:
         Call that function within ``CommandGate.writing()``: for a hold only if motion is *not* allowed, for motion
         only if it is. If the process was suspended in the meantime, it sends nothing more.
         """
-        sends = [send for command in commands for send in self._messages(command)]
+        sends: list[Callable[[], None]] = []
+        for command in commands:
+            arm, now = self._arms[command.arm], self._context.clock.ros()
+            body, fingers = self._split(command)
+            topics = [(arm.command, body, arm.output)]
+            if fingers is not None and arm.gripper_topic in self._goals:
+                # A hold sends no goal: the last goal remains in force.
+                sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
+            elif fingers is not None:
+                topics.append((arm.gripper_topic, fingers, arm.gripper.output))
+            for topic, part, output in topics:  # serialised already, so that sending takes as little as possible
+                cdr = self._serialize(to_message(part, output, self._make, now))
+                sends.append(partial(self._publishers[topic].publish, cdr))
 
         def send() -> None:
             resumed = self._context.suspension.resumed
@@ -66,27 +78,11 @@ class Outputs:
                     return
                 each()
             expires = self._context.clock.steady() + lifetime(self._context.options.current)
-            told = {command.arm for command in commands}
-            others = {arm: each for arm, each in self._standing.items() if arm not in told}
+            commanded = {command.arm for command in commands}
+            others = {arm: each for arm, each in self._standing.items() if arm not in commanded}
             self._standing = others | {each.arm: (each, expires) for each in commands if each.moves_on}
 
         return send
-
-    def _messages(self, command: Command) -> list[Callable[[], None]]:
-        arm, now = self._arms[command.arm], self._context.clock.ros()
-        body, fingers = self._split(command)
-        sends: list[Callable[[], None]] = [self._publishing(arm.command, body, arm.output, now)]
-        if fingers is not None and arm.gripper_topic in self._goals:
-            # A hold sends no goal: the last goal remains in force.
-            sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
-        elif fingers is not None:
-            sends.append(self._publishing(arm.gripper_topic, fingers, arm.gripper.output, now))
-        return sends
-
-    def _publishing(self, topic: str, command: Command, output: str, now: int) -> Callable[[], None]:
-        """Return a function that publishes a command, serialised already so that it takes as little as possible."""
-        cdr = self._serialize(to_message(command, output, self._make, now))
-        return partial(self._publishers[topic].publish, cdr)
 
     def _split(self, command: Command) -> tuple[Command, Command | None]:
         arm = self._arms[command.arm]

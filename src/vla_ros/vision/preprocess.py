@@ -11,7 +11,7 @@ import cv2
 
 from vla_ros.config.sections import Camera, CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import ImageProcessor, RawImage, UInt8Array
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import CdrBytes
@@ -39,12 +39,19 @@ class Preprocessor:
 
     def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
         self._decode = decode_image if camera.transport == "raw" else decode_compressed
+        self._topics = camera.topics
         processors = {image.source: _named(image) for image in spec.images}
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
-        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, according to ``camera.transport``."""
-        decoded = self._decode(cdr)
+        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, according to ``camera.transport``.
+
+        Raises ImageError, with the camera's topic, if the message is not an image.
+        """
+        try:
+            decoded = self._decode(cdr)
+        except ImageError as error:
+            raise ImageError(f"{self._topics[camera_index]}: {error}") from None
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
     def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
