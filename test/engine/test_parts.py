@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.drafts import verify_all, verify_draft
-from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.graph_cache import Buckets, GraphCache
 from vla_ros.engine.tile_configs import GEMM_CONFIGS, TUNED_FOR, choose_gemm
 from vla_ros.errors import ConfigError
 

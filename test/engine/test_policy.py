@@ -15,10 +15,9 @@ from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.errors import ImageError
 from vla_ros.policies.openvla import OpenVLAOptions
 from vla_ros.policies.openvla import policy as policy_module
-from vla_ros.policies.openvla.build_engine import make_engine
-from vla_ros.policies.openvla.choices import choose_engine
+from vla_ros.policies.openvla.build_engine import fit_guard, make_engine
+from vla_ros.policies.openvla.network_policy import choose_engine
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
-from vla_ros.policies.openvla.self_test import fit_guard
 from vla_ros.types import Observation
 
 

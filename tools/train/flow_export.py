@@ -24,8 +24,7 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.lerobot import ACTION
 from vla_ros.policies.pi.lerobot import STATE as STATE_KEY
-from vla_ros.policies.pi.loading import LEROBOT
-from vla_ros.policies.pi.names import parameter_parts
+from vla_ros.policies.pi.loading import LEROBOT, parameter_parts
 
 EULER_STEPS = 5
 """Euler steps per inference; ten steps gave the same success rate."""

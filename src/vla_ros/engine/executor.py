@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import require_finite
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import Decoded, DraftState, Fed, Predictions, verify_all, verify_draft
+from vla_ros.engine.graph_cache import Buckets
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, make_runner

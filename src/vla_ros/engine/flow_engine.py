@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, prefill, sample, sample_by_gradient
+from vla_ros.engine.graph_cache import Buckets
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, Stage, make_runner

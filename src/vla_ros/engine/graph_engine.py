@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import explain_device_errors
-from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.graph_cache import Buckets, GraphCache
 from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, DeviceLostError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.decoder import decode, prefill, verify
+from vla_ros.engine.graph_cache import Buckets
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.engine.stream import KVCache

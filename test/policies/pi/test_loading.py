@@ -13,8 +13,7 @@ from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.loading import plan_memory
-from vla_ros.policies.pi.names import parameter_parts
+from vla_ros.policies.pi.loading import parameter_parts, plan_memory
 from vla_ros.policies.pi.network import build_empty
 from vla_ros.policies.pi.robots import find_robot
 from vla_ros.policies.pi.rtc import RtcSettings

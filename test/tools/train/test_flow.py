@@ -26,8 +26,7 @@ from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.network import make_flow
 from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.policy import PiPolicy
-from vla_ros.policies.pi.prompt import prompt_tokens
-from vla_ros.policies.pi.tokenizer import load_tokenizer
+from vla_ros.policies.pi.prompt import load_tokenizer, prompt_tokens
 from vla_ros.types import Observation
 
 SMALL = FlowNetworkRecipe(

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.decoder import parallel
 from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.graph_cache import Buckets
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.llama import as_loaded
 from vla_ros.engine.ops import Ops

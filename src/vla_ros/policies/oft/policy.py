@@ -26,9 +26,8 @@ from vla_ros.policies.oft.inference import (
     plain_inference,
 )
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.options import OFTOptions
+from vla_ros.policies.oft.options import BOUNDS, OFTOptions, choose_variant
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.oft.variant import BOUNDS, choose_variant
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights, empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +20,13 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import DeviceLostError
+from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, Closes, NetworkPolicy, Placement
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.loading import CHOICES, plan_memory
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import CheckpointOptions
@@ -34,6 +34,42 @@ from vla_ros.policies.openvla.prompt import PromptEncoder
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
 from vla_ros.policies.weights import fill, parameter_shapes
 from vla_ros.types import ActionChunk, FloatArray, IntArray, UInt8Array
+
+
+def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
+    """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
+
+    nf4 runs on the reference path only, so it selects that path.
+    """
+    asked, weights = options.engine, options.quantization
+    missing = _why_no_engine(device) if asked == "auto" else ""
+    engine = asked if asked != "auto" else "reference" if missing or weights == "nf4" else "graph"
+    if engine == "graph" and weights == "nf4":
+        raise ConfigError(
+            "policy.quantization: nf4 is bitsandbytes' format, which only the reference path runs, and "
+            "policy.engine is graph; choose int4, the engine's 4-bit format, or policy.engine:=reference"
+        )
+    if engine == "reference" and weights in ("int4", "fp8"):
+        instead = {"int4": "nf4, bitsandbytes' 4-bit format", "fp8": "int8, or none"}[weights]
+        raise ConfigError(
+            f"policy.quantization: {weights} is the engine's format, and "
+            f"{missing or 'policy.engine is reference'}; choose {instead}"
+        )
+    return engine
+
+
+def _why_no_engine(device: torch.device) -> str:
+    """Return why the engine's kernels cannot run, or an empty string.
+
+    They need Triton and bfloat16 tensor cores (Ampere).
+    """
+    if device.type != "cuda":
+        return f"the engine needs an NVIDIA GPU, policy.device is {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "the engine needs Triton, which is not installed"
+    found = torch.cuda.get_device_capability(device)
+    return "" if found >= (8, 0) else f"the engine needs compute capability 8.0, {device} has {found[0]}.{found[1]}"
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Progress, options_of
 from vla_ros.policies.checkpoint_files import Produce, from_files, read_manifest
 from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
-from vla_ros.policies.openvla import lora, reference, self_test
+from vla_ros.policies.openvla import lora, reference
 from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.build_engine import make_engine
+from vla_ros.policies.openvla.build_engine import check_engine, check_resizing, fit_guard, make_engine
 from vla_ros.policies.openvla.loading import build_empty, check_weights
 from vla_ros.policies.openvla.network_policy import (
     LONG_PROMPT,
@@ -143,11 +143,11 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, Request]):
             engine.warm_up([len(prompt), LONG_PROMPT])
             camera = self._camera.each[self._camera.keys.index(self._image_key)]
             noise, _ = two_images(camera.height, camera.width)
-            self_test.check_resizing(engine, Preprocessor(self._camera, self.spec).raw(noise))
+            check_resizing(engine, Preprocessor(self._camera, self.spec).raw(noise))
             if options.self_test and weights is None:
-                self_test.check_engine(model, engine, images, prompt, count)
+                check_engine(model, engine, images, prompt, count)
             if options.self_test:
-                self_test.fit_guard(engine, images, prompt)
+                fit_guard(engine, images, prompt)
 
         return self._engine(make, check, has_fallback=weights is None)
 

@@ -21,8 +21,8 @@ from vla_ros.policies.pi.loading import check_weights, fill
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
+from vla_ros.policies.pi.prompt import find_tokenizer, load_tokenizer
 from vla_ros.policies.pi.rtc import RealTimeChunk
-from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 from vla_ros.policies.tokenizers import Tokenizer
 from vla_ros.types import RawImage, UInt8Array
 

@@ -18,8 +18,7 @@ from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
 from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros.policies.pi.inference import PiModel, load_model
-from vla_ros.policies.pi.loading import CHOICES, plan_memory
-from vla_ros.policies.pi.names import parameter_parts
+from vla_ros.policies.pi.loading import CHOICES, parameter_parts, plan_memory
 from vla_ros.policies.pi.options import PiOptions
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.robots import ROBOTS, find_robot
