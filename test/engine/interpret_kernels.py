@@ -17,7 +17,7 @@ from vla_ros.engine.decoder import decode, parallel, verify
 from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.ops import Ops, prompt_positions, rounded
 from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import KVCache, Stream
+from vla_ros.engine.stream import KVCache, Positions, Stream
 from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
@@ -120,8 +120,8 @@ def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: f
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
         norms = (torch.ones(matrix.outputs, dtype=dtype),) * 3
-        weights = DecoderWeights(replace(SHAPE, hidden_size=32), (), norms, hidden, hidden)
-        at = Ops().locate(weights, KVCache((hidden[None],), (), hidden), torch.arange(rows)[None])
+        weights = DecoderWeights(replace(SHAPE, hidden_size=32), (Layer(matrix),), norms, hidden, hidden)
+        at = Positions(torch.arange(rows)[None], hidden, hidden)
         expected = Ops().add(weights, Stream(hidden), x, matrix, at).hidden
         gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
         ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
