@@ -112,7 +112,7 @@ def test_a_second_publisher_of_a_joint_is_ignored_and_named() -> None:
         whole = states.add(robot, 0, at, 0.5, b"robot")
         assert whole.joints.select(ARM).tolist() == [1.0, 2.0]
         assert states.add(leftover, 0, at + 1, 0.5, b"leftover") is None
-    found = states.contest(at)
+    found = states.competing(at)
     assert {found.first.publisher, found.second.publisher} == {b"robot", b"leftover"}
 
 
@@ -122,7 +122,7 @@ def test_publishers_of_different_joints_do_not_contest() -> None:
         at = step * SECOND // 50
         states.add(JointState(("j1", "j2", "wheel"), np.array([1.0, 2.0, 0.0]), 1), 0, at, 0.5, b"arm")
         states.add(JointState(("j3", "wheel"), np.array([3.0, 9.0]), 1), 0, at + 1, 0.5, b"wrist")
-    assert states.contest(at) is None, "the wheel is nothing to this arm"
+    assert states.competing(at) is None, "the wheel is nothing to this arm"
     whole = states.add(JointState(("j1",), np.array([1.5]), 1), 0, at + 2, 0.5, b"arm")
     assert whole.joints.select(("j1", "j2", "j3")).tolist() == [1.5, 2.0, 3.0]
 
@@ -134,7 +134,7 @@ def test_a_publisher_that_alternates_between_two_positions_is_named() -> None:
         whole = states.add(JointState(("j1",), np.array([position]), 1), 0, step * SECOND // 50, 0.5, b"relay")
         assert (whole is None) == bool(step % 2)
         assert whole is None or whole.joints.positions.tolist() == [0.0]
-    assert states.contest(12 * SECOND // 50) is not None
+    assert states.competing(12 * SECOND // 50) is not None
 
 
 def test_a_message_that_names_a_joint_twice_is_returned_unchanged() -> None:

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import math
 
-from vla_ros.control.sources import Continuity, Source, Sources
+from vla_ros.control.publishers import Continuity, DataSource, DataSources
 
 MS = 1_000_000
-A, B, C = Source(b"a"), Source(b"b"), Source(b"c")
+A, B, C = DataSource(b"a"), DataSource(b"b"), DataSource(b"c")
 
 
-def tell(sources: Sources, said: list[tuple[Source, float]], patience: float = 0.5) -> list[bool]:
+def tell(sources: DataSources, said: list[tuple[DataSource, float]], patience: float = 0.5) -> list[bool]:
     return [sources.follows("j", source, round(at * 1000) * MS, patience) for source, at in said]
 
 
-def contested(sources: Sources, at: float) -> bool:
-    return sources.contest(round(at * 1000) * MS) is not None
+def contested(sources: DataSources, at: float) -> bool:
+    return sources.competing(round(at * 1000) * MS) is not None
 
 
 def test_one_source_is_followed_without_contest() -> None:
-    sources = Sources()
+    sources = DataSources()
     assert all(tell(sources, [(A, index / 50) for index in range(100)]))
     assert not contested(sources, 2.0)
 
 
 def test_the_first_source_is_followed_while_two_alternate() -> None:
-    sources = Sources()
+    sources = DataSources()
     assert tell(sources, [(A, 0.0), (B, 0.01)]) == [True, False]
     assert not contested(sources, 0.01), "it may be the driver's successor"
     assert tell(sources, [(A, 0.02)]) == [True]
-    found = sources.contest(20 * MS)
+    found = sources.competing(20 * MS)
     assert (found.subject, {found.first, found.second}) == ("j", {A, B})
     assert tell(sources, [(B, 0.03), (A, 0.04)]) == [False, True]
 
 
 def test_a_restarted_driver_is_followed_after_the_timeout() -> None:
-    sources = Sources()
+    sources = DataSources()
     tell(sources, [(A, index / 50) for index in range(10)])  # until 0.18 s
     restarted = tell(sources, [(B, 0.3), (B, 0.6), (B, 0.7), (B, 0.8)])
     assert restarted == [False, False, True, True]
@@ -43,14 +43,14 @@ def test_a_restarted_driver_is_followed_after_the_timeout() -> None:
 
 
 def test_repeated_restarts_are_no_contest() -> None:
-    sources = Sources()
-    for index, source in enumerate((A, B, C, Source(b"d"))):
+    sources = DataSources()
+    for index, source in enumerate((A, B, C, DataSource(b"d"))):
         tell(sources, [(source, index + step / 50) for step in range(20)])
         assert not contested(sources, index + 0.4)
 
 
 def test_a_contest_ends_when_one_source_is_silent() -> None:
-    sources = Sources()
+    sources = DataSources()
     tell(sources, [(A, 0.0), (B, 0.01), (A, 0.02)])
     tell(sources, [(A, 0.1 + index / 10) for index in range(30)])
     assert contested(sources, 2.0)
@@ -58,7 +58,7 @@ def test_a_contest_ends_when_one_source_is_silent() -> None:
 
 
 def test_a_slow_second_source_is_detected_at_each_message() -> None:
-    sources = Sources()
+    sources = DataSources()
     for second in range(4):
         tell(sources, [(A, 5 * second + index / 50) for index in range(100)])
         assert not contested(sources, 5 * second + 1.99) or second == 0
@@ -68,36 +68,36 @@ def test_a_slow_second_source_is_detected_at_each_message() -> None:
 
 
 def test_a_publisher_that_alternates_is_detected_but_a_single_change_is_not() -> None:
-    small, large = Source(b"", "small"), Source(b"", "large")
-    sources = Sources()
+    small, large = DataSource(b"", "small"), DataSource(b"", "large")
+    sources = DataSources()
     assert all(tell(sources, [(small, 0.0), (small, 0.1), (large, 0.2), (large, 0.3), (large, 0.4)]))
     assert not contested(sources, 0.4)
-    sources = Sources()
+    sources = DataSources()
     tell(sources, [(small, 0.0), (large, 0.1), (small, 0.2), (small, 0.3)])
     assert not contested(sources, 0.3)
-    sources = Sources()
+    sources = DataSources()
     tell(sources, [((small, large)[index % 2], index / 30) for index in range(8)])
     assert contested(sources, 0.3)
 
 
 def test_different_damages_of_frames_are_no_contest() -> None:
-    sources = Sources()
+    sources = DataSources()
     for index in range(40):
         kind = "camera" if index % 2 else f"camer{index}"
-        assert sources.follows("j", Source(b"a", kind), index * 33 * MS, 0.5)
+        assert sources.follows("j", DataSource(b"a", kind), index * 33 * MS, 0.5)
         assert not contested(sources, index * 0.033)
 
 
 def test_a_jump_is_followed_once_it_has_lasted() -> None:
-    here, there = Source(b"", 0), Source(b"", 1)
-    sources = Sources(settle=0.1)
+    here, there = DataSource(b"", 0), DataSource(b"", 1)
+    sources = DataSources(settle=0.1)
     assert tell(sources, [(here, 0.0), (there, 0.02), (here, 0.04)]) == [True, False, True]
     assert tell(sources, [(there, 0.06), (there, 0.1), (there, 0.14), (there, 0.17)]) == [False, False, False, True]
 
 
 def test_a_single_wrong_message_is_never_followed() -> None:
-    here, there = Source(b"", 0), Source(b"", 1)
-    sources = Sources(settle=0.1)
+    here, there = DataSource(b"", 0), DataSource(b"", 1)
+    sources = DataSources(settle=0.1)
     assert tell(sources, [(here, 0.0), (there, 0.3), (here, 0.33), (there, 0.6)]) == [True, False, True, False]
 
 

@@ -132,7 +132,7 @@ def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_conte
     first.signal(signal.SIGKILL)
     first.process.wait(10)
     with contextlib.closing(Claim(f"command {COMMAND}", "/third")) as third:
-        robot.until(lambda: [each.pid for each in third.others()] == [second.process.pid])
+        robot.until(lambda: [each.pid for each in third.update()] == [second.process.pid])
 
 
 def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(

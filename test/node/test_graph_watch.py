@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.publishers import CompetingSources, DataSource
 from vla_ros.control.reasons import Reason
-from vla_ros.control.sources import Contest, Source
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node import namesake
+from vla_ros.node import duplicate_name
 from vla_ros.node.claim import Claim
+from vla_ros.node.duplicate_name import PATIENCE, claim_name, count_duplicates, wait_until_alone
 from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.namesake import PATIENCE, claim_name, namesakes, wait_until_alone
 
 CAMERAS = (("a", b"1"), ("b", b"2"))
 JOINTS, SERVICE = "sensor_msgs/msg/JointState", "std_srvs/srv/SetBool"
@@ -67,9 +67,9 @@ def test_a_namesake_counts_as_a_server_and_is_found(graphs: tuple[Any, Any]) -> 
     theirs.create_node("vla_policy", "/right")
     until(lambda: len(node.get_node_names_and_namespaces()) == 2)
     watch.look()
-    assert (namesakes(node), watch.found, watch.servers("~/reset")) == (0, {}, "")
+    assert (count_duplicates(node), watch.found, watch.servers("~/reset")) == (0, {}, "")
     theirs.create_node("vla_policy", "/left")
-    until(lambda: namesakes(node) == 1)
+    until(lambda: count_duplicates(node) == 1)
     watch.look()
     assert watch.found == {Reason.NAME_CONTESTED: "another node is called /left/vla_policy, too"}
     assert watch.servers("~/reset") == "another node called /left/vla_policy"
@@ -166,15 +166,15 @@ def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed(here: dict[str
 def test_the_first_of_two_simultaneous_nodes_keeps_its_name(
     here: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals = []
+    competitors = []
 
-    def claim_and_rival(*arguments: Any) -> Claim:
+    def claim_and_compete(*arguments: Any) -> Claim:
         claim = Claim(*arguments)
-        rivals.append(Claim(*arguments))
+        competitors.append(Claim(*arguments))
         return claim
 
-    monkeypatch.setattr(namesake, "Claim", claim_and_rival)
-    with closing(claim_name("/vla_policy", here)) as first, closing(rivals[0]) as second:
+    monkeypatch.setattr(duplicate_name, "Claim", claim_and_compete)
+    with closing(claim_name("/vla_policy", here)) as first, closing(competitors[0]) as second:
         assert first.is_held
         assert not second.is_held
 
@@ -185,11 +185,11 @@ def test_claimants_know_each_other_until_they_leave(here: dict[str, str]) -> Non
     elsewhere = Claim("command /arm", "/d", {**here, "ROS_DOMAIN_ID": "another"})
 
     def known(*claims: Claim) -> list[set[str]]:
-        return [{each.name for each in claim.others()} for claim in claims]
+        return [{each.name for each in claim.update()} for claim in claims]
 
     known(first, second, third)
     assert known(first, second, third, elsewhere) == [{"/b", "/c"}, {"/a"}, {"/a"}, set()]
-    assert {each.pid for each in first.others() + second.others()} == {os.getpid()}
+    assert {each.pid for each in first.update() + second.update()} == {os.getpid()}
     first.close()
     until(lambda: known(second, third) == [{"/c"}, {"/b"}])
     second.close()
@@ -204,25 +204,25 @@ def test_a_process_that_is_killed_frees_its_claim(here: dict[str, str], first: b
     program = (
         "import sys, time\nfrom vla_ros.node.claim import Claim\n"
         f"claim = Claim('command /arm', '/other', {here!r})\nprint(flush=True)\n"
-        "while True:\n    claim.others()\n    time.sleep(0.05)"
+        "while True:\n    claim.update()\n    time.sleep(0.05)"
     )
     ours = None if first else Claim("command /arm", "/ours", here)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         claim = ours or Claim("command /arm", "/ours", here)
-        until(lambda: [str(each) for each in claim.others()] == [f"/other (process {other.pid})"])
+        until(lambda: [str(each) for each in claim.update()] == [f"/other (process {other.pid})"])
         other.send_signal(signal.SIGSTOP)
-        assert claim.others()
+        assert claim.update()
         other.kill()
-        until(lambda: not claim.others())
+        until(lambda: not claim.update())
     claim.close()
 
 
 def test_text_from_an_unknown_claimant_is_not_shown(here: dict[str, str]) -> None:
     claim = Claim("command /arm", "/ours", here)
     stranger = Claim("command /arm", "two\nlines " + "x" * 9000, here)
-    assert [str(each) for each in claim.others()] == [f"a node (process {os.getpid()})"]
+    assert [str(each) for each in claim.update()] == [f"a node (process {os.getpid()})"]
     for each in (claim, stranger):
         each.close()
 
@@ -242,12 +242,12 @@ def test_a_claim_counts_before_discovery_and_is_named_once_with_it(graphs: tuple
         watch.look()
         assert watch.found == {Reason.COMMAND_CONTESTED: expected}
     watch.close()
-    until(lambda: not second.others())  # now it is the holder
+    until(lambda: not second.update())  # now it is the holder
     for allowed in (["/second"], ["*"]):
         sharing = GraphWatch(node, {"/command": gid}, allowed)
         sharing.look(at_once=True)
         assert sharing.found == {}  # its name has not come yet
-        second.others()
+        second.update()
         sharing.look()
         assert sharing.found == {}
         sharing.close()
@@ -256,7 +256,7 @@ def test_a_claim_counts_before_discovery_and_is_named_once_with_it(graphs: tuple
 
 def test_a_source_without_a_name_is_reported_at_the_second_look(graphs: tuple[Any, Any]) -> None:
     node = graphs[0].create_node("vla_policy")
-    contest = Contest("/image", Source(b"1" * 16), Source(b"2" * 16))
+    contest = CompetingSources("/image", DataSource(b"1" * 16), DataSource(b"2" * 16))
     watch = GraphWatch(node, {}, (), lambda: [(Reason.CAMERA_CONTESTED, "/image", contest)])
     both = [SimpleNamespace(node_name=name, node_namespace="/", endpoint_gid=gid * 16) for name, gid in CAMERAS]
     known = [both[:1], both[:1], both, both[:1], both[:1]]  # the second one comes, and leaves

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vla_ros.control.sources import Contest, Continuity, Source, Sources
+from vla_ros.control.publishers import CompetingSources, Continuity, DataSource, DataSources
 from vla_ros.types import FloatArray, JointState
 
 _SECOND = 1_000_000_000
@@ -63,7 +63,7 @@ class JointStates:
     ) -> None:
         self._needed = frozenset(needed)
         self._own = frozenset(own)
-        self._sources = Sources(_SETTLE)
+        self._sources = DataSources(_SETTLE)
         self._continuity = defaultdict[bytes, Continuity](lambda: Continuity(speeds))  # by publisher
         self._lock = threading.Lock()
         self._known: dict[str, _Joint] = {}
@@ -73,9 +73,9 @@ class JointStates:
         with self._lock:
             self._known.clear()
 
-    def contest(self, steady: int) -> Contest | None:
+    def competing(self, steady: int) -> CompetingSources | None:
         """Return two sources that alternate on a needed joint, or None; ``steady`` is the time in ns."""
-        return self._sources.contest(steady)
+        return self._sources.competing(steady)
 
     def add(
         self,
@@ -121,7 +121,7 @@ class JointStates:
                 if self._own and name not in self._own:
                     continue
                 if name in concerns:
-                    source = Source(publisher, self._continuity[publisher].track(name, position, steady, stamp))
+                    source = DataSource(publisher, self._continuity[publisher].track(name, position, steady, stamp))
                     if not self._sources.follows(name, source, steady, timeout):
                         concerns -= {name}
                         continue

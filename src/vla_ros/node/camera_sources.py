@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vla_ros.config import CameraConfig
 from vla_ros.control.clock import Now
-from vla_ros.control.sources import Contest, Source, Sources
+from vla_ros.control.publishers import CompetingSources, DataSource, DataSources
 from vla_ros.node.context import Context
 from vla_ros.vision.messages import CdrBytes, image_header, read_compressed, shown
 
@@ -14,18 +14,18 @@ class CameraSources:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sources = Sources()
+        self._sources = DataSources()
         self._known: dict[str, set[str]] = {}
 
-    def contest(self, steady: int) -> Contest | None:
-        """Return two sources whose frames alternate on a topic (the contest's subject), or None."""
-        return self._sources.contest(steady)
+    def competing(self, steady: int) -> CompetingSources | None:
+        """Return two sources whose frames alternate on a topic (its subject), or None."""
+        return self._sources.competing(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
         """Return True if a frame comes from the followed source."""
         config = self._context.options.current
         kind = _kind(data, config.camera.transport)
-        if not self._sources.follows(topic, Source(publisher, kind), now.steady, config.timeouts.camera):
+        if not self._sources.follows(topic, DataSource(publisher, kind), now.steady, config.timeouts.camera):
             return False
         self._warn(topic, kind, config.camera)
         return True

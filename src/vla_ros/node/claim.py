@@ -59,12 +59,12 @@ class Claim:
         self._name = name.encode()
         self._server: socket.socket | None = None
         self._others: list[Claimant] = []
-        for other in self.others():
+        for other in self.update():
             if other.connection:
                 select.select([other.connection], [], [], _ANSWER)
 
-    def others(self) -> list[Claimant]:
-        """Return all other known claimants. Call it ten times a second: it accepts their connections."""
+    def update(self) -> list[Claimant]:
+        """Accept connections and return all other claimants. Call it ten times a second."""
         gone = [other for other in self._others if not other.is_there()]
         self._others = [other for other in self._others if other not in gone]
         _close(gone)

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from vla_ros.control.contest import ANY, gid_of, named, others, rivals
+from vla_ros.control.publishers import (
+    ANY,
+    CompetingSources,
+    describe_competing,
+    gid_of,
+    name_nodes,
+    other_publishers,
+)
 from vla_ros.control.reasons import Reason
-from vla_ros.control.sources import Contest
 from vla_ros.graph.node import Node
 from vla_ros.node.claim import Claim
-from vla_ros.node.namesake import namesakes
+from vla_ros.node.duplicate_name import count_duplicates
 
 PERIOD = 0.1
 """Seconds between checks."""
 
 
 class GraphWatch:
-    """Checks for nodes that contest this node's topics or name.
+    """Checks for nodes that compete for this node's topics or name.
 
     It is called on the thread that spins; any thread may read :attr:`found`. ``commands`` maps each resolved
     command topic to this node's publisher id; the topics are claimed until :meth:`close`. Nodes in ``allowed`` may
-    share them. ``contests`` returns the reason, topic and sources of each contest; ``middleware`` returns why new
+    share them. ``competing`` returns each reason, topic and its two sources; ``middleware`` returns why new
     processes cannot reach the node, or "".
     """
 
@@ -30,17 +36,17 @@ class GraphWatch:
         node: Node,
         commands: Mapping[str, bytes],
         allowed: Sequence[str],
-        contests: Callable[[], Iterable[tuple[Reason, str, Contest]]] = tuple,
+        competing: Callable[[], Iterable[tuple[Reason, str, CompetingSources]]] = tuple,
         middleware: Callable[[], str] = str,
     ) -> None:
         self._node = node
         self._middleware = middleware
-        self._contests = contests
+        self._competing = competing
         self._own = {topic: gid_of(gid) for topic, gid in commands.items()}
         self._claims = {topic: Claim(f"command {topic}", node.get_fully_qualified_name()) for topic in commands}
         self._allowed = frozenset(allowed)
-        self._rivals: set[Hashable] = set()  # publishers, processes and contests of this check, and the one before
-        self._before: set[Hashable] = set()
+        self._current: set[Hashable] = set()  # publishers, processes and topics of this check, and the one before
+        self._previous: set[Hashable] = set()
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
     def close(self) -> None:
@@ -54,17 +60,17 @@ class GraphWatch:
         A publisher whose node's name is not discovered yet counts from the second check, so that the reason can
         name it; with ``at_once`` it counts immediately. One that leaves, and so loses its name, counts as before.
         """
-        self._before, self._rivals = self._rivals, set()
+        self._previous, self._current = self._current, set()
         found = self._commanders(at_once)
         gone = self._middleware()
         if gone:
             found[Reason.MIDDLEWARE_GONE] = gone
-        if namesakes(self._node):
+        if count_duplicates(self._node):
             found[Reason.NAME_CONTESTED] = f"another node is called {self._node.get_fully_qualified_name()}, too"
-        for reason, topic, contest in self._contests():
+        for reason, topic, sources in self._competing():
             publishers = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
-            text, is_named = rivals(contest, topic, publishers)
-            again = self._again((reason, topic))
+            text, is_named = describe_competing(sources, topic, publishers)
+            again = self._was_there((reason, topic))
             if not is_named and again and reason in self.found:
                 found[reason] = self.found[reason]
             elif is_named or again or at_once:
@@ -74,7 +80,7 @@ class GraphWatch:
     def servers(self, service: str) -> str:
         """Name the other nodes that serve ``service`` and so receive its calls, too; "" if there are none."""
         name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
-        if namesakes(self._node):
+        if count_duplicates(self._node):
             return f"another node called {self._node.get_fully_qualified_name()}"
         nodes = [tuple(each) for each in self._node.get_node_names_and_namespaces() if tuple(each) != own]
         return " and ".join(
@@ -89,25 +95,25 @@ class GraphWatch:
         except Exception:  # rclpy's NodeNameNonExistentError: the node has left
             return False
 
-    def _again(self, rival: Hashable) -> bool:
-        """Return True if this publisher, process or contest was there at the previous check, too."""
-        self._rivals.add(rival)
-        return rival in self._before
+    def _was_there(self, competitor: Hashable) -> bool:
+        """Record a publisher, process or topic; return True if it was there at the previous check, too."""
+        self._current.add(competitor)
+        return competitor in self._previous
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
         """Return the other nodes that claim a command topic or publish on it."""
         said = []
         for topic, own in self._own.items():
-            claimants = self._claims[topic].others()
+            claimants = self._claims[topic].update()
             if ANY in self._allowed:
                 continue
             # Allowed nodes are known only by name, so wait for the name.
-            rival = [each for each in claimants if each.name or not self._allowed or self._again(each.pid)]
-            rival = [each for each in rival if each.name not in self._allowed]
-            known = {each.name for each in rival} | ({""} if rival else set())  # unnamed: a rival's publisher
-            found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
-            found = {gid: node for gid, node in found.items() if self._again(gid) or node or at_once}
+            claimants = [each for each in claimants if each.name or not self._allowed or self._was_there(each.pid)]
+            claimants = [each for each in claimants if each.name not in self._allowed]
+            known = {each.name for each in claimants} | ({""} if claimants else set())  # unnamed: a claimant's
+            found = other_publishers(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
+            found = {gid: node for gid, node in found.items() if self._was_there(gid) or node or at_once}
             found = {gid: node for gid, node in found.items() if node not in known}
-            if rival or found:
-                said.append(f"{named(found, map(str, rival))} publishes on {topic}, too")
+            if claimants or found:
+                said.append(f"{name_nodes(found, map(str, claimants))} publishes on {topic}, too")
         return {Reason.COMMAND_CONTESTED: "; ".join(said)} if said else {}

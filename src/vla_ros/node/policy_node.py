@@ -16,9 +16,9 @@ from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs, why_refused
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import BEFORE_ARMING
+from vla_ros.control.publishers import CompetingSources
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Event, Safety, State
-from vla_ros.control.sources import Contest
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
@@ -28,10 +28,10 @@ from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.duplicate_name import claim_name, wait_until_alone
 from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.lockstep import Lockstep
-from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -273,7 +273,7 @@ class PolicyNode:
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
         self._cameras = receiver.sources
-        self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._contests, middleware)
+        self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
         wiring.undo(self._watch.close)
         inputs = [
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
@@ -305,13 +305,13 @@ class PolicyNode:
 
     # Inputs
 
-    def _contests(self) -> list[tuple[Reason, str, Contest]]:
-        """Return each contested topic with its two sources."""
+    def _competing(self) -> list[tuple[Reason, str, CompetingSources]]:
+        """Return each topic for which publishers compete, with its two sources."""
         steady = self._clock.now().steady
-        camera = self._cameras.contest(steady)
+        camera = self._cameras.competing(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
-        joints = self._states.contests(steady)
-        return found + [(Reason.JOINT_STATE_CONTESTED, topic, contest) for topic, contest in joints]
+        joints = self._states.competing(steady)
+        return found + [(Reason.JOINT_STATE_CONTESTED, topic, sources) for topic, sources in joints]
 
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)

@@ -18,9 +18,9 @@ from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import REPLACED, FrameOutcome
+from vla_ros.control.publishers import CompetingSources
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
-from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
 from vla_ros.graph.origin import Origin
@@ -134,11 +134,11 @@ class StateReceiver:
             for arm, options in zip(controller.arms, config.arms, strict=True)
         }
 
-    def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
-        """Yield each topic on which publishers alternate on an arm's joint, with the contest."""
+    def competing(self, steady: int) -> Iterator[tuple[str, CompetingSources]]:
+        """Yield each topic on which publishers alternate on an arm's joint, with the two."""
         for topic, arms in self.topics.items():
-            for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
-                yield topic, contest
+            for sources in filter(None, (self._joint_states[arm].competing(steady) for arm in arms)):
+                yield topic, sources
 
     def joints(self, topic: str, message: Any, origin: Origin = _UNKNOWN) -> None:
         """Receive a ``sensor_msgs/JointState`` on ``topic``."""

@@ -1,6 +1,6 @@
-"""Follows one of several sources of the same data, and detects two sources that alternate. Pure logic.
+"""Publishers of the same data: follows one of them, detects two that compete, and names their nodes. Pure logic.
 
-A restarted driver publishes after its predecessor has ended; two running drivers alternate. Sources are
+A restarted driver publishes after its predecessor has ended; two running drivers alternate. DataSources are
 distinguished by publisher id and by kind of data, because a relay forwards everything under one id.
 """
 
@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+ANY = "*"
+"""Entry of ``topics.command_shared_with`` that allows every node."""
+
+_GID_BYTES = 16  # length of a DDS GUID; before Iron, rmw pads it to 24 bytes
+_UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's names for an unknown node
 
 _SECOND = 1_000_000_000
 _MEMORY = 2 * _SECOND  # ns; sources and alternations are forgotten after that
@@ -22,7 +28,7 @@ _DELAY = 0.1  # s by which the delays of two messages may differ
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where the messages of an input come from: a publisher, and one of the sources that it may relay."""
 
     publisher: bytes  # the publisher's id; b"" if the middleware does not provide one
@@ -30,29 +36,29 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Contest:
+class CompetingSources:
     """Two sources of the same data that alternate."""
 
     subject: str
-    first: Source
-    second: Source
+    first: DataSource
+    second: DataSource
 
 
 @dataclass
 class _Subject:
     """State of the sources of one subject; times are nanoseconds of a steady clock."""
 
-    followed: Source | None = None
-    heard: dict[Source, int] = field(default_factory=dict)
-    last: Source | None = None
+    followed: DataSource | None = None
+    heard: dict[DataSource, int] = field(default_factory=dict)
+    last: DataSource | None = None
     since: int = 0  # when the last source became the only one heard
     # Pair of sources to the number of their alternations and the time of the last alternation.
-    turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)
+    turns: dict[frozenset[DataSource], tuple[int, int]] = field(default_factory=dict)
     returned: int = -_MEMORY
-    contest: Contest | None = None
+    competing: CompetingSources | None = None
 
 
-class Sources:
+class DataSources:
     """Follows one source per subject until that source is silent. Thread-safe.
 
     After a change of kind, a publisher is followed again once only the new kind has arrived for ``settle`` seconds,
@@ -64,7 +70,7 @@ class Sources:
         self._lock = threading.Lock()
         self._subjects: dict[str, _Subject] = {}
 
-    def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
+    def follows(self, subject: str, source: DataSource, steady: int, patience: float) -> bool:
         """Record a message; return True if its source is the one to follow.
 
         ``subject`` is what the message measures (a joint, a camera). Another publisher is followed once the first
@@ -84,16 +90,16 @@ class Sources:
             known.followed = source
             return True
 
-    def contest(self, steady: int) -> Contest | None:
+    def competing(self, steady: int) -> CompetingSources | None:
         """Return two sources of one subject that alternate, or None; ``steady`` is the time in ns."""
         with self._lock:
             for known in self._subjects.values():
-                if known.contest is not None and steady - known.returned <= _MEMORY:
-                    return known.contest
+                if known.competing is not None and steady - known.returned <= _MEMORY:
+                    return known.competing
         return None
 
 
-def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
+def _notice(known: _Subject, subject: str, source: DataSource, steady: int) -> None:
     """Record a message, and count the alternation if its source was heard before the last one."""
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
@@ -103,7 +109,7 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
         count = known.turns.get(two, (0, 0))[0] + (_ENOUGH if last.publisher != source.publisher else 1)
         known.turns[two] = count, steady
         if count >= _ENOUGH:
-            known.returned, known.contest = steady, Contest(subject, last, source)
+            known.returned, known.competing = steady, CompetingSources(subject, last, source)
     if last != source:
         known.since = steady
     known.heard[source] = steady
@@ -159,3 +165,52 @@ def _reach(speed: float, before: _Measured, now: _Measured) -> float:
     if before.stamp and now.stamp:
         passed = min(passed, abs(now.stamp - before.stamp) / _SECOND + _JITTER)
     return _NOISE + _FASTER * speed * passed
+
+
+def gid_of(gid: Iterable[int]) -> bytes:
+    """Return the id of an endpoint, from rclpy or the embedded participant, without padding."""
+    return bytes(gid)[:_GID_BYTES]
+
+
+def node_of(endpoint: Any) -> str:
+    """Return the full name of an endpoint's node, or "" if it is unknown."""
+    if endpoint.node_name in _UNNAMED:
+        return ""
+    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
+
+
+def other_publishers(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
+    """Map the id of each other publisher of a topic to its node's full name ("" if unknown).
+
+    ``endpoints`` come from ``get_publishers_info_by_topic``, ``own`` is the id of this node's publisher, and
+    ``allowed`` names nodes that may publish, or contains :data:`ANY`.
+    """
+    if ANY in allowed:
+        return {}
+    found = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
+    return {gid: node for gid, node in found.items() if gid != own and (not node or node not in allowed)}
+
+
+def name_nodes(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
+    """Return the node names in ``found`` (from :func:`other_publishers`) and in ``more`` as text."""
+    names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
+    return " and ".join(sorted(names.union(more)))
+
+
+def describe_competing(competing: CompetingSources, topic: str, endpoints: Iterable[Any]) -> tuple[str, bool]:
+    """Return a sentence that names both sources, and True if both nodes are known.
+
+    ``endpoints`` come from ``get_publishers_info_by_topic``.
+    """
+    known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
+    two = {source.publisher for source in (competing.first, competing.second)}
+    # If an id is unknown to discovery, all publishers of the topic are named.
+    who = {gid: known[gid] for gid in two} if two <= known.keys() else known
+    is_named = all(who.values()) and len(who) >= len(two)
+    names = name_nodes(who) or "nobody known"
+    what = "" if competing.subject == topic else f"{competing.subject} "
+    if len(two) == 2:
+        return f"{names} publish {what}on {topic} in turn", is_named
+    kinds = f"{competing.first.kind} and {competing.second.kind}"
+    said = f"two positions of {what}that no velocity limit allows, " if what else f"{kinds} "
+    return f"{names} publishes {said}in turn on {topic}", is_named

@@ -27,7 +27,7 @@ _CURE = (
 _PERIOD = 0.1
 
 
-def namesakes(node: Node) -> int:
+def count_duplicates(node: Node) -> int:
     """Return the number of other nodes with this node's full name."""
     own = (node.get_name(), node.get_namespace())
     return max(0, sum(tuple(each) == own for each in node.get_node_names_and_namespaces()) - 1)
@@ -36,7 +36,7 @@ def namesakes(node: Node) -> int:
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
     """Claim a full node name on this host. Raises ConfigError if another node holds it."""
     claim = Claim(f"name {name}", name, environment)
-    for other in () if claim.is_held else claim.others():  # the holder may start; the others refuse
+    for other in () if claim.is_held else claim.update():  # the holder may start; the others refuse
         claim.close()
         raise ConfigError(f"{name} is already running on this host (process {other.pid or 'unknown'}): {_CURE}")
     return claim
@@ -48,11 +48,11 @@ def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Cloc
     Raises ConfigError if another node kept the name for :data:`PATIENCE`.
     """
     deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
-    if namesakes(node):
+    if count_duplicates(node):
         logger.warning(
             f"another node is called {name}: both would answer ~/enable; waiting {PATIENCE:g} s for it to leave"
         )
-    while namesakes(node):
+    while count_duplicates(node):
         if clock.steady() > deadline:
             raise ConfigError(f"another node on the graph is called {name}: {_CURE}")
         progress(0.99, f"waiting for the other {name} to leave")
