@@ -20,11 +20,10 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim import process
 from vla_ros.sim.arguments import LOCKSTEP, parse, plan, world_options
-from vla_ros.sim.environment import EpisodeOptions
+from vla_ros.sim.environment import EpisodeOptions, PolicyFailedError
 from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
-from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.table import Table, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from vla_ros.sim.judge import LIFT_HEIGHT, LIFT_STEPS, PUSH_DISTANCE, Judge
-from vla_ros.sim.scene import Scene, SceneObject
+from vla_ros.sim.scene import LIFT_HEIGHT, LIFT_STEPS, PUSH_DISTANCE, Judge, Scene, SceneObject
 from vla_ros.sim.tasks import make_task
 
 OBJECTS = (

@@ -16,10 +16,10 @@ from vla_ros.errors import ConfigError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim.arguments import episode_options, make_table, mode_of, parse, plan
+from vla_ros.sim.environment import PolicyFailedError
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.results import EpisodeResult, steadiness
 from vla_ros.sim.simulated_time import SimulatedTime
-from vla_ros.sim.status import PolicyFailedError
 from vla_ros.types import ActionChunk, Observation
 
 CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")

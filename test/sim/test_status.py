@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vla_ros.sim.status import PolicyStatus
+from vla_ros.sim.node import PolicyStatus
 
 
 def follow(states: list[tuple[float, str]]) -> PolicyStatus:

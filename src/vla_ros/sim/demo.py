@@ -21,43 +21,49 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from vla_ros.config import Config
 from vla_ros.errors import MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.shipped import SHIPPED
+from vla_ros.report.page import to_stdout
+from vla_ros.sim import report
 from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, make_table, mode_of, plan
+from vla_ros.sim.environment import PolicyFailedError
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
-from vla_ros.sim.status import PolicyFailedError
 
 __all__ = ["add_arguments", "run"]
+
+_CONSOLE = Console(highlight=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the episodes and write the outputs; returns 0 even if episodes fail."""
-    from vla_ros.report.page import to_stdout
-    from vla_ros.sim import console, report
-
-    console.CONSOLE.stderr = to_stdout(json=arguments.json, report=arguments.report)
+    _CONSOLE.stderr = to_stdout(json=arguments.json, report=arguments.report)
     options = plan(arguments)
     if not arguments.attach:
         check_torch(options.config)
     in_one_process = mode_of(arguments) == "simulated_time"
     result = _in_simulated_time(arguments, options.config) if in_one_process else _on_a_graph(arguments, options)
-    console.summary(result)
+    _summary(result)
     if arguments.json is not None:
         result.write_json(arguments.json)
-        console.wrote("results", arguments.json)
+        _wrote("results", arguments.json)
     if arguments.report is not None:
         report.write(result, arguments.report)
-        console.wrote("report", arguments.report)
+        _wrote("report", arguments.report)
     if arguments.record is not None:
-        console.wrote("bag", arguments.record)
+        _wrote("bag", arguments.record)
     return 0
 
 
@@ -95,7 +101,6 @@ def check_torch(config: Config) -> None:
 def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[], bool]) -> DemoResult:
     """Run all episodes over the graph; ``alive()`` is False once the policy node has exited."""
     from vla_ros.graph import open_graph
-    from vla_ros.sim import console
     from vla_ros.sim.episodes import Lockstep, RealTime
     from vla_ros.sim.node import SimNode
     from vla_ros.sim.record import BagRecorder
@@ -107,8 +112,8 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
         graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
         cameras = table.cameras if arguments.wrist_camera else table.cameras[:1]
         node = SimNode(graph, config.arms, cameras=cameras, tap=recorder)
-        console.header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
-        with console.spinner("waiting for the policy node"):
+        _header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
+        with _CONSOLE.status("waiting for the policy node"):
             node.wait_for_policy(arguments.start_timeout, alive)
         kind = RealTime if arguments.real_time else Lockstep
         if recorder is not None and kind is Lockstep:
@@ -120,12 +125,11 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
     """Run policy and simulation in this process."""
     from vla_ros.node.source import PolicySource
     from vla_ros.policies.base import create
-    from vla_ros.sim import console
     from vla_ros.sim.simulated_time import SimulatedTime
 
-    console.header(config, "simulated time")
+    _header(config, "simulated time")
     with closing(PolicySource(create(config))) as source:
-        with console.spinner("loading the policy"):
+        with _CONSOLE.status("loading the policy"):
             source.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
         with closing(make_table(arguments, config)) as table:
             runner = SimulatedTime(table, config, source, episode_options(arguments, config))
@@ -134,11 +138,9 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
 
 def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int], EpisodeResult]) -> DemoResult:
     """Run the episodes of all seeds."""
-    from vla_ros.sim import console
-
     results: list[EpisodeResult] = []
     began = time.monotonic()
-    with console.progress(arguments.episodes) as report_progress:
+    with _progress(arguments.episodes) as report_progress:
         for seed in range(arguments.seed, arguments.seed + arguments.episodes):
             result = run(seed)
             if arguments.episodes > 10:  # smaller images keep the report small
@@ -153,3 +155,52 @@ def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int],
         controls={name: getattr(arguments, name) for name, usual in CONTROLS if getattr(arguments, name) != usual},
         wall_s=time.monotonic() - began,
     )
+
+
+def _header(config: Config, where: str) -> None:
+    """Print the policy and where it runs."""
+    checkpoint = getattr(config.policy, "checkpoint", "")
+    model = f" ({checkpoint})" if checkpoint else ""
+    _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", soft_wrap=True)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
+    """Show a progress bar; call the yielded function with the results so far after each episode."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_CONSOLE, transient=True) as bar:
+        task = bar.add_task("episodes", total=total)
+
+        def update(results: Sequence[EpisodeResult]) -> None:
+            last = results[-1]
+            mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
+            note = f" ({last.touched})" if last.touched else ""
+            bar.console.print(
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}",
+                soft_wrap=True,
+            )
+            share = sum(result.success for result in results) / len(results)
+            bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")
+
+        yield update
+
+
+def _summary(result: DemoResult) -> None:
+    """Print the report's headline figures and the latency by stage."""
+    won, mode = sum(episode.success for episode in result.episodes), result.mode.replace("_", " ")
+    _CONSOLE.print(f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({mode}, {result.wall_s:.1f} s)")
+    for title, figure, remark in report.headline(result):
+        _CONSOLE.print(f"{title}: {figure}, {remark}")
+    if result.latency_ms:
+        table = Table(title="latency in the policy node", title_justify="left")
+        table.add_column("stage")
+        for name in ("p50", "p99"):
+            table.add_column(f"{name} (ms)", justify="right")
+        for stage, values in result.latency_ms.items():
+            table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
+        _CONSOLE.print(table)
+
+
+def _wrote(what: str, path: Path) -> None:
+    """Print where an output was written."""
+    _CONSOLE.print(f"{what}: {path}", markup=False, soft_wrap=True)

@@ -15,8 +15,13 @@ from typing import Any
 import numpy as np
 
 from vla_ros.control.command import Command
+from vla_ros.errors import VlaRosError
 from vla_ros.sim.results import Commands, EpisodeResult
 from vla_ros.types import FloatArray, JointState, UInt8Array
+
+
+class PolicyFailedError(VlaRosError):
+    """The policy node exited, was stopped or does not move the arm."""
 
 
 @dataclass(frozen=True)

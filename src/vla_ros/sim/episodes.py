@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from vla_ros.control.command import Command
-from vla_ros.sim.environment import Environment, Episode, EpisodeOptions
+from vla_ros.sim.environment import Environment, Episode, EpisodeOptions, PolicyFailedError
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.status import PolicyFailedError
 from vla_ros.types import JointState
 
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
@@ -59,7 +58,6 @@ class Lockstep(Runner):
     """
 
     def run(self, seed: int) -> EpisodeResult:
-        """Run the episode of ``seed``."""
         environment, node, asked, reason = self._environment, self._node, "", "timeout"
         episode = Episode(environment, seed, self._options)
         stamp = self._first = node.next_stamp(_RESET)
@@ -128,7 +126,6 @@ class RealTime(Runner):
     _joints: Sequence[JointState] = ()  # at the end of the last episode
 
     def run(self, seed: int) -> EpisodeResult:
-        """Run the episode of ``seed``."""
         node = self._node
         episode = Episode(self._environment, seed, self._options)
         self._return(self._joints)

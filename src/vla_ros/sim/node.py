@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from vla_ros.config import ArmConfig
 from vla_ros.control.command import Command, message_type, to_message
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
-from vla_ros.sim.environment import Measurements
-from vla_ros.sim.status import PolicyFailedError, PolicyStatus
+from vla_ros.sim.environment import Measurements, PolicyFailedError
 from vla_ros.sim.table import IMAGE_TOPIC, OBJECT_TOPIC
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
@@ -35,6 +35,9 @@ _PUBLISHED = {
 
 _UNNAMED = ("float64_multi_array", "joint_velocity")
 _OBEYED = ("joint_state", "joint_velocity_state", "joint_trajectory", *_UNNAMED)
+
+_PATIENCE = 5.0  # s for which the policy node may hold or be disarmed
+_LONGEST_GAP = 1.5  # s; largest time between two of its status messages that counts; it publishes once a second
 
 Tap = Callable[[str, str, Any], None]
 """Called with every message sent or received: topic, type, message or its CDR bytes."""
@@ -63,6 +66,47 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
                 f"output on {driver.topic}: found {driver.output}; the simulated arm accepts {', '.join(_OBEYED)}"
             )
     return tuple(found)
+
+
+class PolicyStatus:
+    """State of the policy node by its ``~/status``; ``clock`` returns monotonic seconds.
+
+    Attributes:
+        instruction: The instruction that the node has received.
+        dropped: Number of frames that led to no command.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._state = self._explanation = self.instruction = ""
+        self.dropped = 0
+        self._received, self._idle = clock(), 0.0
+
+    def update(self, text: str) -> None:
+        """Process a message of ``~/status``; ignore anything else."""
+        try:
+            status = json.loads(text)
+            state, explanation = str(status["state"]), str(status["explanation"])
+            instruction, dropped = str(status["instruction"]), sum(status["frames"]["dropped"].values())
+        except (ValueError, TypeError, KeyError):
+            return
+        if state == "disarmed":
+            explanation += " (control.armed:=true or ~/enable arms it)"
+        now = self._clock()
+        idles = "armed" not in (state, self._state or "armed")  # in this message and the previous one
+        self._idle = self._idle + min(_LONGEST_GAP, now - self._received) if idles else 0.0
+        self._state, self._explanation, self._received = state, explanation, now
+        self.instruction, self.dropped = instruction, dropped
+
+    @property
+    def stopped(self) -> str:
+        """Reason for the stop, which only a person can reset; "" if the node is not stopped."""
+        return self._explanation if self._state == "stopped" else ""
+
+    @property
+    def hopeless(self) -> str:
+        """Why no command can be expected (stopped, or holding or disarmed for 5 s); otherwise ""."""
+        return self._explanation if self.stopped or self._idle >= _PATIENCE else ""
 
 
 class SimNode:

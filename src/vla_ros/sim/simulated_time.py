@@ -13,9 +13,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource
-from vla_ros.sim.environment import Environment, Episode, EpisodeOptions
+from vla_ros.sim.environment import Environment, Episode, EpisodeOptions, PolicyFailedError
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.status import PolicyFailedError
 from vla_ros.vision.messages import encode_image
 
 _START = 1_000_000_000  # ns
@@ -131,7 +130,6 @@ class SimulatedTime:
                 self._running.received.append((self._clock.steady(), command))
 
     def step(self, step: StepResult) -> None:
-        """Record the action of a step."""
         if self._episode is not None:
             self._episode.actions.append(step.action)
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from vla_ros.errors import MissingDependencyError
 from vla_ros.sim import arm
-from vla_ros.sim.judge import Judge
 from vla_ros.sim.render import Renderer
-from vla_ros.sim.scene import Scene, draw
+from vla_ros.sim.scene import Judge, Scene, draw
 from vla_ros.sim.tasks import COLOURS, KINDS, SHAPES, SLOTS
 from vla_ros.types import FloatArray, JointState, UInt8Array
 
