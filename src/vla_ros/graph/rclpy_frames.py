@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rclpy.callback_groups import CallbackGroup
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.waitable import NumberOfEntities, Waitable
 
 from vla_ros.graph.node import RawSubscription
@@ -113,17 +113,11 @@ class _Buffers:
             self._spare.append(buffer)
 
 
-class _Silent(CallbackGroup):  # type: ignore[misc]
+class _Silent(ReentrantCallbackGroup):  # type: ignore[misc]
     """A callback group whose entities never run."""
 
     def can_execute(self, entity: Any) -> bool:
         return False
-
-    def beginning_execution(self, entity: Any) -> bool:
-        return False
-
-    def ending_execution(self, entity: Any) -> None:
-        pass
 
 
 class _Frames(Waitable):  # type: ignore[misc]
