@@ -156,7 +156,7 @@ def test_the_tables_that_a_graph_reads_live_as_long_as_the_graph(monkeypatch):
         made.append(weakref.ref(pipeline := lambda images: images[:, :28, :28]))
         return pipeline
 
-    monkeypatch.setattr("vla_ros.engine.resizer.build_pipeline", make)
+    monkeypatch.setattr("vla_ros.engine.resizer.make_pipeline", make)
     resizer = ImageResizer((28, 28), CPU, runner)
     resized(resizer, RawImage(noise(60, 80), processor=SMALL))
     assert resizer.wait(30)
