@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import http.client
 import json
 import logging
 import socket
@@ -20,10 +19,10 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from websockets.asyncio.client import connect
@@ -40,6 +39,7 @@ from vla_ros.process import keep_freed_memory
 from vla_ros.types import ActionChunk, Observation
 
 IMAGES = ("observation/exterior_image_1_left", "observation/wrist_image_left")
+PLAIN: Any = {"compression": None, "max_size": None, "proxy": None}
 _CHUNK = np.zeros((10, 8))
 
 
@@ -74,7 +74,7 @@ def requests(url: str, size: int, count: int = 8) -> list[bytes]:
     """Return requests that fit the server's metadata, each with other images."""
     from websockets.sync.client import connect as connect_once
 
-    with connect_once(url, compression=None, max_size=None, proxy=None) as connection:
+    with connect_once(url, **PLAIN) as connection:
         said = unpack(connection.recv())
     generator = np.random.default_rng(0)
     state = {key: np.zeros(entry["size"] or 8, np.float32) for key, entry in said["state"].items()}
@@ -142,7 +142,7 @@ class Fleet:
 
     async def robot(self, number: int, until: float, connected: asyncio.Semaphore, go: asyncio.Event) -> None:
         """Send one request after the other for ``until`` seconds."""
-        async with connect(self.url, compression=None, max_size=None, proxy=None, open_timeout=60) as connection:
+        async with connect(self.url, **PLAIN, open_timeout=60) as connection:
             await connection.recv()
             connected.release()
             await go.wait()
@@ -188,12 +188,9 @@ def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
 
     async def measure() -> float:
         async with contextlib.AsyncExitStack() as stack:
-            others = [connect(url, compression=None, proxy=None) for _ in range(idle)]
-            for other in others:
-                await stack.enter_async_context(other)
-            one = await stack.enter_async_context(connect(url, compression=None, max_size=None, proxy=None))
+            connections = [await stack.enter_async_context(connect(url, **PLAIN)) for _ in range(idle + 1)]
+            one, taken = connections[-1], []
             await one.recv()
-            taken = []
             for number in range(count):
                 asked = time.perf_counter()
                 await one.send(messages[number % len(messages)])
@@ -204,30 +201,31 @@ def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
     return asyncio.run(measure())
 
 
+def get(url: str, path: str) -> str:
+    """Return the body of a GET request to the server at the websocket address ``url``."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http{url.removeprefix('ws')}{path}", timeout=10) as response:
+        body: bytes = response.read()
+    return body.decode()
+
+
 def health(url: str) -> None:
     """Print latencies of ``GET /healthz`` in ms, ten a second, from the first line to the end of standard input.
 
     It runs in a process of its own so that it does not wait for the fleet's interpreter.
     """
-    parts, taken, ended = urlsplit(url), list[float](), threading.Event()
+    taken, ended = list[float](), threading.Event()
     sys.stdin.readline()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     while not ended.wait(0.1):
         asked = time.perf_counter()
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
-        connection.close()
+        get(url, "/healthz")
         taken.append(1e3 * (time.perf_counter() - asked))
     print(json.dumps(taken))
 
 
 def metrics(url: str) -> dict[str, float]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
-    connection.request("GET", "/metrics")
-    lines = [line.split() for line in connection.getresponse().read().decode().splitlines() if line[0] != "#"]
-    connection.close()
+    lines = [line.split() for line in get(url, "/metrics").splitlines() if line[0] != "#"]
     return {name.removeprefix("vla_ros_serve_"): float(value) for name, value in lines}
 
 

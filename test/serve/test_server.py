@@ -274,5 +274,9 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
     ],
 )
 def test_wrong_options_are_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--policy", "hold", "--port", "0", *words]) == 1
+    interval = sys.getswitchinterval()
+    try:
+        assert main(["serve", "--policy", "hold", "--port", "0", *words]) == 1
+    finally:
+        sys.setswitchinterval(interval)
     assert reason in capsys.readouterr().err
