@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,8 +28,10 @@ Handler = Callable[[ServerConnection], None]
 @contextlib.contextmanager
 def websocket(handler: Handler, port: int = 0, greeting: bytes = pack({}), **given: Any) -> Iterator[int]:
     """A server that sends ``greeting`` as its metadata, then calls ``handler``; yields its port."""
+    connections = []
 
     def greet(connection: ServerConnection) -> None:
+        connections.append(connection)
         with contextlib.suppress(ConnectionClosed, OSError):
             connection.send(greeting)
             handler(connection)
@@ -40,6 +43,9 @@ def websocket(handler: Handler, port: int = 0, greeting: bytes = pack({}), **giv
             yield server.socket.getsockname()[1]
         finally:
             server.shutdown()
+            for connection in connections:  # before version 17, the library leaves them open
+                with contextlib.suppress(OSError):
+                    connection.socket.shutdown(socket.SHUT_RDWR)
             thread.join(PATIENCE)
 
 

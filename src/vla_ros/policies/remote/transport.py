@@ -140,6 +140,7 @@ class WebSocket(Transport):
                 close_timeout=_GOODBYE,
                 ping_interval=None,  # openpi's server answers no ping during an inference
                 max_size=target.max_response,
+                max_queue=4,  # frames that are received before they are read
                 compression=None,
                 proxy=None,
                 logger=_quiet,
