@@ -7,6 +7,7 @@ thread is.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -51,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_launcher()
     try:
         return end_process(_run(signals, arguments))
-    except KeyboardInterrupt:  # before the node was created
+    except BaseException:  # KeyboardInterrupt before the node was created; an import turns it into any other error
+        if not signals.name:
+            raise
         signals.ignore()
         _say(f"ended by {signals.name}: nothing was started")
-        return 0
+        # Interrupted within exec(), as in dataclass(), the interpreter would end by SIGINT although this was caught.
+        os._exit(0)
 
 
 def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
