@@ -54,6 +54,7 @@ def test_lost_messages_are_waited_for_after_a_suspension_in_which_messages_get_l
         scene.now_s += pause
         scene.suspension.notice()
         assert (scene.suspension.settled > scene.now_s + 2.5) is waits
+        assert scene.suspension.settled > scene.now_s + 0.1, "a stop that waited has not been processed yet"
 
 
 @pytest.mark.parametrize("ahead", [0.0, 5.0, -5.0])

@@ -19,6 +19,7 @@ LONGEST = 0.25
 _SETTLED = 1.0  # s; a message without a stamp was published at most this long before it arrives
 _LONG = 1.0  # s; a suspension in which messages get lost because nobody takes them
 _REPAIRED = 3.2  # s; after this time, lost messages have been sent again: Fast DDS' writers offer them every 3 s
+_DRAINED = 0.2  # s; after this time, messages that waited during a shorter suspension have been processed
 _COUNTED = 100  # messages; the shortest delay is that of the last one or two hundred
 _PUBLISHERS = 256  # remembered; all are forgotten beyond that
 
@@ -38,7 +39,8 @@ class Suspension:
     Attributes:
         resumed: When the process last resumed, as noticed; -infinity if it was never suspended.
         lasted: Seconds for which it was suspended then.
-        settled: When reliable messages that got lost meanwhile, such as a stop, have been sent again.
+        settled: When messages that were sent meanwhile, such as a stop, have arrived and been processed: lost ones
+            are sent again, and the executor processes those that waited in any order.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -55,8 +57,7 @@ class Suspension:
             last, self._last = self._last, now
             if now - last > LONGEST:
                 self.lasted, self.resumed = now - last, now
-                if self.lasted > _LONG:
-                    self.settled = now + _REPAIRED
+                self.settled = max(self.settled, now + (_REPAIRED if self.lasted > _LONG else _DRAINED))
 
     def published(self, publisher: bytes, stamp: int) -> float:
         """Return when a message that arrives now was published, at the earliest.

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         signals.ignore()
         _say(f"ended by {signals.name}: nothing was started")
-        # Interrupted within exec(), as in dataclass(), Python would end by SIGINT although the exception was caught.
+        # Interrupted within exec(), as in dataclass(), Python ends by SIGINT although the exception was caught.
         os._exit(0)
 
 
