@@ -226,7 +226,6 @@ def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
         ({}, (8, 0), True, "graph"),
         ({}, (7, 5), True, "reference"),
         ({}, (9, 0), False, "reference"),
-        ({"attention": "eager"}, (9, 0), True, "reference"),
         ({"quantization": "int4"}, (9, 0), True, "graph"),
         ({"quantization": "nf4"}, (9, 0), True, "reference"),
         ({"engine": "reference"}, (9, 0), True, "reference"),
