@@ -32,7 +32,7 @@ import numpy as np
 
 from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, CameraFrames, sourced_distribution
+from vla_ros.middleware.profiles import DEFAULT_RMW, FrameLoad, sourced_distribution
 from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select_profile, write_profile
 from vla_ros.vision.messages import CdrBytes
 
@@ -189,7 +189,7 @@ def receive(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    frames = CameraFrames(arguments.width, arguments.height)
+    frames = FrameLoad(arguments.width, arguments.height)
     rows = []
     for name in arguments.profiles:
         for raw in (True, False):
@@ -203,7 +203,7 @@ def measure(arguments: argparse.Namespace) -> None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def _environment(arguments: argparse.Namespace, name: str, frames: CameraFrames, folder: Path) -> dict[str, str]:
+def _environment(arguments: argparse.Namespace, name: str, frames: FrameLoad, folder: Path) -> dict[str, str]:
     profile = select_profile(name, frames, sourced_distribution(), arguments.interface)
     write_profile(profile, folder)
     kept = {key: text for key, text in os.environ.items() if key not in ALL_VARIABLES}
@@ -212,7 +212,7 @@ def _environment(arguments: argparse.Namespace, name: str, frames: CameraFrames,
     return kept | profile.environment(folder)
 
 
-def _run(arguments: argparse.Namespace, name: str, frames: CameraFrames, raw: bool) -> dict[str, Any] | None:
+def _run(arguments: argparse.Namespace, name: str, frames: FrameLoad, raw: bool) -> dict[str, Any] | None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         environment = _environment(arguments, name, frames, folder)

@@ -11,7 +11,7 @@ from launch.actions import OpaqueFunction
 from launch import LaunchContext, LaunchDescription
 from vla_ros.launching.arguments import MIDDLEWARE, Argument, declare_arguments, value
 from vla_ros.launching.middleware import middleware
-from vla_ros.middleware.profiles import CameraFrames
+from vla_ros.middleware.profiles import FrameLoad
 
 FRAMES = (
     Argument("width", "1920", "Width of the frames in pixels"),
@@ -22,7 +22,7 @@ FRAMES = (
 
 
 def _middleware(context: LaunchContext) -> list:
-    return middleware(context, CameraFrames(*(int(value(context, argument.name)) for argument in FRAMES)))
+    return middleware(context, FrameLoad(*(int(value(context, argument.name)) for argument in FRAMES)))
 
 
 def generate_launch_description() -> LaunchDescription:

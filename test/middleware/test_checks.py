@@ -14,11 +14,11 @@ from vla_ros.errors import VlaRosError
 from vla_ros.middleware import checks, daemons
 from vla_ros.middleware.checks import Report, check_profile, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
-from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames
+from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad
 from vla_ros.middleware.selection import RMW_OF, select_profile, write_profile
 
 JAZZY = DISTRIBUTIONS["jazzy"]
-FULL_HD = CameraFrames(1920, 1080)
+FULL_HD = FrameLoad(1920, 1080)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def environment(host: Path, name: str, frames: CameraFrames = FULL_HD) -> dict[str, str]:
+def environment(host: Path, name: str, frames: FrameLoad = FULL_HD) -> dict[str, str]:
     profile = select_profile(name, frames, JAZZY)
     write_profile(profile, host / "files")
     return {"AMENT_PREFIX_PATH": str(host / "ros"), **profile.environment(host / "files")}
@@ -73,8 +73,8 @@ def test_another_rmw_in_the_environment_is_named(host: Path) -> None:
 
 
 def test_a_segment_for_smaller_frames_is_too_small(host: Path) -> None:
-    variables = environment(host, "fastdds", CameraFrames(640, 480))
-    big = CameraFrames(3840, 2160)
+    variables = environment(host, "fastdds", FrameLoad(640, 480))
+    big = FrameLoad(3840, 2160)
     text = only_problem(check_profile("fastdds", big, JAZZY, variables))
     assert "has a segment of 16,777,216 B; two frames of each camera are" in text
     assert "vla-ros middleware fastdds --width 3840 --height 2160" in text
@@ -209,5 +209,5 @@ def _with_roudi(host: Path) -> str:
 @pytest.mark.parametrize("rmw", ["rmw_fastrtps_cpp", "rmw_cyclonedds_cpp"])
 def test_small_frames_need_no_profile(host: Path, rmw: str) -> None:
     variables = {"AMENT_PREFIX_PATH": str(host / "ros"), "RMW_IMPLEMENTATION": rmw}
-    assert check_profile("default", CameraFrames(160, 120), JAZZY, variables).active
-    assert not check_profile("default", CameraFrames(1280, 720), JAZZY, variables).active
+    assert check_profile("default", FrameLoad(160, 120), JAZZY, variables).active
+    assert not check_profile("default", FrameLoad(1280, 720), JAZZY, variables).active

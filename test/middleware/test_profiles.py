@@ -22,7 +22,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.middleware.profiles import (
     DISTRIBUTIONS,
     MIN_SEGMENT,
-    CameraFrames,
+    FrameLoad,
     fastdds_xml,
     receive_buffer_bytes,
     roudi_toml,
@@ -30,13 +30,13 @@ from vla_ros.middleware.profiles import (
 )
 from vla_ros.middleware.selection import NAMES, select_profile
 
-FULL_HD = CameraFrames(1920, 1080)
+FULL_HD = FrameLoad(1920, 1080)
 CONFIG = Path(__file__).parents[2] / "config"
 CYCLONE = "{https://cdds.io/config}"
 FAST = "{http://www.eprosima.com}"
 
 any_frames = st.builds(
-    CameraFrames,
+    FrameLoad,
     width=st.integers(1, 7680),
     height=st.integers(1, 4320),
     cameras=st.integers(1, 8),
@@ -61,19 +61,19 @@ def test_frames_come_from_the_configuration() -> None:
         "camera.topics": ["/a", "/b"],
         "camera.keys": ["image", "wrist"],
     }
-    frames = CameraFrames.of(build(values))
-    assert frames == CameraFrames(1920, 1080, cameras=2)
+    frames = FrameLoad.of(build(values))
+    assert frames == FrameLoad(1920, 1080, cameras=2)
     assert frames.image_bytes == 6_220_800
-    assert CameraFrames.of(Config()) == CameraFrames(640, 480)
+    assert FrameLoad.of(Config()) == FrameLoad(640, 480)
 
 
 def test_a_frame_without_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="width: found 0, expected an integer from 1 to 16384"):
-        CameraFrames(0, 480)
+        FrameLoad(0, 480)
 
 
 @given(any_frames)
-def test_every_buffer_holds_the_frames(frames: CameraFrames) -> None:
+def test_every_buffer_holds_the_frames(frames: FrameLoad) -> None:
     root = ElementTree.fromstring(fastdds_xml(frames).encode())
     segment = number(root, f"{FAST}segment_size")
     assert segment == segment_bytes(frames) >= max(MIN_SEGMENT, 2 * frames.message_bytes * frames.cameras)
@@ -151,7 +151,7 @@ def test_roudi_accepts_the_pools(tmp_path: Path) -> None:
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")
     config = tmp_path / "roudi.toml"
-    config.write_text(roudi_toml(CameraFrames(640, 480)))
+    config.write_text(roudi_toml(FrameLoad(640, 480)))
     with subprocess.Popen([roudi, "-c", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
         assert up.stdout is not None
         lines = []
@@ -177,5 +177,5 @@ def test_the_files_in_config_are_what_the_code_generates(name: str, distro: str)
     regenerate = (
         f"vla-ros middleware {name} --distro {distro} --width 1920 --height 1080 --cameras 2 --write FOLDER"
     )
-    for file, text in select_profile(name, CameraFrames(1920, 1080, 2), DISTRIBUTIONS[distro]).files.items():
+    for file, text in select_profile(name, FrameLoad(1920, 1080, 2), DISTRIBUTIONS[distro]).files.items():
         assert (CONFIG / file).read_text() == text, f"config/{file} is stale: {regenerate}"

@@ -9,10 +9,10 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
-from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames, sourced_distribution
+from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad, sourced_distribution
 from vla_ros.middleware.selection import NAMES, default_folder, select_profile, write_profile
 
-FULL_HD = CameraFrames(1920, 1080)
+FULL_HD = FrameLoad(1920, 1080)
 JAZZY = DISTRIBUTIONS["jazzy"]
 
 
@@ -68,9 +68,7 @@ def test_a_shell_that_sources_the_file_has_the_variables(shell: str, name: str, 
 
 def test_files_of_different_frames_do_not_overwrite_each_other() -> None:
     environment = {"ROS_HOME": "/home/me/.ros"}
-    folders = {
-        default_folder(select_profile("fastdds", CameraFrames(w, 480), JAZZY), environment) for w in (640, 320)
-    }
+    folders = {default_folder(select_profile("fastdds", FrameLoad(w, 480), JAZZY), environment) for w in (640, 320)}
     assert len(folders) == 2
     assert all(str(folder).startswith("/home/me/.ros/vla_ros/middleware/jazzy/") for folder in folders)
 

@@ -157,12 +157,12 @@ def test_the_launch_reports_an_active_middleware(
     program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vla_ros.middleware.checks import check_profile
-    from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
+    from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
 
     monkeypatch.setenv("ROS_HOME", str(tmp_path))
     monkeypatch.delenv("RMW_IMPLEMENTATION", raising=False)
     rmw = {"fastdds": "rmw_fastrtps_cpp", "cyclonedds": "rmw_cyclonedds_cpp"}[name]
-    if check_profile(name, CameraFrames(), sourced_distribution(), {**os.environ, "RMW_IMPLEMENTATION": rmw}).fatal:
+    if check_profile(name, FrameLoad(), sourced_distribution(), {**os.environ, "RMW_IMPLEMENTATION": rmw}).fatal:
         pytest.skip(f"{rmw} is not installed")
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", f"middleware:={name}", QUICK)
     launch.wait_for("is ready", 40)
@@ -176,13 +176,13 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
 ) -> None:
     from vla_ros.middleware.checks import check_profile
     from vla_ros.middleware.daemons import roudi_is_up
-    from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
+    from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
 
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")
     monkeypatch.setenv("ROS_HOME", str(tmp_path))
     monkeypatch.setenv("RMW_IMPLEMENTATION", "rmw_cyclonedds_cpp")
-    report = check_profile("default", CameraFrames(8, 8), sourced_distribution())
+    report = check_profile("default", FrameLoad(8, 8), sourced_distribution())
     if report.fatal:
         pytest.skip(str(report))
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", "middleware:=iceoryx", QUICK)

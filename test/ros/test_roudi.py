@@ -23,7 +23,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up
-from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
+from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
 from vla_ros.middleware.selection import select_profile, write_profile
 
 pytestmark = [
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of the profile, and its environment for everything that the test starts."""
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")
-    profile = select_profile("iceoryx", CameraFrames(64, 48), sourced_distribution(), "lo")
+    profile = select_profile("iceoryx", FrameLoad(64, 48), sourced_distribution(), "lo")
     write_profile(profile, tmp_path)
     for name, value in profile.environment(tmp_path).items():
         monkeypatch.setenv(name, value)

@@ -18,7 +18,7 @@ from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import NODE_NAME, given_file, node_options, overrides, value
 from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown, shut_down_with
 from vla_ros.launching.middleware import middleware
-from vla_ros.middleware.profiles import CameraFrames
+from vla_ros.middleware.profiles import FrameLoad
 
 
 def policy_node(
@@ -73,7 +73,7 @@ def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = 
 def policy(context: LaunchContext) -> list[Any]:
     """Return the actions of ``policy.launch.py``: middleware, then the node; the launch ends with the node."""
     try:
-        frames = CameraFrames.of(node_options(context))
+        frames = FrameLoad.of(node_options(context))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     return [*middleware(context, frames), policy_node(context, on_exit=shut_down_with("the policy node"))]

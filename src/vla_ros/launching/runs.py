@@ -20,7 +20,7 @@ from vla_ros.launching.arguments import given_file, node_name, node_options, ove
 from vla_ros.launching.ending import ends_with_launch, interrupted_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
-from vla_ros.middleware.profiles import CameraFrames
+from vla_ros.middleware.profiles import FrameLoad
 
 READY = b"is ready"
 """Part of the line that the node logs when it is active."""
@@ -59,7 +59,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
         raise RuntimeError(str(error)) from None
     simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))
     node = policy_node(context, options.files, options.assignments, on_exit=shut_down_with("the policy node"))
-    return [*middleware(context, CameraFrames.of(options.config)), node, simulation]
+    return [*middleware(context, FrameLoad.of(options.config)), node, simulation]
 
 
 def replay(context: LaunchContext) -> list[Action]:
@@ -102,7 +102,7 @@ def replay(context: LaunchContext) -> list[Action]:
         return [said, end, report]
 
     return [
-        *middleware(context, CameraFrames.of(config)),
+        *middleware(context, FrameLoad.of(config)),
         _when_logged(node, READY, record),
         _when_logged(record, RECORDING, play),
         RegisterEventHandler(OnProcessExit(target_action=record, on_exit=on_recorded)),

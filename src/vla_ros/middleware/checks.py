@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, CameraFrames, Distribution, receive_buffer_bytes, segment_bytes
+from vla_ros.middleware.profiles import DEFAULT_RMW, Distribution, FrameLoad, receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
 STOCK_FAST_DDS = 160_000
@@ -65,7 +65,7 @@ class Report:
 
 
 def check_profile(
-    name: str, frames: CameraFrames, distribution: Distribution, environment: Mapping[str, str] | None = None
+    name: str, frames: FrameLoad, distribution: Distribution, environment: Mapping[str, str] | None = None
 ) -> Report:
     """Compare the environment and the host with the needs of the profile ``name``.
 
@@ -133,11 +133,11 @@ def _use(name: str) -> str:
     return f"middleware:={name} for a launch file, {shell} in a shell"
 
 
-def _unknown(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _unknown(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     yield "its settings are not known"
 
 
-def _fast_dds(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _fast_dds(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     variable = distribution.fastdds_variable
     path = variables.get(variable, "")
     if not path and frames.message_bytes * frames.cameras <= STOCK_FAST_DDS:
@@ -188,7 +188,7 @@ def _shared_memory(needed: int) -> Findings:
         )
 
 
-def _cyclone(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _cyclone(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
     if not variables.get("CYCLONEDDS_URI") and frames.message_bytes * frames.cameras <= STOCK_CYCLONE:
         yield _STOCK
@@ -222,7 +222,7 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
     return text
 
 
-def receive_buffer(frames: CameraFrames) -> Findings:
+def receive_buffer(frames: FrameLoad) -> Findings:
     """Yield what was found about the kernel's receive buffer for frames over UDP."""
     try:
         limit = int(RECEIVE_MAX.read_text())
@@ -239,7 +239,7 @@ def receive_buffer(frames: CameraFrames) -> Findings:
         yield f"net.core.rmem_max {limit:,} B"
 
 
-def _iceoryx(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _iceoryx(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
     if isinstance(text, Problem):
         yield Problem(text.found, _use("iceoryx"))
@@ -253,7 +253,7 @@ def _iceoryx(frames: CameraFrames, distribution: Distribution, variables: Mappin
         yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
 
 
-def _pools(frames: CameraFrames) -> Findings:
+def _pools(frames: FrameLoad) -> Findings:
     pools = roudi_pools()
     if pools is None:
         yield "RouDi is up (its pools are not known, as it has no readable -c file)"
@@ -266,7 +266,7 @@ def _pools(frames: CameraFrames) -> Findings:
         yield f"RouDi is up with chunks up to {max(pools):,} B"
 
 
-def _zenoh(frames: CameraFrames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+def _zenoh(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     if "shared_memory/enabled=true" in variables.get("ZENOH_CONFIG_OVERRIDE", ""):
         yield "shared memory enabled"
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from vla_ros.config.loading import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.middleware.checks import check_profile
-from vla_ros.middleware.profiles import DISTRIBUTIONS, CameraFrames, sourced_distribution
+from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad, sourced_distribution
 from vla_ros.middleware.selection import NAMES, Profile, default_folder, select_profile, write_profile
 
 
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
-    configured = CameraFrames.of(load(arguments.config, arguments.param))
-    frames = CameraFrames(
+    configured = FrameLoad.of(load(arguments.config, arguments.param))
+    frames = FrameLoad(
         configured.width if arguments.width is None else arguments.width,
         configured.height if arguments.height is None else arguments.height,
         configured.cameras if arguments.cameras is None else arguments.cameras,

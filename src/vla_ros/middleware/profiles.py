@@ -61,7 +61,7 @@ one in each of two readers."""
 
 
 @dataclass(frozen=True)
-class CameraFrames:
+class FrameLoad:
     """Number and size of the camera frames."""
 
     width: int = 1920  # pixels in a row
@@ -76,7 +76,7 @@ class CameraFrames:
                 raise ConfigError(f"{name}: found {value}, expected an integer from 1 to {high}")
 
     @classmethod
-    def of(cls, config: Config) -> CameraFrames:
+    def of(cls, config: Config) -> FrameLoad:
         """Return the frames of a configuration, all with the greatest width and height of its cameras."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
@@ -117,11 +117,11 @@ MAX_RECEIVE_BUFFER = 128 * MIB
 """Largest useful receive buffer in bytes: Linux doubles the requested size and counts it in 32 bits."""
 
 
-def segment_bytes(frames: CameraFrames) -> int:
+def segment_bytes(frames: FrameLoad) -> int:
     return max(MIN_SEGMENT, round_up(frames.in_flight_bytes, MIB))
 
 
-def receive_buffer_bytes(frames: CameraFrames) -> int:
+def receive_buffer_bytes(frames: FrameLoad) -> int:
     """Return the socket receive buffer in bytes: two frames of every camera.
 
     A frame arrives as one burst; room for a second one lets the receiving thread fall behind safely.
@@ -129,7 +129,7 @@ def receive_buffer_bytes(frames: CameraFrames) -> int:
     return min(MAX_RECEIVE_BUFFER, max(8 * MIB, round_up(2 * frames.message_bytes * frames.cameras, MIB)))
 
 
-def fastdds_xml(frames: CameraFrames) -> str:
+def fastdds_xml(frames: FrameLoad) -> str:
     """Generate XML for Fast DDS 2.6 to 3.6: shared memory large enough for the frames, UDPv4 for other hosts."""
     segment = segment_bytes(frames)
     pieces = -(-frames.message_bytes // UDP_DATAGRAM)
@@ -179,7 +179,7 @@ def fastdds_xml(frames: CameraFrames) -> str:
 
 
 def cyclone_xml(
-    frames: CameraFrames, distribution: Distribution, *, iceoryx: bool = False, interface: str = ""
+    frames: FrameLoad, distribution: Distribution, *, iceoryx: bool = False, interface: str = ""
 ) -> str:
     """Generate XML for Cyclone DDS: receive buffers and, with ``iceoryx``, shared memory through RouDi.
 
@@ -228,12 +228,12 @@ SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), 
 if that pool is empty, it does not use a larger one."""
 
 
-def image_chunks(frames: CameraFrames) -> int:
+def image_chunks(frames: FrameLoad) -> int:
     """Return how many image chunks RouDi needs: twice the frames in flight, as readers may hold dropped samples."""
     return 2 * IN_FLIGHT * frames.cameras
 
 
-def roudi_toml(frames: CameraFrames) -> str:
+def roudi_toml(frames: FrameLoad) -> str:
     """Generate TOML for RouDi (iceoryx 2.0): pools for small messages and one pool for images."""
     pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
     pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
@@ -249,7 +249,7 @@ version = 1
 {entries}"""
 
 
-def zenoh_override(frames: CameraFrames, distribution: Distribution) -> dict[str, str]:
+def zenoh_override(frames: FrameLoad, distribution: Distribution) -> dict[str, str]:
     """Return the environment variables that enable zenoh's shared memory, with room for the frames in flight."""
     enabled = "transport/shared_memory/enabled=true"
     size = segment_bytes(frames)

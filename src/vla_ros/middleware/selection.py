@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vla_ros.errors import ConfigError
 from vla_ros.middleware import profiles
-from vla_ros.middleware.profiles import CameraFrames, Distribution
+from vla_ros.middleware.profiles import Distribution, FrameLoad
 
 RMW_OF = {
     "fastdds": "rmw_fastrtps_cpp",
@@ -32,7 +32,7 @@ class Profile:
 
     name: str  # one of :data:`NAMES`
     rmw: str  # value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice
-    frames: CameraFrames
+    frames: FrameLoad
     distribution: Distribution
     files: Mapping[str, str]  # file name to text
     variables: Mapping[str, str]  # environment variables, with :data:`_FOLDER` for the folder of the files
@@ -67,7 +67,7 @@ ALL_VARIABLES = (
 """All variables that a profile may set besides ``RMW_IMPLEMENTATION``."""
 
 
-def select_profile(name: str, frames: CameraFrames, distribution: Distribution, interface: str = "") -> Profile:
+def select_profile(name: str, frames: FrameLoad, distribution: Distribution, interface: str = "") -> Profile:
     """Generate the profile called ``name``, one of :data:`NAMES`; ``default`` sets nothing.
 
     ``interface`` is Cyclone DDS's network interface: "" lets it choose, ``lo`` keeps everything on this host.

@@ -23,7 +23,7 @@ from vla_ros.graph.health import TopicHealth, Watched
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import Problem, check_profile, receive_buffer
-from vla_ros.middleware.profiles import CameraFrames, sourced_distribution
+from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
@@ -215,7 +215,7 @@ class Telemetry:
     def _say_transport(self) -> None:
         """Log whether the middleware carries raw frames of the configured size."""
         config = self._options.current
-        frames = CameraFrames.of(config)
+        frames = FrameLoad.of(config)
         if self._graph.backend == "dds":
             for finding in receive_buffer(frames):
                 if isinstance(finding, Problem):
