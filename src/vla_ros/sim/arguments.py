@@ -87,7 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(*words: str) -> argparse.Namespace:
-    """Parse ``words`` as the arguments of ``vla-ros demo``."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(words)
@@ -170,7 +169,6 @@ def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]
 
 
 def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    """Return the options of the tabletop scene."""
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(
@@ -186,7 +184,6 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
 
 
 def make_table(arguments: argparse.Namespace, config: Config) -> Table:
-    """Return the table-top, the environment of the demo."""
     from vla_ros.sim.table import Table, TableOptions
     from vla_ros.sim.world import TableTop
 
@@ -195,7 +192,6 @@ def make_table(arguments: argparse.Namespace, config: Config) -> Table:
 
 
 def episode_options(arguments: argparse.Namespace, config: Config) -> EpisodeOptions:
-    """Return the options of the episodes."""
     from vla_ros.sim.environment import EpisodeOptions
 
     rate_hz = max(config.control.rate_hz, 0.0) or RATE_HZ

@@ -122,7 +122,6 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
 
 
 def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoResult:
-    """Run policy and simulation in this process."""
     from vla_ros.node.source import PolicySource
     from vla_ros.policies.base import create
     from vla_ros.sim.simulated_time import SimulatedTime
@@ -137,7 +136,6 @@ def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoRes
 
 
 def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int], EpisodeResult]) -> DemoResult:
-    """Run the episodes of all seeds."""
     results: list[EpisodeResult] = []
     began = time.monotonic()
     with _progress(arguments.episodes) as report_progress:
@@ -158,7 +156,6 @@ def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int],
 
 
 def _header(config: Config, where: str) -> None:
-    """Print the policy and where it runs."""
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
     _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", soft_wrap=True)
@@ -202,5 +199,4 @@ def _summary(result: DemoResult) -> None:
 
 
 def _wrote(what: str, path: Path) -> None:
-    """Print where an output was written."""
     _CONSOLE.print(f"{what}: {path}", markup=False, soft_wrap=True)

@@ -116,7 +116,6 @@ class Episode:
         return True
 
     def step(self) -> bool:
-        """Advance by a control step; return :attr:`over`."""
         while not self.tick():
             pass
         return self.over

@@ -232,7 +232,6 @@ class ExpertPolicy(Policy):
         )
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Infer the action for one observation."""
         begin = time.perf_counter()
         joints = observation.state["joints"].reshape(len(self._mounts), -1)
         fingers = observation.state["fingers"].reshape(len(self._mounts), -1).mean(axis=1)

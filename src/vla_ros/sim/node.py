@@ -229,7 +229,6 @@ class SimNode:
         return commands
 
     def forget_commands(self) -> None:
-        """Forget all commands, whether taken or not."""
         self.received, self._commands = [], {}
 
     def _on_command(self, driver: Driver, message: Any) -> None:

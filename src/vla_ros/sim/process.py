@@ -73,7 +73,6 @@ class PolicyProcess:
             )
 
     def alive(self) -> bool:
-        """Return True while the process runs."""
         return self._process.poll() is None
 
     def end(self, patience: float = 20.0) -> int:
@@ -94,5 +93,4 @@ class PolicyProcess:
             return {}
 
     def last_lines(self, count: int = 30) -> str:
-        """Return the last lines of the process's log."""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])

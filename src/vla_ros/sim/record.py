@@ -48,7 +48,6 @@ class BagRecorder:
             self._writer.write(self._connections[topic], self._last, data)
 
     def close(self) -> None:
-        """Finish the bag."""
         with self._named_errors():
             self._writer.close()
 

@@ -31,12 +31,10 @@ _DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
 def write(result: DemoResult, path: Path) -> None:
-    """Write the report to ``path``, one self-contained HTML file."""
     page.save(path, render(result))
 
 
 def render(result: DemoResult) -> str:
-    """Return the report as HTML text."""
     policy = result.config.policy.name
     # The names of checkpoints that ship with the package say little in a heading.
     name = policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
@@ -63,7 +61,6 @@ def render(result: DemoResult) -> str:
 
 
 def banner(result: DemoResult) -> Markup:
-    """Return the banner: how many episodes succeeded, and why the others failed."""
     won = sum(episode.success for episode in result.episodes)
     failures = Counter(episode.reason for episode in result.episodes if not episode.success)
     texts = {
@@ -78,7 +75,6 @@ def banner(result: DemoResult) -> Markup:
 
 
 def headline(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Return the tiles at the top: title, figure and remark."""
     steps = [episode.steps for episode in result.episodes if episode.success]
     # In simulated time, only what was measured on this machine says something.
     name, stage = ("Latency", "total") if result.mode == "real_time" else ("Inference", "inference")
@@ -108,7 +104,6 @@ def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
 
 
 def outcome(episode: EpisodeResult) -> Markup:
-    """Return the episode's outcome as a coloured label."""
     return tag("span", episode.reason.replace("_", " "), class_=f"flag {'good' if episode.success else 'bad'}")
 
 
@@ -121,7 +116,6 @@ def episode_card(episode: EpisodeResult) -> Markup:
 
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
-    """Return a table with seed, instruction, outcome and steps of every episode."""
     rows = [(one.seed, one.instruction, outcome(one), one.steps, one.touched or "–") for one in episodes]
     return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows)
 
@@ -173,7 +167,6 @@ def latency(result: DemoResult) -> list[Markup]:
 
 
 def configuration(result: DemoResult) -> list[Markup]:
-    """Return the settings of the run, versions, and the options of the policy node."""
     run = {
         "policy": result.config.policy.name,
         "arms": ", ".join(result.arms),

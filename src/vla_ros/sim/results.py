@@ -98,17 +98,14 @@ class DemoResult:
 
     @property
     def checkpoint(self) -> str:
-        """The policy's checkpoint, or ""."""
         return str(getattr(self.config.policy, "checkpoint", ""))
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Names of the arms."""
         return tuple(arm.name for arm in self.config.arms)
 
     @property
     def action(self) -> tuple[Component, ...]:
-        """The parts of the policy's actions."""
         if self.config.policy.name == "expert":
             return ExpertPolicy(self.config).spec.action
         stated = self.config.features.action

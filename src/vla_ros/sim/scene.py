@@ -158,7 +158,6 @@ class Judge:
 
     @property
     def success(self) -> bool:
-        """True if the named objects were moved as instructed."""
         return self.reason == "success"
 
     @property

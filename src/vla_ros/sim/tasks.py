@@ -45,7 +45,6 @@ class Task:
 
     @property
     def target(self) -> str:
-        """The first target."""
         return self.targets[0]
 
     @property

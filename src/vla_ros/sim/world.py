@@ -85,7 +85,6 @@ class TableTop:
 
     @property
     def wrist_cameras(self) -> tuple[str, ...]:
-        """Names of the cameras on the hands."""
         return tuple(f"{mount.prefix}wrist" for mount in self.mounts)
 
     # --- episodes ---
@@ -217,13 +216,11 @@ class TableTop:
         return np.array(self._data.qvel[self._speeds], dtype=np.float64)
 
     def joint_state(self, stamp: int) -> JointState:
-        """Return the measured positions of all joints."""
         return JointState(self.joint_names, self.joint_positions(), stamp)
 
-    def joint_states(self, stamp: int, positions: FloatArray | None = None) -> list[JointState]:
-        """Return the joint state of each arm; ``positions`` of all joints, if given, replace the measured ones."""
-        positions = self.joint_positions() if positions is None else positions
-        arms = [part.reshape(len(self.mounts), -1) for part in (positions, self.joint_velocities())]
+    def joint_states(self, stamp: int) -> list[JointState]:
+        """Return the joint state of each arm."""
+        arms = [part.reshape(len(self.mounts), -1) for part in (self.joint_positions(), self.joint_velocities())]
         return [JointState(one.joint_names, q, stamp, v) for one, q, v in zip(self.mounts, *arms, strict=True)]
 
     def tool_position(self, index: int = 0) -> FloatArray:
