@@ -64,7 +64,7 @@ class Judge:
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
         suspensions: When the node was suspended and when it resumed, ascending. Every command that arrives
-            afterwards must be based on a joint state that the robot sent afterwards; its age is that on arrival.
+            afterwards must be based on a joint state that the robot sent afterwards.
 
     Attributes:
         interrupted: For each command that the middleware was sending when the node was suspended, by its source
@@ -189,22 +189,16 @@ class Judge:
             yield Violation("finite", command.time, f"positions {positions}")
         elif command.stamp in frames:
             sent = frames[command.stamp]
-            age = (command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9) - self._delay(
-                command
-            )
+            age = command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9
             yield from self._fingers(command)
             if command.names != FINGERS:
-                yield from self._motion(command, known, age)
+                yield from self._motion(command, known, age - command.delay)
             yield from _permitted(command, permissions, sent)
         elif command.names == FINGERS:
             yield from _armed_once(command, permissions)
         else:
             yield from self._hold(command, known)
             yield from _armed_once(command, permissions)
-
-    def _delay(self, command: Record) -> float:
-        """Return the seconds from sending to receiving a command, for which the node is not to blame."""
-        return 0.0 if self._suspensions else command.delay
 
     def _usable(self, record: Record) -> bool:
         """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
@@ -357,7 +351,7 @@ class Judge:
         off = float(np.abs(held - there).max())
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the position measured at its stamp")
-        told = command.time - self._delay(command)
+        told = command.time - command.delay
         since = told - self._window - self._memory
         elsewhere = [
             record
