@@ -32,7 +32,7 @@ from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tile_configs import SKINNY, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import KINDS, DecoderWeights, Matrix, fuse
+from vla_ros.engine.weights import QUANTIZATIONS, DecoderWeights, Matrix, fuse
 
 LAYERS = 4  # with 4 bits 400 MB: more than the L2 cache holds
 CUDA = torch.device("cuda")
@@ -145,7 +145,7 @@ def tune(kind: str, rows: int, most: int | None, processes: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
+    parser.add_argument("--kinds", default=",".join(QUANTIZATIONS), help=f"some of {', '.join(QUANTIZATIONS)}")
     parser.add_argument("--rows", type=int, default=1, help=f"of a pass; more than {SKINNY}: a prompt")
     parser.add_argument("--most", type=int, help="candidates of each product; all by default")
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 2), help="for compiling")

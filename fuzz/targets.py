@@ -10,7 +10,7 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.dialect import read_map
-from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI
+from vla_ros.policies.remote.dialects import GR00T, OFT_HTTP, OPENPI
 from vla_ros.replay.bag import Bag
 from vla_ros.serve.requests import RequestSchema, check_request, observation
 from vla_ros.vision.decode import decode_compressed, decode_image
@@ -38,7 +38,7 @@ ANSWERS: Mapping[str, Callable[[bytes], object]] = {
     "openpi": OPENPI.decode_response,
     "gr00t": GR00T.decode_response,
     "modality": GR00T.decode_metadata,
-    "oft": OFT.decode_response,
+    "oft": OFT_HTTP.decode_response,
     "metadata": lambda data: OPENPI.spec(read_map(data, "metadata"), 64),
 }
 

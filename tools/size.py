@@ -18,8 +18,15 @@ FOLDERS = {
     "src, tools, benchmarks, fuzz": ("src", "tools", "benchmarks", "fuzz"),
     "test": ("test",),
 }
-INTERFACES = frozenset(("logger", "add_arguments", "run", "main"))
-"""Names that many files define on purpose: each file's logger and a command's functions."""
+INTERFACES = {
+    "every file": ("logger",),
+    "a command": ("add_arguments", "run", "main"),
+    "a dialect of policy servers": ("query", "answer", "metadata", "reset"),
+    "a format of weights": ("quantize", "dequantize"),
+    "a family of models": ("build_empty", "check_weights", "load_tokenizer", "make_engine", "plan_memory"),
+}
+"""Names that several files define on purpose, with the same meaning: each implements its part of an interface."""
+_ON_PURPOSE = {name for names in INTERFACES.values() for name in names}
 
 
 def files(*folders: str) -> list[Path]:
@@ -53,7 +60,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             names = [node.target.id]
         else:
             continue
-        yield from (name for name in names if not name.startswith("_") and name not in INTERFACES)
+        yield from (name for name in names if not name.startswith("_") and name not in _ON_PURPOSE)
 
 
 def _is_type_variable(value: ast.expr) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.models.subject import Subject
 from vla_ros.bench.times import Stopwatch, Times, collect
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Answer, Engine, Request
+from vla_ros.engine.executor import Engine, EngineRequest, EngineResult
 from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp
@@ -34,13 +34,13 @@ class Measurement:
         """Decode a message and return its image, resized as the engine does it."""
         return RawImage(decode_image(message).image, processor=ResizeNaive(self.engine.options.image_size))
 
-    def step(self, message: bytes, draft: DraftState) -> tuple[Answer, dict[str, float]]:
+    def step(self, message: bytes, draft: DraftState) -> tuple[EngineResult, dict[str, float]]:
         """Run one message; return the engine's answer and milliseconds by stage with ``total``."""
         watch = Stopwatch()
         image_stamp(message)
         frame = self.image(message)
         watch.lap("receive")
-        answer = self.engine.answer([Request(frame, self.prompt, draft)])[0]
+        answer = self.engine.answer([EngineRequest(frame, self.prompt, draft)])[0]
         watch.lap("infer", answer.stages_ms)
         self.subject.statistics.unnormalize(self.subject.bins.decode(answer.tokens))
         watch.lap("post")
@@ -48,7 +48,7 @@ class Measurement:
 
     def run(
         self, drafts: Sequence[IntArray | None] = (None,), warmup: int = 0, which: Sequence[int] | None = None
-    ) -> tuple[Times, list[Answer]]:
+    ) -> tuple[Times, list[EngineResult]]:
         """Run and time the steps; messages are made between them, untimed.
 
         ``drafts`` has one draft per message, or one for all; ``warmup`` steps come first; ``which`` selects and
@@ -76,7 +76,9 @@ class RightDrafts(NamedTuple):
     equal: bool  # all tokens were those of plain decoding
 
 
-def run_right_drafts(measurement: Measurement, answers: Sequence[Answer], steps: int, warmup: int) -> RightDrafts:
+def run_right_drafts(
+    measurement: Measurement, answers: Sequence[EngineResult], steps: int, warmup: int
+) -> RightDrafts:
     """Measure the effect of a correct draft over ``steps`` steps.
 
     With random weights the two best logits are close, so the guard rejects nearly every draft. The time of a step
@@ -98,7 +100,7 @@ def _select(times: Times, wanted: NDArray[np.bool_]) -> Times:
     return {name: each[wanted] for name, each in times.items()}
 
 
-def compare(ours: Sequence[Answer], theirs: Sequence[IntArray]) -> dict[str, Any]:
+def compare(ours: Sequence[EngineResult], theirs: Sequence[IntArray]) -> dict[str, Any]:
     """Compare two paths: equal answers, equal tokens, and the margin at each first difference.
 
     After a first difference greedy decoding continues from another token, so only the first difference of an answer

@@ -20,7 +20,7 @@ from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseli
 from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import percentiles, row, stage_medians
-from vla_ros.engine.executor import Answer
+from vla_ros.engine.executor import EngineResult
 from vla_ros.engine.llama import as_loaded
 from vla_ros.policies.openvla.build_engine import fit_guard, make_engine
 from vla_ros.policies.openvla.loading import build_empty, plan_memory
@@ -88,7 +88,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     return figures(setup, times, loaded, first, details)
 
 
-def _draft_figures(right: RightDrafts, tried: list[Answer], base: float | None) -> dict[str, Any]:
+def _draft_figures(right: RightDrafts, tried: list[EngineResult], base: float | None) -> dict[str, Any]:
     """Return the figures of right drafts, and the share of tokens that drafts of the previous image saved."""
     accepted = percentiles(right.accepted["total"])
     saved = [answer.accepted / max(1, len(answer.tokens) - 1) for answer in tried if answer.accepted is not None]
@@ -105,7 +105,7 @@ def _draft_figures(right: RightDrafts, tried: list[Answer], base: float | None) 
 
 
 def _baselines(
-    measurement: Measurement, answers: list[Answer], steps: int, warmup: int, compiled: bool
+    measurement: Measurement, answers: list[EngineResult], steps: int, warmup: int, compiled: bool
 ) -> dict[str, Any]:
     """Time the baselines over the first ``steps`` messages and compare eager ``generate``'s tokens."""
     found: dict[str, Any] = {

@@ -15,7 +15,7 @@ from tools.checkpoints.tiny import STATISTICS, write_tiny
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
+from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.loading import build_empty, check_weights
@@ -79,7 +79,7 @@ def open_subject(
                 write_tiny(folder)
             architecture, known = read_architecture(folder), read_manifest(folder)
             title = "tiny (random weights)" if name == "tiny" else folder.name
-            statistics = next(iter(read_statistics(folder).values()))
+            statistics = next(iter(read_dataset_statistics(folder).values()))
         model, weights = build_empty(architecture), None
         if known is not None:
             check_weights(model, known, folder)

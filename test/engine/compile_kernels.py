@@ -165,7 +165,7 @@ def compile_towers() -> None:
     """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
     compile_kernel("patchify", towers.patchify_kernel, {}, SIDE=16, PATCH=14, TOWERS=2, WIDTH=592, BLOCK=1024)
     for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
-        for name in ("embed", "add_norm", "add"):
+        for name in ("embed", "tower_add_norm", "tower_add"):
             compile_kernel(
                 f"{name} {width}", getattr(towers, f"{name}_kernel"), {"scale": B}, block // 256, fuse=False,
                 N=width, BLOCK=block, ROWS=256 + prefix, PREFIX=prefix, SCALED=prefix > 0, FILM=prefix == 0,
@@ -234,10 +234,10 @@ def compile_gemma(name: str, kernel, warps: int, stages: int = 3, **constants) -
 
 def compile_gemma_few(name: str, tiles: FlowConfigs, rows: int) -> None:
     for role, kernel, outputs, inputs in (
-        ("qkv", flow.qkv_kernel, (8 + 2) * 256, WIDTH),
-        ("o_proj", flow.add_kernel, WIDTH, 8 * 256),
-        ("gate_up", flow.gate_up_kernel, 2 * MLP, WIDTH),
-        ("down_proj", flow.add_kernel, WIDTH, MLP),
+        ("qkv", flow.flow_qkv_kernel, (8 + 2) * 256, WIDTH),
+        ("o_proj", flow.flow_add_kernel, WIDTH, 8 * 256),
+        ("gate_up", flow.flow_gate_up_kernel, 2 * MLP, WIDTH),
+        ("down_proj", flow.flow_add_kernel, WIDTH, MLP),
     ):
         tile = tiles.of(role, outputs, inputs, rows, 2, AVAILABLE)
         compile_gemma(
@@ -252,7 +252,7 @@ def compile_gemma_few(name: str, tiles: FlowConfigs, rows: int) -> None:
 def compile_pi() -> None:
     compile_gemma_few("few", FLOW_CONFIGS, 64)
     compile_gemma_few("fewest", FEWEST_FLOW_CONFIGS, 16)
-    compile_gemma("merge", flow.merge_kernel, 1, CHUNKS=14, PADDED=16)
+    compile_gemma("merge", flow.flow_merge_kernel, 1, CHUNKS=14, PADDED=16)
     tile = MANY_ATTENTION.fit(512, AVAILABLE)
     blocks = {"BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c}
     compile_gemma("attend_many", attention.attend_prefix_kernel, tile.warps, tile.stages, **blocks)

@@ -13,7 +13,7 @@ import torch
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Engine, EngineOptions, Request
+from vla_ros.engine.executor import Engine, EngineOptions, EngineRequest
 from vla_ros.engine.weights import fuse
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -57,7 +57,7 @@ class Tiny:
         drafts = [
             DraftState() if draft is None else DraftState(tuple(draft)) for draft in drafts or [None] * len(prompts)
         ]
-        return engine.answer([Request(*one) for one in zip(images, prompts, drafts, strict=True)])
+        return engine.answer([EngineRequest(*one) for one in zip(images, prompts, drafts, strict=True)])
 
     def images(self, batch=1):
         return self.rng.integers(0, 256, (batch, 28, 28, 3), dtype=np.uint8)

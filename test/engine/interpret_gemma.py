@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from interpret_kernels import close, prepare_interpreter
 
-from vla_ros.engine.flow import FlowModel, prefill, sample
+from vla_ros.engine.flow import FlowModel, prefill_flow, sample
 from vla_ros.engine.kernel_check import check_flow
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import TowerShape
@@ -62,7 +62,7 @@ def run(kind: str, model: FlowModel, ops: Ops, dtype: torch.dtype) -> tuple[torc
     cache = KVCache.in_blocks(model.prefix, 2, CAMERAS * PATCHES + 8 + HORIZON + 1)
     for part in (*cache.keys, *cache.values):
         part.fill_(100.0)  # unwritten places show
-    prefill(model, ops, cache, patches, tokens, lengths)
+    prefill_flow(model, ops, cache, patches, tokens, lengths)
     seen = CAMERAS * PATCHES + 3
     filled = [part[-1][:, :, :seen].clone() for part in (cache.keys, cache.values)]
     given = torch.zeros(2, HORIZON, dtype=torch.int32)

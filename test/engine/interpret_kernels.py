@@ -20,7 +20,7 @@ from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache, Positions, Stream
 from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
+from vla_ros.engine.weights import QUANTIZATIONS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
 
 SHAPE = DecoderShape(64, 96, 1, 4, 2, 16, vocab_size=80, max_positions=128)
 
@@ -234,6 +234,6 @@ def main(kind: str, name: str) -> None:
 if __name__ == "__main__":
     prepare_interpreter()
     round_to_fp8()
-    for kind in KINDS:
+    for kind in QUANTIZATIONS:
         main(kind, sys.argv[1])
     interpret_towers.main(sys.argv[1])

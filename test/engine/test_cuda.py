@@ -11,7 +11,7 @@ import torch
 from benchmarks.models.subject import open_subject
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Request
+from vla_ros.engine.executor import EngineRequest
 from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.weights import fuse
@@ -36,7 +36,7 @@ def ask(engine, images, prompts, drafts=None):
     drafts = [
         DraftState() if draft is None else DraftState(tuple(draft)) for draft in drafts or [None] * len(prompts)
     ]
-    return engine.answer([Request(*one) for one in zip(images, prompts, drafts, strict=True)])
+    return engine.answer([EngineRequest(*one) for one in zip(images, prompts, drafts, strict=True)])
 
 
 def case(rng, length):

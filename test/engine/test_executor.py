@@ -10,7 +10,7 @@ import torch
 
 from vla_ros.engine.device_errors import NotFiniteError, is_device_error
 from vla_ros.engine.drafts import PATIENCE, REST, DraftState
-from vla_ros.engine.executor import Request
+from vla_ros.engine.executor import EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
@@ -240,8 +240,8 @@ def test_a_session_pauses_drafting_after_failures():
 def test_sessions_of_a_batch_back_off_separately(tiny):
     engine, images, prompts = tiny.engine(guard=1e9), tiny.images(2), [tiny.prompt(20), tiny.prompt(20)]
     tokens = [answer.tokens for answer in tiny.ask(engine, images, prompts)]
-    resting = Request(images[0], prompts[0], DraftState(tuple(tokens[0]), resting=3))
-    drafting = Request(images[1], prompts[1], DraftState(tuple(tokens[1])))
+    resting = EngineRequest(images[0], prompts[0], DraftState(tuple(tokens[0]), resting=3))
+    drafting = EngineRequest(images[1], prompts[1], DraftState(tuple(tokens[1])))
     first, second = engine.answer([resting, drafting])
     assert (first.accepted, first.draft.resting) == (None, 2)
     assert second.accepted is not None

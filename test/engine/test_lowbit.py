@@ -59,7 +59,7 @@ def test_words_hold_what_was_packed(units, count, bits, seed):
     generator = torch.Generator().manual_seed(seed)
     size = (8 * units, lowbit.k_group(bits) * count)
     numbers = torch.randint(0, 1 << bits, size, generator=generator, dtype=torch.uint8)
-    assert torch.equal(lowbit.unpack(lowbit.pack(numbers, bits), bits), numbers)
+    assert torch.equal(lowbit.unpack_weights(lowbit.pack_weights(numbers, bits), bits), numbers)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -71,7 +71,7 @@ def test_words_are_in_the_order_of_the_tensor_cores(bits):
         numbers[output, inputs + number] = most
         j, h, t, e = number // 16, number // 8 % 2, number // 2 % 4, number % 2
         i, n = divmod(j, 16 // bits)
-        words = lowbit.pack(numbers, bits)
+        words = lowbit.pack_weights(numbers, bits)
         assert words.shape == (2, 2, 128)
         at = words.nonzero().tolist()
         assert at == [[output // 8, 1, 4 * (4 * (output % 8) + t) + 2 * h + i]]

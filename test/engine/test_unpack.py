@@ -67,7 +67,7 @@ def pair_of_words(numbers: torch.Tensor, bits: int) -> list[int]:
     """Words 0 and 1 of one fragment in which both hold the numbers [2, count], all others being 0."""
     places = torch.zeros(lowbit.FRAGMENT_N, lowbit.k_group(bits), dtype=torch.uint8)
     places[0, 0::16], places[0, 1::16] = numbers.to(torch.uint8)
-    words = lowbit.pack(places, bits)[0, 0]
+    words = lowbit.pack_weights(places, bits)[0, 0]
     assert not words[2:].any()
     return [word & 0xFFFFFFFF for word in words[:2].tolist()]
 

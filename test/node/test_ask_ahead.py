@@ -17,7 +17,7 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.schedule import choose
+from vla_ros.control.schedule import resolve_schedule
 from vla_ros.node.inference import InferenceThread
 from vla_ros.node.source import PolicySource
 from vla_ros.types import ActionChunk, Observation
@@ -173,7 +173,7 @@ def test_a_chunk_is_requested_in_time(options: dict[str, Any], steps: int) -> No
 def test_the_schedule_follows_from_option_and_policy(
     schedule: str, horizon: int, continues: bool, kind: str
 ) -> None:
-    assert choose(schedule, PolicySpec(horizon=horizon, continues_chunks=continues)) == kind
+    assert resolve_schedule(schedule, PolicySpec(horizon=horizon, continues_chunks=continues)) == kind
 
 
 def test_the_observation_contains_the_rest_of_the_plan_and_the_delay() -> None:

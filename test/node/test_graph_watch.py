@@ -22,7 +22,7 @@ from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node import duplicate_name
 from vla_ros.node.claim import Claim
-from vla_ros.node.duplicate_name import PATIENCE, claim_name, count_duplicates, wait_until_alone
+from vla_ros.node.duplicate_name import DUPLICATE_PATIENCE, claim_name, count_duplicates, wait_until_alone
 from vla_ros.node.graph_watch import GraphWatch
 
 CAMERAS = (("a", b"1"), ("b", b"2"))
@@ -145,7 +145,7 @@ def test_a_node_waits_for_its_namesake_to_leave_and_then_refuses() -> None:
     assert "another node is called /vla_policy" in said[0]
     with pytest.raises(ConfigError, match="another node on the graph is called /vla_policy"):
         wait_until_alone(Graph([1]), logger, lambda fraction, text: None, clock)
-    assert clock.steady() > PATIENCE
+    assert clock.steady() > DUPLICATE_PATIENCE
 
 
 @pytest.fixture

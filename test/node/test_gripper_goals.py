@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tools.faults.hand import NAME, Hand
-from vla_ros.node.gripper_goals import TYPES
+from vla_ros.node.gripper_goals import ACTION_TYPES
 
 GO = ("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
 
@@ -27,7 +27,7 @@ def position(goal: Any) -> float:
     return float(command.position[0] if hasattr(command, "velocity") else command.position)
 
 
-@pytest.mark.parametrize("output", TYPES)
+@pytest.mark.parametrize("output", ACTION_TYPES)
 def test_a_goal_is_sent_when_the_wanted_position_changes(
     robot: Any, start: Callable[..., Any], output: str
 ) -> None:

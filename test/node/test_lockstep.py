@@ -8,7 +8,7 @@ import pytest
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.graph.origin import Origin
-from vla_ros.node.lockstep import Lockstep
+from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.vision.messages import encode_compressed
 
 SECOND = 1_000_000_000
@@ -35,7 +35,7 @@ class Robot:
 
     def __init__(self) -> None:
         self.backend, self.said = Backend(), list[str]()
-        self.gate = Lockstep(self.backend, None, load([config_file("demo_two_arms")]))
+        self.gate = LockstepWiring(self.backend, None, load([config_file("demo_two_arms")]))
         for topic in ("/joint_states", "/camera/image_raw"):
             self.gate.subscribe_raw("sensor_msgs/msg/Any", topic, self.heard(topic), "camera")
         self.gate.subscribe_raw("std_msgs/msg/Float64MultiArray", "/force", self.heard("/force"), "state")

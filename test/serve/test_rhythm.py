@@ -15,7 +15,7 @@ import pytest
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.base import Policy, Session
 from vla_ros.serve.rhythm import WASTE, Rhythms
-from vla_ros.serve.worker import Done, ExpiredError, InferenceWorker, Job, Robot
+from vla_ros.serve.worker import Done, ExpiredError, InferenceWorker, Job, RobotState
 from vla_ros.types import ActionChunk, Observation
 
 PATIENCE = 30.0
@@ -29,10 +29,10 @@ class Simulation(Policy):
 
     def __init__(self, robots: Sequence[Gaps], seconds: float, deadline: float = 10.0) -> None:
         self.now, self._seconds, self._deadline = 0.0, seconds, deadline
-        self._count, self._events = itertools.count(), list[tuple[float, int, Robot]]()
+        self._count, self._events = itertools.count(), list[tuple[float, int, RobotState]]()
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._gaps = {Robot(): gaps for gaps in robots}
-        self.latencies: dict[Robot, list[float]] = {robot: [] for robot in self._gaps}
+        self._gaps = {RobotState(): gaps for gaps in robots}
+        self.latencies: dict[RobotState, list[float]] = {robot: [] for robot in self._gaps}
         self.batches: list[int] = []
         self.expired = 0
         for place, robot in enumerate(self._gaps):
@@ -44,7 +44,7 @@ class Simulation(Policy):
         self.worker._thread.join(PATIENCE)
         assert not self.worker._thread.is_alive()
 
-    def _after(self, seconds: float, robot: Robot) -> None:
+    def _after(self, seconds: float, robot: RobotState) -> None:
         if self.now < self._seconds:
             heapq.heappush(self._events, (self.now + seconds, next(self._count), robot))
 

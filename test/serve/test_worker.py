@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
-from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
+from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, RobotState, WorkerState
 from vla_ros.types import ActionChunk, Observation
 
 PATIENCE = 20.0
@@ -30,10 +30,10 @@ class Bench:
         for each in done:
             self.ends.put(each)
 
-    def ask(self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, **given: Any) -> Job:
+    def ask(self, robot: RobotState | None = None, text: str = "go", seconds: float = 10.0, **given: Any) -> Job:
         image = np.zeros((2, 2, 3), np.uint8)
         observation = Observation({"image": image}, text, 7, state={"state": np.array([1.0, 2.0, 3.0])})
-        job = Job(robot or Robot(), observation, self.now, self.now + seconds, **given)
+        job = Job(robot or RobotState(), observation, self.now, self.now + seconds, **given)
         self.worker.submit(job)
         return job
 
@@ -159,7 +159,7 @@ def test_draining_answers_waiting_requests_and_accepts_no_more(bench: Bench) -> 
         bench.ask()
     assert all(isinstance(each.outcome, ActionChunk) for each in bench.done(2))
     assert bench.worker.stop(PATIENCE)
-    assert bench.worker.state is State.ENDED
+    assert bench.worker.state is WorkerState.ENDED
 
 
 def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bench.policy, "infer_batch", lost)
     bench.ask()
     assert isinstance(bench.done()[0].outcome, VlaRosError)
-    assert bench.worker.state is State.FAILED
+    assert bench.worker.state is WorkerState.FAILED
     assert isinstance(bench.worker.error, DeviceLostError)
     with pytest.raises(BusyError, match="the device failed"):
         bench.ask()

@@ -22,7 +22,7 @@ from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.shipped import folder_of
 from vla_ros.sim import process
-from vla_ros.sim.arguments import parse, plan
+from vla_ros.sim.arguments import parse, plan_demo
 from vla_ros.sim.arm import TWO_ARMS
 from vla_ros.sim.demo import check_torch
 from vla_ros.sim.expert import ExpertPolicy
@@ -202,7 +202,7 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
 
 
 def options(*words: str) -> Config:
-    return plan(parse(*words)).config
+    return plan_demo(parse(*words)).config
 
 
 def planned(*words: str) -> PolicyConfig:

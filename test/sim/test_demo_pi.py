@@ -17,7 +17,7 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
-from vla_ros.sim.arguments import Plan, episode_options, make_table, parse, plan
+from vla_ros.sim.arguments import Plan, episode_options, make_table, parse, plan_demo
 from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.episodes import Lockstep
 from vla_ros.sim.node import SimNode
@@ -30,7 +30,7 @@ SEED = 8000
 
 def planned(*words: str) -> tuple[argparse.Namespace, Plan]:
     arguments = parse(*words)
-    return arguments, plan(arguments)
+    return arguments, plan_demo(arguments)
 
 
 def test_the_checkpoint_is_small_and_complete() -> None:

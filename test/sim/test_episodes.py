@@ -19,12 +19,12 @@ from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.sim import process
-from vla_ros.sim.arguments import LOCKSTEP, parse, plan, world_options
+from vla_ros.sim.arguments import LOCKSTEP, parse, plan_demo, world_options
 from vla_ros.sim.environment import EpisodeOptions, PolicyFailedError
 from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
-from vla_ros.sim.table import Table, TableOptions
+from vla_ros.sim.table import TableEnvironment, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
 
@@ -81,7 +81,7 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
 def of_demo(*words: str) -> tuple[Config, TableTop]:
     """Options and world of `vla-ros demo`."""
     arguments = parse("--policy", "expert", *words)
-    config = plan(arguments).config
+    config = plan_demo(arguments).config
     return config, TableTop(world_options(arguments, config))
 
 
@@ -89,7 +89,7 @@ def runner(graph: Graph, world: TableTop, config: Config = DEMO, kind=Lockstep, 
     node = SimNode(graph, config.arms)
     node.wait_for_policy(10.0, lambda: True)
     controls = {name: options.pop(name) for name in ("blank", "switch_at") if name in options}
-    table = Table(world, TableOptions(**controls))
+    table = TableEnvironment(world, TableOptions(**controls))
     return kind(table, node, EpisodeOptions(**options), lambda: True)
 
 
@@ -266,4 +266,4 @@ def test_missing_topics_are_named(graph):
 def test_a_dead_policy_node_ends_the_episode(graph, world):
     node = SimNode(graph, DEMO.arms)
     with pytest.raises(VlaRosError, match="exited during an episode"):
-        Lockstep(Table(world), node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)
+        Lockstep(TableEnvironment(world), node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)

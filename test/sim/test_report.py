@@ -59,7 +59,7 @@ def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
 
 
 def test_report_contains_the_outcome(result):
-    text = demo.render(result)
+    text = demo.render_report(result)
     assert "1 of 2 episodes succeeded." in text
     assert "1 x the wrong object was moved" in text
     assert "moved blue_ball instead of red_cube" in text
@@ -79,7 +79,7 @@ def test_two_arms_have_a_chart_for_each_part_of_the_action(result):
     ]
     words = ["policy.name:=expert", "policy.actions:=joint_position"]
     two = replace(result, config=load([config_file("demo_two_arms")], words), episodes=tuple(both))
-    text = demo.render(two)
+    text = demo.render_report(two)
     for title in ("left.joint_position[rad]", "right.gripper", "left: tool position", "right: tool position"):
         assert f">{title}" in text
     assert two.to_json()["arms"] == ["left", "right"]
@@ -88,11 +88,11 @@ def test_two_arms_have_a_chart_for_each_part_of_the_action(result):
 
 def test_actions_of_another_length_are_shown(result):
     odd = replace(result, episodes=tuple(replace(one, actions=np.ones((16, 3))) for one in result.episodes))
-    assert ">action<" in demo.render(odd)
+    assert ">action<" in demo.render_report(odd)
 
 
 def test_failures_are_shown_first_when_there_are_many(result):
     episodes = [episode(seed, seed != 90) for seed in range(100)]
     chosen = demo.featured(episodes)
-    assert len(chosen) == demo.SHOWN
+    assert len(chosen) == demo.EPISODES_WITH_IMAGES
     assert chosen[0].seed == 90

@@ -6,7 +6,7 @@ import pytest
 from vla_ros.errors import ConfigError
 from vla_ros.sim.arm import TWO_ARMS
 from vla_ros.sim.scene import CLEARANCE, TABLE_X, TABLE_Y, draw, shuffled_instruction
-from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task, parse
+from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task, parse_instruction
 
 
 def test_a_seed_always_gives_the_same_scene():
@@ -60,8 +60,10 @@ def test_each_of_two_arms_has_a_target_and_a_distractor_on_its_side():
         assert [thing.name for thing in scene.objects[:2]] == list(scene.task.targets)
         assert len({thing.name for thing in scene.objects}) == 4
         assert scene.starts.shape == (2, 3)
-        assert parse(scene.instruction) == scene.task
-        assert parse(shuffled_instruction(scene)).targets == tuple(thing.name for thing in scene.objects[2:])
+        assert parse_instruction(scene.instruction) == scene.task
+        assert parse_instruction(shuffled_instruction(scene)).targets == tuple(
+            thing.name for thing in scene.objects[2:]
+        )
         for thing, mount in zip(scene.objects, TWO_ARMS * 2, strict=True):
             assert TABLE_Y[0] <= thing.position[1] - mount.position[1] <= TABLE_Y[1]
     with pytest.raises(ConfigError, match="'push_left' for 2 arms"):
@@ -72,19 +74,19 @@ def test_each_of_two_arms_has_a_target_and_a_distractor_on_its_side():
 def test_instructions_parse_to_their_task(name):
     task = make_task(name, "blue_cylinder")
     assert task.name == name
-    assert parse(task.instruction) == task
-    assert parse("  " + task.instruction.upper() + ". ") == task
+    assert parse_instruction(task.instruction) == task
+    assert parse_instruction("  " + task.instruction.upper() + ". ") == task
 
 
 @pytest.mark.parametrize(
     "words", ["", "pick up the", "pick up the pink cube", "fold the towel", "push the red ball"]
 )
 def test_other_text_is_no_task(words):
-    assert parse(words) is None
+    assert parse_instruction(words) is None
 
 
 def test_left_is_the_robots_left():
-    assert parse("push the red ball to the left") == Task("push", ("red_ball",), "left")
+    assert parse_instruction("push the red ball to the left") == Task("push", ("red_ball",), "left")
     assert SIDES["left"] > 0  # REP 103: y is left
 
 

@@ -15,7 +15,7 @@ from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
-from vla_ros.sim.arguments import episode_options, make_table, mode_of, parse, plan
+from vla_ros.sim.arguments import episode_options, make_table, mode_of, parse, plan_demo
 from vla_ros.sim.environment import PolicyFailedError
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.results import EpisodeResult, steadiness
@@ -31,7 +31,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = None) -> EpisodeResult:
     arguments = parsed("--simulated-time", *words)
-    config = plan(arguments).config
+    config = plan_demo(arguments).config
     expert = ExpertPolicy(config)
     if infer is not None:
         expert.infer = infer  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = N
 )
 def test_a_delay_uses_the_clock_of_the_mode(words: tuple[str, ...], mode: str) -> None:
     arguments = parsed(*words)
-    config = plan(arguments).config
+    config = plan_demo(arguments).config
     assert mode_of(arguments) == mode
     assert (config.node.clock == "inputs") == (mode == "lockstep")
     assert config.control.inject_delay_ms == arguments.delay_ms
@@ -61,7 +61,7 @@ def test_a_delay_uses_the_clock_of_the_mode(words: tuple[str, ...], mode: str) -
 @pytest.mark.parametrize("option", [("--record", "bag"), ("--attach",)])
 def test_options_that_need_a_graph_are_refused(option: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="need a ROS graph"):
-        plan(parsed("--simulated-time", *option))
+        plan_demo(parsed("--simulated-time", *option))
 
 
 def test_an_unknown_camera_is_named() -> None:
@@ -94,7 +94,7 @@ def test_the_machine_does_not_change_the_result() -> None:
     """A policy that is randomly slow by the real clock gives bit-identical commands."""
     words = (*CHUNKS, "--delay-ms", "200", "--schedule", "blend")
     fast = run(*words)
-    config = plan(parsed("--simulated-time", *words)).config
+    config = plan_demo(parsed("--simulated-time", *words)).config
     expert, pauses = ExpertPolicy(config), iter([0.3, 0.0, 0.5])
 
     def slow(session: Session, observation: Observation) -> ActionChunk:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.graph.node import Graph
-from vla_ros.node.gripper_goals import TYPES
+from vla_ros.node.gripper_goals import ACTION_TYPES
 
 NAME = "/hand"
 """Name of the gripper's action."""
@@ -32,7 +32,7 @@ class Hand:
         self.answer = answer
         self.succeeded = 0
         self._node = graph.create_node("hand")
-        for end, kind in TYPES[output].items():
+        for end, kind in ACTION_TYPES[output].items():
             action = graph.action(kind)
             name = f"{NAME}{end}/_action"
             self._node.create_service(action.SendGoal, f"{name}/send_goal", partial(self._on_goal, end))

@@ -15,7 +15,7 @@ from vla_ros.config import ArmConfig, Config
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import message_type
 from vla_ros.graph import open_graph
-from vla_ros.node.gripper_goals import TYPES
+from vla_ros.node.gripper_goals import ACTION_TYPES
 from vla_ros.vision.messages import encode_image
 
 RATE = 50.0  # rate of joint states, Hz
@@ -84,7 +84,7 @@ class Drivers:
             )
         for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)):
             if topic and output in GRIPPER_ACTIONS:
-                for end, kind in TYPES[output].items():
+                for end, kind in ACTION_TYPES[output].items():
                     self._serve(arm, topic + end, self._graph.action(kind))
             elif topic:
                 fingers = topic == arm.gripper_topic

@@ -18,7 +18,7 @@ from vla_ros.kinematics.transforms import rotation_vector_matrix
 from vla_ros.sim import arm
 from vla_ros.sim.environment import Episode, EpisodeOptions
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.table import Table, TableOptions
+from vla_ros.sim.table import TableEnvironment, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
@@ -96,7 +96,7 @@ def run_episode(
     Raises:
         vla_ros.control.reasons.Refused: The controller refused a command.
     """
-    table = Table(world, controls)
+    table = TableEnvironment(world, controls)
     episode = Episode(table, seed, options or EpisodeOptions())
     controller.reset()
     seconds = 1 / world.options.rate_hz

@@ -24,7 +24,7 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.lerobot import ACTION
 from vla_ros.policies.pi.lerobot import STATE as STATE_KEY
-from vla_ros.policies.pi.loading import LEROBOT, parameter_parts
+from vla_ros.policies.pi.loading import LEROBOT_PREFIX, parameter_parts
 
 EULER_STEPS = 5
 """Euler steps per inference; ten steps gave the same success rate."""
@@ -52,7 +52,7 @@ def export(run: Path, folder: Path, note: str = "") -> int:
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"{run / STATE}: {name} is not finite in float16")
         rows = torch.split(weight.view(-1, *parts[0].shape[1:]), [part.shape[0] for part in parts])
-        tensors |= {f"{LEROBOT}{part.name}": piece.clone() for part, piece in zip(parts, rows, strict=True)}
+        tensors |= {f"{LEROBOT_PREFIX}{part.name}": piece.clone() for part, piece in zip(parts, rows, strict=True)}
     save_file(tensors, str(folder / "model.safetensors"))
     statistics = read_json(run / STATISTICS)
     shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)

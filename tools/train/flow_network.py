@@ -16,7 +16,7 @@ from vla_ros.engine.ops import rotate
 from vla_ros.engine.shapes import DecoderShape, TowerShape
 from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.pi.architecture import PI05, PiArchitecture, gemma
-from vla_ros.policies.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables
+from vla_ros.policies.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables_like
 
 STATE_SIZE = ACTION_SIZE = 8
 """Seven joints and the gripper."""
@@ -99,7 +99,7 @@ class FlowTrainee(nn.Module):
         if lengths is not None:
             ends = patches.shape[1] + lengths
             seen = torch.arange(count, device=ends.device) < ends[:, None]  # [R, P + L]
-        rotary = rotary_tables(count + horizon, shape.head_dim, words.float())
+        rotary = rotary_tables_like(count + horizon, shape.head_dim, words.float())
         at = torch.arange(count, device=ends.device).expand(len(prompts), -1)
         past, hidden = _prefix(network.prefix, hidden, at, rotary, seen)
         last = hidden.gather(1, (ends - 1)[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]

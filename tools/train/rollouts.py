@@ -23,7 +23,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
-from vla_ros.sim.arguments import episode_options, make_table, parse, plan
+from vla_ros.sim.arguments import episode_options, make_table, parse, plan_demo
 from vla_ros.sim.table import TableOptions
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -64,7 +64,7 @@ class Simulation:
     def __init__(self, arguments: argparse.Namespace, meaning: Meaning) -> None:
         self._arguments = arguments
         self._meaning = meaning
-        config: Config = plan(arguments).config
+        config: Config = plan_demo(arguments).config
         self._options = episode_options(arguments, config)
         self._controls = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at)
         self._preprocessor = Preprocessor(config.camera, meaning.spec)
@@ -99,7 +99,7 @@ class Network:
         from vla_ros.config import load
         from vla_ros.policies.openvla.policy import OpenVLAPolicy
 
-        planned = plan(arguments)
+        planned = plan_demo(arguments)
         self._policy = OpenVLAPolicy(load(planned.files, (*planned.assignments, *assignments)))
         self._policy.load()
         loaded = self._policy.loaded

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     Stopwatch.pause = 1e-3 * arguments.pause
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     result = measure(load(arguments.config, [*options, *arguments.param]), arguments.steps)
-    show(result, render(result), arguments.json)
+    show(result, render_figures(result), arguments.json)
     return 0
 
 
@@ -135,7 +135,7 @@ def _at_times(image: RawImage, times: int) -> UInt8Array:
     return now if times == 1 else np.stack([now] * times)
 
 
-def render(result: dict[str, Any]) -> str:
+def render_figures(result: dict[str, Any]) -> str:
     """Return the table that ``vla-ros bench --policy`` prints."""
     horizon, dimension = result["chunk"]
     lines = [f"policy '{result['policy']}': {result['steps']} steps, {horizon} action(s) of {dimension} numbers"]

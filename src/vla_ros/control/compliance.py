@@ -34,7 +34,7 @@ _DRAG = 6.6  # 1/rad, angular deceleration per squared angular velocity
 
 
 @dataclass(frozen=True, eq=False)
-class Response:
+class HandState:
     """State of the controlled hand besides its pose: [6] each, translation then rotation, in base axes."""
 
     velocity: FloatArray  # m/s and rad/s
@@ -42,10 +42,10 @@ class Response:
     counter_velocity: FloatArray
 
 
-AT_REST = Response(np.zeros(6), np.zeros(6), np.zeros(6))
+AT_REST = HandState(np.zeros(6), np.zeros(6), np.zeros(6))
 
 
-def respond(start: Pose, goal: Pose, before: Response, turning: bool) -> tuple[Pose, Response]:
+def respond(start: Pose, goal: Pose, before: HandState, turning: bool) -> tuple[Pose, HandState]:
     """Return the pose one :data:`STEP` later, and the new state.
 
     ``turning`` is True if the goal's rotation is new, so that control of the rotation starts from the measured one.
@@ -66,4 +66,4 @@ def respond(start: Pose, goal: Pose, before: Response, turning: bool) -> tuple[P
         counter = counter + h * counter_velocity
         moved = moved + h * velocity
     end = Pose(start.position + moved[:3], rotation_vector_matrix(moved[3:]) @ start.rotation)
-    return end, Response(velocity, counter, counter_velocity)
+    return end, HandState(velocity, counter, counter_velocity)

@@ -11,7 +11,7 @@ import numpy as np
 from vla_ros.config import ArmConfig, ControlConfig
 from vla_ros.contract.action import velocity_scale
 from vla_ros.contract.components import MOTIONS, Component
-from vla_ros.control.compliance import AT_REST, Response, respond
+from vla_ros.control.compliance import AT_REST, HandState, respond
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import read_rotation
@@ -64,7 +64,7 @@ class _Followed:
 
     target: Pose  # pose that was commanded
     goal: FloatArray  # [3, 3], orientation that a delta without rotation keeps (``control.delta_form``)
-    response: Response = AT_REST
+    response: HandState = AT_REST
 
 
 class TipMotion:

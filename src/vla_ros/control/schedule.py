@@ -75,7 +75,7 @@ class ActionSchedule:
         rotations: tuple[tuple[slice, str], ...] = (),
     ) -> None:
         self.control = control
-        self.kind = choose(control.schedule, spec)
+        self.kind = resolve_schedule(control.schedule, spec)
         # As in ACT, an ensemble infers after each step, unless an option says otherwise.
         self._usual_steps = 1 if self.kind == "ensemble" else spec.execute_steps
         self._executed = 0
@@ -209,7 +209,7 @@ class ActionSchedule:
         return mean
 
 
-def choose(schedule: str, spec: PolicySpec) -> str:
+def resolve_schedule(schedule: str, spec: PolicySpec) -> str:
     """Return the kind of schedule that ``control.schedule`` resolves to for a policy.
 
     Policies that return single steps use ``sync``. For others, ``auto`` and ``rtc`` resolve to ``rtc`` if the

@@ -45,7 +45,7 @@ _NOTHING = DraftState()
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class EngineRequest:
     """One observation."""
 
     # Uint8 RGB [H, W, 3] of ``options.image_size``, or a camera image of any size, which the device rotates, crops
@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineResult:
     """The engine's result for one observation."""
 
     tokens: IntArray  # int64 [D]
@@ -117,7 +117,7 @@ class Engine(GraphEngine[int, StepGraphs]):
         self._capture(batch, prompts)
 
     @torch.inference_mode()
-    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+    def answer(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
         """Decode the tokens of B observations.
 
         Raises:
@@ -167,7 +167,7 @@ class Engine(GraphEngine[int, StepGraphs]):
     def failures(self) -> dict[int, Exception]:
         return self._of(1).failures
 
-    def _answer(self, requests: Sequence[Request]) -> list[Answer]:
+    def _answer(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
         batch, runner, rows = len(requests), self.runner, self.options.answer
         graphs = self._of(batch).take(max(len(request.prompt) for request in requests))
         possible = self.options.drafts != "none" and rows > 1
@@ -198,7 +198,7 @@ class Engine(GraphEngine[int, StepGraphs]):
         for request, offer, one in zip(requests, offers, decoded, strict=True):
             accepted = None if offer is None else one.accepted
             answers.append(
-                Answer(
+                EngineResult(
                     tokens=np.array(one.tokens, np.int64),
                     margins=np.array(one.margins, np.float64),
                     accepted=accepted,

@@ -157,7 +157,7 @@ class FlowRows:
     ) -> None:  # fmt: skip
         matrix, shape, (batch, rows) = weights.layers[index].qkv, weights.shape, positions.at.shape
         keys, values, tile = cache.keys[index], cache.values[index], self._tile(matrix, positions.at)
-        flow.qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
+        flow.flow_qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
             *_shifted(weights, index, 0, stream, positions), positions.at, positions.cosine, positions.sine, query,
             keys, values, batch * rows, rows, keys.shape[2], matrix.inputs, TILES=len(stream.squares),
             HEADS=query.shape[2], KV_HEADS=shape.kv_heads, HEAD=shape.head_dim,
@@ -168,7 +168,7 @@ class FlowRows:
         matrix, width = weights.layers[index].gate_up, weights.shape.intermediate_size
         assert matrix is not None
         out, tile = weights.cosine.new_empty(*positions.at.shape, width), self._tile(matrix, positions.at)
-        flow.gate_up_kernel[(width // tile.block_n,)](
+        flow.flow_gate_up_kernel[(width // tile.block_n,)](
             *_shifted(weights, index, 1, stream, positions), out, positions.at.numel(), matrix.inputs, N=width,
             TILES=len(stream.squares), **self._constants(weights, matrix, tile, positions.at),
         )  # fmt: skip
@@ -181,7 +181,7 @@ class FlowRows:
         assert isinstance(rows, Tensor)
         norm, tile, count = stream.norm + 1, self._tile(matrix, positions.at), positions.at.numel()
         partial = rows.new_empty(tile.splits * count * matrix.outputs, dtype=torch.float32)
-        flow.add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
+        flow.flow_add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
             rows, matrix.data, stream.hidden, *_at_times(weights.norms[norm], positions), stream.scaled,
             stream.next_squares, partial, stream.counters, count, matrix.inputs // tile.splits, N=matrix.outputs,
             SPLITS=tile.splits, **self._constants(weights, matrix, tile, positions.at),

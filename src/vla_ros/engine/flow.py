@@ -1,8 +1,8 @@
 """Flow matching: a prefix pass, then Euler steps of an action expert from noise to a chunk of actions.
 
-Nothing synchronises with the host or branches on a value, so :func:`prefill` and :func:`sample` can be captured as
-CUDA graphs. A sequence is image tokens, prompt, padding. In the cache, the suffix (pi0's state token, then the
-actions) overwrites the padding, so the padding needs no mask.
+Nothing synchronises with the host or branches on a value, so :func:`prefill_flow` and :func:`sample` can be
+captured as CUDA graphs. A sequence is image tokens, prompt, padding. In the cache, the suffix (pi0's state token,
+then the actions) overwrites the padding, so the padding needs no mask.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FlowModel:
         return self.embedding.device
 
 
-def prefill(
+def prefill_flow(
     model: FlowModel,
     ops: Ops,
     cache: KVCache,
@@ -166,8 +166,8 @@ def sample(
 ) -> Tensor:
     """Sample normalised chunks, float32 [B, H, A], after a prefix.
 
-    ``cache`` comes from :func:`prefill`; every step overwrites the suffix in it. ``start``, int32 [B], counts the
-    prefix's tokens without padding. ``noise``, float32 [B, H, A], holds the actions after the steps before
+    ``cache`` comes from :func:`prefill_flow`; every step overwrites the suffix in it. ``start``, int32 [B], counts
+    the prefix's tokens without padding. ``noise``, float32 [B, H, A], holds the actions after the steps before
     ``first``. Only pi0 reads ``state``, float32 [B, A], normalised and padded.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
-from vla_ros.engine.flow import FirstStep, FlowModel, prefill, sample, sample_by_gradient
+from vla_ros.engine.flow import FirstStep, FlowModel, prefill_flow, sample, sample_by_gradient
 from vla_ros.engine.graph_cache import Buckets
 from vla_ros.engine.graph_engine import GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
@@ -30,7 +30,7 @@ NOT_FINITE = (
     "checkpoint again and reload the policy"
 )
 
-Array = NDArray[np.float32]
+Float32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ class FlowRequest:
 class FlowAnswer:
     """The engine's result for one observation."""
 
-    actions: Array  # float32 [H, A], normalised
+    actions: Float32Array  # float32 [H, A], normalised
     # Stage times, the same for all observations of a batch: ``upload`` (of images), ``preprocess`` (of camera
-    # images), ``vision``, ``prefill`` (begins with the upload of all other inputs; the first flow step runs in
+    # images), ``vision``, ``prefill_flow`` (begins with the upload of all other inputs; the first flow step runs in
     # parallel), ``flow``, ``download``.
     stages_ms: dict[str, float] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class FlowGraphs:
         tokens, lengths, state, *guide = self.inputs.tensors
         start = lengths + self._patches.shape[1]
         if self._jacobian:
-            return prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths)
+            return prefill_flow(self._model, self._ops, self._cache, self._patches, tokens, lengths)
         beside = self._runner.beside
         with beside():
             first = FirstStep(
@@ -145,7 +145,7 @@ class FlowGraphs:
             with beside():
                 first.run_layer(layer)
 
-        prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths, ready)
+        prefill_flow(self._model, self._ops, self._cache, self._patches, tokens, lengths, ready)
         self._runner.join()
 
     def _flow(self) -> None:

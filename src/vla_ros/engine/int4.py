@@ -26,13 +26,13 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = ((high - low) / 15.0).clamp_min(1e-12).to(torch.bfloat16)
     zero = (-low / scale.float()).round().clamp_(0, 15)
     numbers = (grouped / scale.float()[:, :, None] + zero[:, :, None]).round_().clamp_(0, 15).to(torch.uint8)
-    return lowbit.pack(numbers.view(weight.shape[0], -1), 4), _grid(scale, zero)
+    return lowbit.pack_weights(numbers.view(weight.shape[0], -1), 4), _grid(scale, zero)
 
 
 def dequantize(words: Tensor, grid: Tensor, inputs: int) -> Tensor:
     """Return float32 [N, K]: (nibble - zero point) * scale."""
     scale, offset = (part[:, :, None] for part in unpack_grid(grid))
-    numbers = lowbit.unpack(words, 4).view(scale.shape[0], -1, GROUP)
+    numbers = lowbit.unpack_weights(words, 4).view(scale.shape[0], -1, GROUP)
     return ((numbers + (128.0 + offset)) * scale).view(scale.shape[0], -1)[:, :inputs]
 
 

@@ -20,10 +20,10 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp_min(1e-12) / 127.0  # [N]
     numbers = (wide / scale[:, None]).round_().to(torch.int8)
-    return lowbit.pack(lowbit.widen(numbers), 8), scale.view(-1, FRAGMENT_N)
+    return lowbit.pack_weights(lowbit.widen(numbers), 8), scale.view(-1, FRAGMENT_N)
 
 
 def dequantize(words: Tensor, scale: Tensor, inputs: int) -> Tensor:
     """Return float32 [N, K]: number * scale."""
-    numbers = lowbit.unpack(words, 8).view(torch.int8)
+    numbers = lowbit.unpack_weights(words, 8).view(torch.int8)
     return numbers[:, :inputs].float() * scale.reshape(-1, 1)

@@ -48,7 +48,7 @@ def check_outputs(weight: Tensor, bits: int) -> None:
         )
 
 
-def pack(numbers: Tensor, bits: int) -> Tensor:
+def pack_weights(numbers: Tensor, bits: int) -> Tensor:
     """Pack ``numbers`` [N, K] into int32 words [N / 8, K-groups, 128].
 
     K is a multiple of the K-group. The numbers are uint8, or int8 in two's complement; their lowest ``bits`` (4 or
@@ -65,8 +65,8 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
     return words.reshape(outputs // FRAGMENT_N, -1, WORDS)
 
 
-def unpack(words: Tensor, bits: int) -> Tensor:
-    """Undo :func:`pack`; return uint8 [N, inputs]."""
+def unpack_weights(words: Tensor, bits: int) -> Tensor:
+    """Undo :func:`pack_weights`; return uint8 [N, inputs]."""
     fragments, count, _ = words.shape
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     ordered = ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)

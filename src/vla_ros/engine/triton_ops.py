@@ -232,7 +232,7 @@ class TritonOps(Ops):
         flow.attend_chunk_kernel[(blocks, chunks, batch * keys.shape[1])](
             query, keys, values, positions.at, ends, sums, parts, count, keys.shape[2], scale, pairs, **sizes
         )
-        flow.merge_kernel[(pairs,)](
+        flow.flow_merge_kernel[(pairs,)](
             sums, parts, out, pairs, CHUNKS=chunks, HEAD=head, PADDED=triton.next_power_of_2(chunks), num_warps=1
         )
         return out

@@ -51,7 +51,7 @@ class TritonTowerOps(TowerOps):
         """See :class:`~vla_ros.engine.towers.TowerOps`; works in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
-        towers.add_norm_kernel[(batch * rows,)](
+        towers.tower_add_norm_kernel[(batch * rows,)](
             tokens, branch, scale, norm.weight, norm.bias, *((None, None) if film is None else film), out, norm.eps,
             SCALED=scale is not None, FILM=film is not None, **_sizes(width),
         )  # fmt: skip
@@ -66,7 +66,7 @@ class TritonTowerOps(TowerOps):
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
         batch, rows, width = tokens.shape
         count = out.shape[1]
-        towers.add_kernel[(batch * count,)](
+        towers.tower_add_kernel[(batch * count,)](
             tokens, branch, scale, out, out.stride(1), ROWS=rows, PREFIX=rows - count, SCALED=scale is not None,
             **_sizes(width),
         )  # fmt: skip

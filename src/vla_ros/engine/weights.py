@@ -15,7 +15,7 @@ from vla_ros.errors import ConfigError
 
 _ROWS_AT_ONCE = 4096
 
-KINDS = ("none", "int8", "int4", "fp8")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 """How layers may be quantised: not at all, 8 bits, asymmetric 4 bits in groups, or 8-bit floating point."""
 
 ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
@@ -62,7 +62,7 @@ class Matrix:
 
 
 def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
-    """Return a weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` keeps it dense."""
+    """Return a weight [N, K] as a matrix of one of :data:`QUANTIZATIONS`; ``none`` keeps it dense."""
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
@@ -183,10 +183,10 @@ def linears_by_role(layer: Any) -> dict[str, list[Any]]:
 def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
     """Fuse the weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device.
 
-    ``kind``, one of :data:`KINDS`, is that of the layers; ``keep`` as for :func:`fuse_layer`.
+    ``kind``, one of :data:`QUANTIZATIONS`, is that of the layers; ``keep`` as for :func:`fuse_layer`.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"policy.quantization: found {kind!r}, the engine supports {', '.join(KINDS)}")
+    if kind not in QUANTIZATIONS:
+        raise ConfigError(f"policy.quantization: found {kind!r}, the engine supports {', '.join(QUANTIZATIONS)}")
     return assemble(decoder, tuple(fuse_layer(layer, kind, keep=keep) for layer in decoder.model.layers))
 
 

@@ -17,7 +17,7 @@ from vla_ros.config.loading import assignment
 from vla_ros.errors import did_you_mean
 from vla_ros.middleware.selection import NAMES
 
-NODE_NAME, PACKAGE = "vla_policy", "vla_ros"
+DEFAULT_NODE_NAME, PACKAGE = "vla_policy", "vla_ros"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ POLICY = (
     ),
     Argument("use_sim_time", "false", "Use the time of /clock", ("true", "false")),
     Argument("namespace", "", "Namespace of the node"),
-    Argument("name", NODE_NAME, "Name of the node"),
+    Argument("name", DEFAULT_NODE_NAME, "Name of the node"),
     Argument(
         "python",
         "",

@@ -15,7 +15,7 @@ from launch import LaunchContext
 from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
-from vla_ros.launching.arguments import NODE_NAME, given_file, node_options, overrides, value
+from vla_ros.launching.arguments import DEFAULT_NODE_NAME, given_file, node_options, overrides, value
 from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware.profiles import FrameLoad
@@ -41,7 +41,7 @@ def policy_node(
         package="vla_ros",
         executable="vla_policy_node",
         exec_name="vla_policy_node",  # otherwise log lines show the interpreter's name
-        name=value(context, "name") or NODE_NAME,
+        name=value(context, "name") or DEFAULT_NODE_NAME,
         namespace=value(context, "namespace"),
         parameters=[*map(str, files), given],
         prefix=shlex.join(interpreter(context)),

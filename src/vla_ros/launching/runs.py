@@ -42,7 +42,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     """Return the node and the simulation that attaches to it; ``names`` are the demo's arguments."""
-    from vla_ros.sim.arguments import parse, plan
+    from vla_ros.sim.arguments import parse, plan_demo
 
     arguments = ["--attach"]
     for name in names:
@@ -54,7 +54,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     for assignment in overrides(context):
         arguments += ["-p", assignment]
     try:
-        options = plan(parse(*arguments))
+        options = plan_demo(parse(*arguments))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))

@@ -13,7 +13,7 @@ from vla_ros.node.receiver import Frame
 from vla_ros.vision.messages import CdrBytes
 
 
-class CameraFrames:
+class NewestFrames:
     """Takes frames from the mailboxes of all cameras when the first camera has one. Used from one thread."""
 
     def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], limiter: RateLimiter) -> None:

@@ -20,7 +20,7 @@ from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.camera_frames import CameraFrames
+from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.executor import StepExecutor
 from vla_ros.node.gate import CommandGate
@@ -63,7 +63,7 @@ class ControlLoop:
         self._config = context.options.current
         velocities = any(arm.output in VELOCITY_OUTPUTS for arm in self._config.arms)
         self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
-        self._frames = CameraFrames(context, mailboxes, self._limiter)
+        self._frames = NewestFrames(context, mailboxes, self._limiter)
         self._interpolator = CommandInterpolator(self._limiter, self._config.control.command_rate_hz)
         self._executor = StepExecutor(
             context, source, pipeline, self._frames, self._limiter, self._interpolator, gate

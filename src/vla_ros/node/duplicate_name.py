@@ -16,7 +16,7 @@ from vla_ros.graph.node import Node
 from vla_ros.node.claim import Claim
 from vla_ros.policies.base import Progress
 
-PATIENCE = 5.0
+DUPLICATE_PATIENCE = 5.0
 """Seconds to wait for a node of the same name, which may be shutting down, to leave the graph."""
 
 _CURE = (
@@ -45,12 +45,12 @@ def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
     """Wait until no other node on the graph has this name. ``progress`` may raise to end the wait.
 
-    Raises ConfigError if another node kept the name for :data:`PATIENCE`.
+    Raises ConfigError if another node kept the name for :data:`DUPLICATE_PATIENCE`.
     """
-    deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
+    deadline, name = clock.steady() + DUPLICATE_PATIENCE, node.get_fully_qualified_name()
     if count_duplicates(node):
         logger.warning(
-            f"another node is called {name}: both would answer ~/enable; waiting {PATIENCE:g} s for it to leave"
+            f"another node is called {name}: both would answer ~/enable; waiting {DUPLICATE_PATIENCE:g} s for it to leave"
         )
     while count_duplicates(node):
         if clock.steady() > deadline:

@@ -11,7 +11,7 @@ from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.control.suspension import LONGEST
-from vla_ros.node.camera_frames import CameraFrames
+from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.gate import CommandGate
 from vla_ros.node.pipeline import ActionPipeline
@@ -32,7 +32,7 @@ class StepExecutor:
         context: Context,
         source: ActionSource,
         pipeline: ActionPipeline,
-        frames: CameraFrames,
+        frames: NewestFrames,
         limiter: RateLimiter,
         interpolator: CommandInterpolator,
         gate: CommandGate,

@@ -11,7 +11,7 @@ from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
-TYPES = {
+ACTION_TYPES = {
     "gripper_command": {"": "control_msgs/action/GripperCommand"},
     "parallel_gripper_command": {"": "control_msgs/action/ParallelGripperCommand"},
     "franka": {"/move": "franka_msgs/action/Move", "/grasp": "franka_msgs/action/Grasp"},
@@ -38,9 +38,9 @@ class GripperGoals:
         self._gripper, name = arm.gripper, arm.gripper_topic
         self._context, self._make = context, wiring.graph
         self._clients = {
-            end: wiring.action_client(kind, name + end) for end, kind in TYPES[self._gripper.output].items()
+            end: wiring.action_client(kind, name + end) for end, kind in ACTION_TYPES[self._gripper.output].items()
         }
-        self._types = {end: wiring.graph.action(kind) for end, kind in TYPES[self._gripper.output].items()}
+        self._types = {end: wiring.graph.action(kind) for end, kind in ACTION_TYPES[self._gripper.output].items()}
         self.name = name
         self.is_ready = False
         self._wanted: Command | None = None

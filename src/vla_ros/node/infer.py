@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.json.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise VlaRosError(f"--json {arguments.json}: cannot be written ({error.strerror})") from None
-    print(text if str(arguments.json) == "-" else render(result))
+    print(text if str(arguments.json) == "-" else _render(result))
     return 0
 
 
@@ -235,7 +235,7 @@ def _described(image: UInt8Array) -> dict[str, Any]:
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 
-def render(result: Mapping[str, Any]) -> str:
+def _render(result: Mapping[str, Any]) -> str:
     """Return the output of ``vla-ros infer``."""
     lines = [f"policy '{result['policy']}': {result['instruction']}"]
     lines += [f"image {key}: {'x'.join(map(str, one['shape']))}" for key, one in result["images"].items()]

@@ -42,7 +42,7 @@ class _Input:
         self.newest.append(deliver)
 
 
-class Lockstep(Wiring):
+class LockstepWiring(Wiring):
     """Delivers the inputs of a step together, and runs the loop on :attr:`clock`. Used from the graph thread.
 
     The inputs are the subscriptions that tell a message's origin: images, joint states and state topics, except

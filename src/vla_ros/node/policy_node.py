@@ -31,7 +31,7 @@ from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.duplicate_name import claim_name, wait_until_alone
 from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.lockstep import Lockstep
+from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -57,7 +57,7 @@ class PolicyNode:
         self._graph = graph
         self._node = node
         self._options = LiveConfig(config)
-        self._lockstep = Lockstep(graph, node, config) if config.node.clock == "inputs" else None
+        self._lockstep = LockstepWiring(graph, node, config) if config.node.clock == "inputs" else None
         self._wiring = self._lockstep or Wiring(graph, node)
         real = Clock(lambda: int(node.get_clock().now().nanoseconds))
         self._clock = self._lockstep.clock if self._lockstep else real

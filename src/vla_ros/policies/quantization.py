@@ -21,7 +21,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def install(layers: nn.Module, mode: str) -> None:
     """Replace each linear layer in ``layers`` (on ``meta``) with its int8 or nf4 version.
 
-    :func:`place` sets the weights.
+    :func:`place_quantized` sets the weights.
     """
     bnb = _bitsandbytes()
     for parent in list(layers.modules()):
@@ -37,7 +37,7 @@ def is_quantized(module: nn.Module) -> bool:
     return type(module).__module__.startswith("bitsandbytes.")
 
 
-def place(layer: Any, weight: Tensor, device: torch.device) -> None:
+def place_quantized(layer: Any, weight: Tensor, device: torch.device) -> None:
     """Quantise ``weight`` [out, in] into ``layer`` on ``device``."""
     bnb = _bitsandbytes()
     source = weight.to(torch.bfloat16)

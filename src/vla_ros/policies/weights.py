@@ -79,7 +79,7 @@ def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, d
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(owner_name)
     if quantization.is_quantized(owner):
-        quantization.place(owner, tensor, device)
+        quantization.place_quantized(owner, tensor, device)
         return
     moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
     # A tensor that was neither moved nor converted still maps its file, which may change.

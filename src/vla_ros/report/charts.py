@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vla_ros.report.markup import Markup, number, significant, tag
+from vla_ros.report.markup import Markup, number_text, significant, tag
 from vla_ros.types import FloatArray
 
 Size = tuple[float, float]
@@ -141,7 +141,7 @@ def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
     parts, pen_down = [], False
     for x, y in zip(xs, ys, strict=True):
         if math.isfinite(y):
-            px, py = number(x), number(y)
+            px, py = number_text(x), number_text(y)
             drawn = f"H{px}V{py}" if step else f"L{px} {py}"
             parts.append(drawn if pen_down else f"M{px} {py}")
         pen_down = math.isfinite(y)

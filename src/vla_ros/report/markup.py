@@ -43,14 +43,14 @@ def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
     head = name
     for key, value in attributes.items():
         if value is not None and value is not False:
-            text = "" if value is True else f'="{html.escape(number(value), quote=True)}"'
+            text = "" if value is True else f'="{html.escape(number_text(value), quote=True)}"'
             head += f" {key.rstrip('_').replace('_', '-')}{text}"
     if name in VOID and not content:
         return Markup(f"<{head}/>")
     return Markup(f"<{head}>{render(content)}</{name}>")
 
 
-def number(value: object) -> str:
+def number_text(value: object) -> str:
     """Format a coordinate with two decimals; anything else as text."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")

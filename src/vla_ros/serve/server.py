@@ -19,7 +19,7 @@ from websockets.http11 import Request, Response
 
 from vla_ros.serve.connection import ACCEPTED, Refusals, bounded, most_connections
 from vla_ros.serve.service import Service
-from vla_ros.serve.worker import State
+from vla_ros.serve.worker import WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
 
 async def _until(ending: asyncio.Event, service: Service) -> None:
     """Wait until shutdown is requested, or the worker can no longer answer."""
-    while not ending.is_set() and service.worker.state is not State.FAILED:
+    while not ending.is_set() and service.worker.state is not WorkerState.FAILED:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(ending.wait(), 0.2)
 

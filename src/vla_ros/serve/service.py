@@ -25,7 +25,7 @@ from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.policies.remote.openpi import OPENPI
 from vla_ros.process import keep_freed_memory
 from vla_ros.serve.requests import RequestSchema, check_request, observation, pixels_to_decode
-from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
+from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, RobotState, WorkerState
 from vla_ros.types import ActionChunk
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class _Conversation:
     """The state of one connection."""
 
     connected: Callable[[], bool]  # False once the robot has disconnected
-    robot: Robot = field(default_factory=Robot)
+    robot: RobotState = field(default_factory=RobotState)
     session: str = ""  # the client's name for the current episode
     restart: bool = False  # True if the next answered request begins an episode
     seconds: float = 0.0  # duration of the previous request; 0 before the first request
@@ -147,7 +147,7 @@ class Service:
 
     def healthy(self) -> bool:
         """Return True while the server can answer requests."""
-        return self.worker.state is State.READY
+        return self.worker.state is WorkerState.READY
 
     def http(self, path: str, key: str, given: Sequence[bytes]) -> tuple[int, bytes] | None:
         """Return the status and body for an HTTP request, or None to accept a websocket.

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _SMOOTHING = 0.2  # weight of the newest batch in the expected duration of a batch
 
 
-class State(Enum):
+class WorkerState(Enum):
     """State of the worker."""
 
     LOADING = "loading"
@@ -46,7 +46,7 @@ class ExpiredError(VlaRosError):
     """A request's deadline passed before it was processed."""
 
 
-class Robot:
+class RobotState:
     """The worker's state for one connection; only the worker's thread uses it."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Robot:
 class Job:
     """One request, waiting or in progress."""
 
-    robot: Robot  # the robot that sent it
+    robot: RobotState  # the robot that sent it
     observation: Observation
     arrived: float  # seconds of the worker's clock
     deadline: float  # seconds of the same clock
@@ -92,13 +92,13 @@ class InferenceWorker:
         max_batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.policy, self.state, self.running = policy, State.LOADING, 0
+        self.policy, self.state, self.running = policy, WorkerState.LOADING, 0
         self.error: BaseException | None = None
         self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
         self._sizes = [1]
         # SimpleQueue, written in C, wakes the thread without a Condition, which would cost 0.1 ms per request.
         # A job comes with the time of its submission.
-        self._inbox: SimpleQueue[tuple[Job, float] | Robot | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Job, float] | RobotState | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._rhythms = Rhythms()
         self._ending = False
@@ -124,8 +124,8 @@ class InferenceWorker:
         ``left`` returns the number of waiting jobs whose robots have disconnected; these jobs take no time. An idle
         worker accepts any job, because only running a batch corrects the expected duration.
         """
-        if self.state is not State.READY:
-            why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
+        if self.state is not WorkerState.READY:
+            why = {WorkerState.DRAINING: "the server is shutting down", WorkerState.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")
         waiting, allowed = self.waiting, job.deadline - job.arrived
         if (waiting or self.running) and self._expected(waiting) > allowed:
@@ -137,13 +137,13 @@ class InferenceWorker:
                 )
         self._inbox.put((job, self._clock()))
 
-    def forget(self, robot: Robot) -> None:
+    def forget(self, robot: RobotState) -> None:
         self._inbox.put(robot)
 
     def drain(self) -> None:
         """Refuse new jobs; waiting jobs are still answered."""
-        if self.state is State.READY:
-            self.state = State.DRAINING
+        if self.state is WorkerState.READY:
+            self.state = WorkerState.DRAINING
 
     def stop(self, timeout: float = 10.0) -> bool:
         """Answer waiting jobs, close the policy and end the thread.
@@ -166,19 +166,19 @@ class InferenceWorker:
         try:
             self.policy.load(progress)
             self._prepare()
-            self.state = State.READY
+            self.state = WorkerState.READY
             self._loaded.set()
             while self._take():
                 wasted = self._wait_for_due()
                 self._answer([self._jobs.popleft() for _ in range(self._size())])
                 self._rhythms.charge(wasted, self._batch_seconds)
         except BaseException as error:
-            self.error, self.state = error, State.FAILED
+            self.error, self.state = error, WorkerState.FAILED
             if self._loaded.is_set():
                 logger.exception("the inference thread ended")
         finally:
             self._loaded.set()
-            self.state = self.state if self.state is State.FAILED else State.ENDED
+            self.state = self.state if self.state is WorkerState.FAILED else WorkerState.ENDED
             self._deliver([Done(job, BusyError("the server has ended")) for job in self._jobs])
             self.policy.close()
 
@@ -203,12 +203,12 @@ class InferenceWorker:
             self._accept(self._inbox.get())
         return bool(self._jobs)
 
-    def _accept(self, item: tuple[Job, float] | Robot | None) -> None:
+    def _accept(self, item: tuple[Job, float] | RobotState | None) -> None:
         if isinstance(item, tuple):
             job, when = item
             self._jobs.append(job)
             self._rhythms.asked(job.robot, when)
-        elif isinstance(item, Robot):
+        elif isinstance(item, RobotState):
             self._rhythms.forget(item)
             _close(item)
         else:
@@ -260,7 +260,7 @@ class InferenceWorker:
             return list(self.policy.infer_batch(requests))
         except Exception as error:
             if isinstance(error, DeviceLostError) or "CUDA error" in str(error):
-                self.error, self.state = error, State.FAILED
+                self.error, self.state = error, WorkerState.FAILED
                 logger.exception("the device failed; restart the server")
                 return [VlaRosError("the device failed") for _ in jobs]
             if len(jobs) > 1:
@@ -290,7 +290,7 @@ def _useless(job: Job, now: float) -> VlaRosError | None:
     return None
 
 
-def _close(robot: Robot) -> None:
+def _close(robot: RobotState) -> None:
     session, robot.session = robot.session, None
     if session is not None:
         try:

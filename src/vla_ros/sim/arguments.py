@@ -22,7 +22,7 @@ from vla_ros.sim.tasks import SLOTS
 
 if TYPE_CHECKING:
     from vla_ros.sim.environment import EpisodeOptions
-    from vla_ros.sim.table import Table
+    from vla_ros.sim.table import TableEnvironment
     from vla_ros.sim.world import WorldOptions
 
 LOCKSTEP = ("node.clock:=inputs",)
@@ -111,7 +111,7 @@ class Plan:
     config: Config  # the resulting options
 
 
-def plan(arguments: argparse.Namespace) -> Plan:
+def plan_demo(arguments: argparse.Namespace) -> Plan:
     """Turn the arguments into options of the policy node."""
     two, mode_name = arguments.arms == 2, mode_of(arguments)
     given = dict(map(parse_assignment, arguments.param))
@@ -183,12 +183,12 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
     )
 
 
-def make_table(arguments: argparse.Namespace, config: Config) -> Table:
-    from vla_ros.sim.table import Table, TableOptions
+def make_table(arguments: argparse.Namespace, config: Config) -> TableEnvironment:
+    from vla_ros.sim.table import TableEnvironment, TableOptions
     from vla_ros.sim.world import TableTop
 
     chosen = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at)
-    return Table(TableTop(world_options(arguments, config)), chosen)
+    return TableEnvironment(TableTop(world_options(arguments, config)), chosen)
 
 
 def episode_options(arguments: argparse.Namespace, config: Config) -> EpisodeOptions:

@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import TableEnvironment
 
 from vla_ros.config import Config
 from vla_ros.errors import MissingDependencyError
@@ -37,7 +37,7 @@ from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.shipped import SHIPPED
 from vla_ros.report.page import to_stdout
 from vla_ros.sim import report
-from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, make_table, mode_of, plan
+from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, make_table, mode_of, plan_demo
 from vla_ros.sim.environment import PolicyFailedError
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
@@ -50,7 +50,7 @@ _CONSOLE = Console(highlight=False)
 def run(arguments: argparse.Namespace) -> int:
     """Run the episodes and write the outputs; returns 0 even if episodes fail."""
     _CONSOLE.stderr = to_stdout(json=arguments.json, report=arguments.report)
-    options = plan(arguments)
+    options = plan_demo(arguments)
     if not arguments.attach:
         check_torch(options.config)
     in_one_process = mode_of(arguments) == "simulated_time"
@@ -189,7 +189,7 @@ def _summary(result: DemoResult) -> None:
     for title, figure, remark in report.headline(result):
         _CONSOLE.print(f"{title}: {figure}, {remark}")
     if result.latency_ms:
-        table = Table(title="latency in the policy node", title_justify="left")
+        table = TableEnvironment(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
         for name in ("p50", "p99"):
             table.add_column(f"{name} (ms)", justify="right")

@@ -22,7 +22,7 @@ _RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
 _MIN_SPIN = 0.002  # s to receive messages even if the simulation is late
 
 
-class Runner:
+class EpisodeRunner:
     """Runs episodes of an environment over ``node``; ``alive()`` is False once the policy node has exited.
 
     ``run(seed)`` runs an episode. It raises PolicyFailedError if the policy node exited, was stopped, or reports
@@ -51,7 +51,7 @@ class Runner:
             raise PolicyFailedError(f"the policy node does not move the arm: {why}")
 
 
-class Lockstep(Runner):
+class Lockstep(EpisodeRunner):
     """Waits for the commands of each frame, then advances by a control step; ``node.clock`` is ``inputs``.
 
     Stamps are simulated time, so results do not depend on the machine's speed.
@@ -119,7 +119,7 @@ class Lockstep(Runner):
         return list(found.values()) if complete() else []
 
 
-class RealTime(Runner):
+class RealTime(EpisodeRunner):
     """Advances with the wall clock, or slower if the machine cannot keep up; never waits for the policy."""
 
     _next_frame = 0.0  # s of the monotonic clock; the camera keeps its rate from one episode to the next

@@ -24,7 +24,7 @@ from vla_ros.kinematics.rotations import write_rotation
 from vla_ros.kinematics.transforms import rotation_vector, rotation_vector_matrix
 from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
-from vla_ros.sim.tasks import KINDS, SIDES, Task, parse
+from vla_ros.sim.tasks import KINDS, SIDES, Task, parse_instruction
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 ACTIONS: dict[str, tuple[str, ...]] = {
@@ -236,7 +236,7 @@ class ExpertPolicy(Policy):
         joints = observation.state["joints"].reshape(len(self._mounts), -1)
         fingers = observation.state["fingers"].reshape(len(self._mounts), -1).mean(axis=1)
         objects = positions_of(observation.state["objects"])
-        task = parse(observation.instruction)
+        task = parse_instruction(observation.instruction)
         targets: tuple[str | None, ...] = task.targets if task else ()
         if len(targets) != len(self._mounts) or not {*targets} <= objects.keys():
             targets = (None,) * len(self._mounts)

@@ -19,7 +19,7 @@ from vla_ros.sim import arm
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.types import FloatArray
 
-SHOWN = 24
+EPISODES_WITH_IMAGES = 24
 """Episodes shown with images; a hundred would make a file that no phone opens."""
 
 _LATENCY_NOTES = (
@@ -31,10 +31,10 @@ _DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
 def write(result: DemoResult, path: Path) -> None:
-    page.save(path, render(result))
+    page.save(path, render_report(result))
 
 
-def render(result: DemoResult) -> str:
+def render_report(result: DemoResult) -> str:
     policy = result.config.policy.name
     # The names of checkpoints that ship with the package say little in a heading.
     name = policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
@@ -97,10 +97,10 @@ def headline(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
-    """Return the episodes to show with images: all, or :data:`SHOWN` with failures first."""
-    if len(episodes) <= SHOWN:
+    """Return the episodes to show with images: all, or :data:`EPISODES_WITH_IMAGES` with failures first."""
+    if len(episodes) <= EPISODES_WITH_IMAGES:
         return list(episodes)
-    return sorted(episodes, key=lambda episode: episode.success)[:SHOWN]
+    return sorted(episodes, key=lambda episode: episode.success)[:EPISODES_WITH_IMAGES]
 
 
 def outcome(episode: EpisodeResult) -> Markup:

@@ -37,7 +37,7 @@ class TableOptions:
     switch_at: int = 0  # step at which a distractor becomes the target; 0: never
 
 
-class Table(Environment):
+class TableEnvironment(Environment):
     """Picking and pushing on ``world``; the front camera is mounted upside down, as LIBERO renders its images."""
 
     def __init__(self, world: TableTop, options: TableOptions | None = None) -> None:

@@ -74,7 +74,7 @@ def make_task(name: str, *targets: str) -> Task:
     return Task("push", targets, name.removeprefix("push_"))
 
 
-def parse(instruction: str) -> Task | None:
+def parse_instruction(instruction: str) -> Task | None:
     """Return the task that an instruction describes, or None; case and spaces do not matter."""
     text = " ".join(instruction.lower().split()).rstrip(".!")
     if match := _PICK.fullmatch(text) or _PICK_TWO.fullmatch(text):

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 from vla_ros.config import CameraConfig, Config
 from vla_ros.policies.oft.options import OFTOptions
-from vla_ros.policies.oft.policy import STATE, OFTPolicy
+from vla_ros.policies.oft.policy import STATE_KEY, OFTPolicy
 from vla_ros.types import Observation
 
 DATA = Path(__file__).parents[2] / "data" / "oft"
@@ -54,7 +54,7 @@ def observe(policy, variant, case):
         key: feature.processor(case[f"image_{index}"][::-1, ::-1] if turned else case[f"image_{index}"])
         for index, (key, feature) in enumerate(zip(policy.spec.image_keys, policy.spec.images, strict=True))
     }
-    state = {STATE: case["proprio"]} if "proprio" in case else {}
+    state = {STATE_KEY: case["proprio"]} if "proprio" in case else {}
     noise = case["noise"][0] if "noise" in case else None
     return Observation(images, str(case["instruction"]), 7, state=state, noise=noise)
 

@@ -10,7 +10,7 @@ from vla_ros.engine.weights import fuse
 from vla_ros.policies.oft import inference
 from vla_ros.policies.oft.convert import convert
 from vla_ros.policies.oft.inference import ChunkRequest, make_chunk_engine
-from vla_ros.policies.oft.network import plan
+from vla_ros.policies.oft.network import plan_sequence
 from vla_ros.policies.openvla.prompt import close_prompt
 
 from .conftest import DATA, answer, cases, make_policy, observe
@@ -56,7 +56,7 @@ def _causal(weights, ops, cache, sequence, wanted, mask):
 
 
 def _shifted(layout, *sizes):
-    made = plan(layout, *sizes)
+    made = plan_sequence(layout, *sizes)
     return made._replace(wanted=made.wanted + 1)
 
 

@@ -16,7 +16,7 @@ from vla_ros.cli.main import main
 from vla_ros.config import Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError
 from vla_ros.policies import create
-from vla_ros.policies.oft.network import Denoising, Layout, plan
+from vla_ros.policies.oft.network import Denoising, Layout, plan_sequence
 from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.policy import OFTPolicy
 from vla_ros.policies.openvla import OpenVLAOptions
@@ -250,7 +250,7 @@ def test_openvla_merges_an_adapter_folder(folder, tmp_path):
 
 def test_the_layout_of_a_sequence_is_that_of_training():
     layout = Layout(images=1, chunk=1, action=2, state=3, head="diffusion", film=False)
-    made = plan(layout, patches=4, text=5, prompt=3, size=14)
+    made = plan_sequence(layout, patches=4, text=5, prompt=3, size=14)
     # Rows: zero, 5 text tokens, 4 patches, state, timestep, 2 noisy numbers.
     bos, patches, state, time, words, noisy, end, padding = 1, [6, 7, 8, 9], 10, 11, [2, 3], [12, 13], 4, [0, 0]
     assert made.order.tolist() == [bos, *patches, state, time, *words, *noisy, end, *padding]

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla.actions import ActionBins, choose, read_statistics
+from vla_ros.policies.openvla.actions import ActionBins, choose, read_dataset_statistics
 
 BINS = ActionBins(32000)
 
 
 def test_the_published_code_gives_the_same_actions(data):
-    statistics = read_statistics(data)
+    statistics = read_dataset_statistics(data)
     for case in json.loads((data / "cases.json").read_text()):
         normalized = BINS.decode(case["tokens"])
         np.testing.assert_array_equal(normalized, case["normalized"])
@@ -33,7 +33,7 @@ def test_unknown_keys_of_statistics_are_refused(data, tmp_path, place, words):
         statistics["alpha"]["normalization"] = "z"
     (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
     with pytest.raises(CheckpointError, match=words):
-        read_statistics(tmp_path)
+        read_dataset_statistics(tmp_path)
 
 
 def test_centres_lie_between_the_edges():
@@ -68,7 +68,7 @@ def test_every_bin_has_one_token(indices):
 
 
 def test_masked_entries_are_not_normalised(data):
-    statistics = read_statistics(data)["alpha"]
+    statistics = read_dataset_statistics(data)["alpha"]
     normalized = np.full(7, 0.25)
     actions = statistics.unnormalize(normalized)
     assert actions[6] == 0.25
@@ -77,11 +77,11 @@ def test_masked_entries_are_not_normalised(data):
 
 
 def test_without_a_mask_every_entry_is_normalised(data):
-    assert read_statistics(data)["beta"].mask.all()
+    assert read_dataset_statistics(data)["beta"].mask.all()
 
 
 def test_only_several_datasets_need_a_key(data):
-    statistics = read_statistics(data)
+    statistics = read_dataset_statistics(data)
     assert choose({"beta": statistics["beta"]}, "").key == "beta"
     with pytest.raises(ConfigError, match=r"unnorm_key: not set.*2 datasets.*\['alpha', 'beta'\]"):
         choose(statistics, "")
@@ -89,11 +89,11 @@ def test_only_several_datasets_need_a_key(data):
 
 def test_an_unknown_key_is_refused_with_the_known_ones(data):
     with pytest.raises(ConfigError, match=r"no dataset 'alhpa'; it has .*beta.*did you mean 'alpha'\?"):
-        choose(read_statistics(data), "alhpa")
+        choose(read_dataset_statistics(data), "alhpa")
 
 
 def test_a_libero_suite_finds_its_filtered_dataset(data):
-    alpha = read_statistics(data)["alpha"]
+    alpha = read_dataset_statistics(data)["alpha"]
     both = {"libero_spatial_no_noops": alpha, "other": alpha}
     assert choose(both, "libero_spatial") is alpha
     with pytest.raises(ConfigError):
@@ -103,9 +103,9 @@ def test_a_libero_suite_finds_its_filtered_dataset(data):
 def test_dataset_statistics_override_norm_stats(tmp_path):
     entry = {"action": {"q01": [0, 0], "q99": [1, 2]}}
     (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"base": entry}}))
-    assert list(read_statistics(tmp_path)) == ["base"]
+    assert list(read_dataset_statistics(tmp_path)) == ["base"]
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"mine": entry}))
-    assert list(read_statistics(tmp_path)) == ["mine"]
+    assert list(read_dataset_statistics(tmp_path)) == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
 def test_damaged_statistics_are_refused(tmp_path, statistics, words):
     (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
     with pytest.raises(CheckpointError, match=words):
-        read_statistics(tmp_path)
+        read_dataset_statistics(tmp_path)

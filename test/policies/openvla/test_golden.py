@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vla_ros.policies.openvla.actions import ActionBins, read_statistics
+from vla_ros.policies.openvla.actions import ActionBins, read_dataset_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.prompt import close_prompt
@@ -70,5 +70,5 @@ def test_the_published_codes_tokens_and_actions(model, cases, number):
     np.testing.assert_array_equal(tokens, case["tokens"])
     normalized = ActionBins(model.architecture.action_vocab_size).decode(tokens)
     np.testing.assert_array_equal(normalized, case["normalized"])
-    for key, statistics in read_statistics(FOLDER).items():
+    for key, statistics in read_dataset_statistics(FOLDER).items():
         np.testing.assert_allclose(statistics.unnormalize(normalized), case[f"action_{key}"], atol=1e-12)

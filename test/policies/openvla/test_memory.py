@@ -11,7 +11,7 @@ from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.memory import MemoryCheck, available_memory
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.loading import CHOICES, build_empty, plan_memory
+from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
 from vla_ros.policies.weights import parameter_shapes
 
 GB = 10**9
@@ -49,7 +49,7 @@ def test_estimates_agree_with_the_published_figures(seven_billion, dtype, quanti
     ],
 )
 def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, dtype, free, words):
-    line = MemoryCheck(seven_billion, CHOICES, device, free.__getitem__).require(dtype, "none")
+    line = MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__).require(dtype, "none")
     assert re.search(words, line)
 
 
@@ -67,7 +67,7 @@ def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, d
 )
 def test_options_that_would_fit_are_named(seven_billion, device, free, words):
     with pytest.raises(OutOfMemoryError, match=words):
-        MemoryCheck(seven_billion, CHOICES, device, free.__getitem__).require("bfloat16", "none")
+        MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__).require("bfloat16", "none")
 
 
 def test_free_memory_of_this_machine_is_known():
@@ -104,5 +104,8 @@ def test_running_out_of_memory_is_logged_and_suggests_options(
 
 
 def test_other_errors_are_raised_unchanged(seven_billion):
-    with pytest.raises(RuntimeError, match="shapes"), MemoryCheck(seven_billion, CHOICES, "cpu").explained():
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        MemoryCheck(seven_billion, OPENVLA_CHOICES, "cpu").explained(),
+    ):
         raise RuntimeError("shapes do not match")

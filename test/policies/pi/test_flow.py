@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from vla_ros.engine.device_errors import NotFiniteError
-from vla_ros.engine.flow import prefill, sample
+from vla_ros.engine.flow import prefill_flow, sample
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops, guidance_scale
@@ -108,7 +108,7 @@ def test_sampling_reads_no_values_on_the_host(kind):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = {name: mode.from_tensor(value) for name, value in values.items()}
         cache = KVCache.in_blocks(model.prefix, 1, 24)
-        prefill(model, ops, cache, fake["patches"], fake["tokens"], fake["lengths"])
+        prefill_flow(model, ops, cache, fake["patches"], fake["tokens"], fake["lengths"])
         guide = Guide(fake["noise"], torch.rand(1, 6), torch.ones(1), mode.from_tensor(given))
         chunk = sample(model, ops, cache, fake["lengths"] + 8, fake["noise"], fake["state"], guide)
     assert chunk.shape == (1, 6, 32)
@@ -238,7 +238,7 @@ def test_the_published_sizes_run_on_meta(kind):
     cache = KVCache.in_blocks(model.prefix, 1, 768 + 64 + model.suffix)
     assert [len(cache.keys), *cache.keys[0].shape] == [18, 1, 1, 896, 256]
     lengths = empty(1, dtype=torch.int32)
-    prefill(model, Ops(), cache, patches, empty(1, 64, dtype=torch.int64), lengths)
+    prefill_flow(model, Ops(), cache, patches, empty(1, 64, dtype=torch.int64), lengths)
     guide = Guide(empty(1, 50, 32), empty(1, 50), empty(1), empty(1, 50, dtype=torch.int32))
     chunk = sample(model, Ops(), cache, lengths + 768, empty(1, 50, 32), empty(1, 32), guide)
     assert chunk.shape == (1, 50, 32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.flow import prefill, run_step, suffix_rows
+from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
 from vla_ros.engine.ops import Ops, predict_velocity
 from vla_ros.engine.stream import KVCache
 from vla_ros.policies.pi import prompt
@@ -35,7 +35,7 @@ def run_prefix(flow, request):
     patches = flow.encode(torch.from_numpy(np.stack(request.images))).flatten(0, 1)[None]
     cache = KVCache.in_blocks(flow.prefix, 1, 1024)
     length = torch.tensor([len(request.tokens)], dtype=torch.int32)
-    prefill(flow, Ops(), cache, patches, torch.from_numpy(request.tokens)[None], length)
+    prefill_flow(flow, Ops(), cache, patches, torch.from_numpy(request.tokens)[None], length)
     return cache, patches.shape[1] + length, patches
 
 

@@ -15,7 +15,7 @@ from vla_ros.policies.remote.dialects import (
     DIALECTS,
     GR00T,
     GR00T_FLAT,
-    OFT,
+    OFT_HTTP,
     OPENPI,
     ROBOARENA,
     SGLANG,
@@ -248,7 +248,7 @@ def test_an_error_of_the_server_is_never_an_action(
         (ROBOARENA, {"joint_position": np.zeros((4, 7))}, "expected a map with actions"),
         (VLLM_OMNI, {"status": "error", "debug_image": np.zeros((4, 7))}, "expected a map with actions"),
         (VLLM_OMNI, {"a": np.zeros((2, 2, 2))}, "expected a chunk"),
-        (OFT, b'[["1", "2"]]', "expected numbers"),
+        (OFT_HTTP, b'[["1", "2"]]', "expected numbers"),
         (GR00T, b"ERROR", "ERROR and nothing else"),
         (GR00T, "text", "ERROR and nothing else"),
         (GR00T, [], "expected a map of actions"),
@@ -256,14 +256,14 @@ def test_an_error_of_the_server_is_never_an_action(
         (GR00T, {"a": 1}, "expected a chunk"),
         (GR00T, [{"a": np.zeros((1, 4, 2))}, {}, 1], "expected a map of actions"),
         (GR00T, b"\xc1", "not valid msgpack"),
-        (OFT, b'"error"', "responded with an error: error"),
-        (OFT, b"[]", "expected a list of actions"),
-        (OFT, b"[[1, 2], [1]]", "expected equal lengths"),
-        (OFT, b"[[1, NaN]]", "NaN"),
-        (OFT, b'[{"__numpy__": "AAAA", "dtype": "|O", "shape": [1]}]', "dtype"),
-        (OFT, b'[{"__numpy__": "A", "dtype": "|u1", "shape": [1]}]', "base64"),
-        (OFT, b"[" * 100_000, "not valid JSON"),
-        (OFT, b"{", "not valid JSON"),
+        (OFT_HTTP, b'"error"', "responded with an error: error"),
+        (OFT_HTTP, b"[]", "expected a list of actions"),
+        (OFT_HTTP, b"[[1, 2], [1]]", "expected equal lengths"),
+        (OFT_HTTP, b"[[1, NaN]]", "NaN"),
+        (OFT_HTTP, b'[{"__numpy__": "AAAA", "dtype": "|O", "shape": [1]}]', "dtype"),
+        (OFT_HTTP, b'[{"__numpy__": "A", "dtype": "|u1", "shape": [1]}]', "base64"),
+        (OFT_HTTP, b"[" * 100_000, "not valid JSON"),
+        (OFT_HTTP, b"{", "not valid JSON"),
     ],
 )
 def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message: Any, reason: str) -> None:
@@ -291,10 +291,10 @@ def test_oft_speaks_json_numpy_as_recorded() -> None:
         for key, value in asked.items()
         if isinstance(value, dict)
     }
-    assert json.loads(OFT.encode_request(Request(features, asked["instruction"]), {})) == asked
+    assert json.loads(OFT_HTTP.encode_request(Request(features, asked["instruction"]), {})) == asked
     plain, encoded = (
-        OFT.decode_response(body(1)).actions["actions"],
-        OFT.decode_response(body(3)).actions["actions"],
+        OFT_HTTP.decode_response(body(1)).actions["actions"],
+        OFT_HTTP.decode_response(body(3)).actions["actions"],
     )
     assert plain.shape == encoded.shape == (25, 14)
     np.testing.assert_array_equal(plain, encoded)

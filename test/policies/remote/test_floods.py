@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 
 from test.serve.serving import PATIENCE, until
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.remote.dialects import OFT, OPENPI, Dialect
+from vla_ros.policies.remote.dialects import OFT_HTTP, OPENPI, Dialect
 from vla_ros.policies.remote.link import Link
 from vla_ros.policies.remote.messages import pack
 
@@ -190,7 +190,7 @@ def test_a_websocket_server_that_floods(kind: str, at_once: bool, reads: bool) -
 
 @pytest.mark.parametrize("kind", HTTP_FLOODS)
 def test_an_http_server_that_drips(kind: str) -> None:
-    with flooding(http, OFT, "http") as (server, link):
+    with flooding(http, OFT_HTTP, "http") as (server, link):
         assert recovers(link)
         server.flood = HTTP_FLOODS[kind]
         for _ in range(2):

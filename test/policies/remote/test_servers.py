@@ -17,7 +17,7 @@ from websockets.sync.server import ServerConnection
 
 from test.serve.serving import PATIENCE, until
 from vla_ros.policies.remote.dialect import Request, ServerSaidError
-from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA
+from vla_ros.policies.remote.dialects import GR00T, OFT_HTTP, OPENPI, ROBOARENA
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.policies.remote.transport import Target
 
@@ -148,7 +148,7 @@ def test_an_http_server_may_close_idle_connections() -> None:
 
     with contextlib.ExitStack() as stack:
         with http_server(Act) as port:
-            link = stack.enter_context(linked(port, OFT, "http"))
+            link = stack.enter_context(linked(port, OFT_HTTP, "http"))
             for count in range(1, 4):
                 assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
                 assert link.lost is None
@@ -174,7 +174,7 @@ def test_oft_over_http() -> None:
 
         def log_message(self, *_: Any) -> None: ...
 
-    with http_server(Act) as port, linked(port, OFT, "http") as link:
+    with http_server(Act) as port, linked(port, OFT_HTTP, "http") as link:
         assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
         for reason in ("responded with an error: error", "status 500", "a response of more than"):
             until(lambda: connected(link))

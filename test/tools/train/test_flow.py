@@ -17,7 +17,7 @@ from tools.train.loop import LOG, STATISTICS
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.engine.flow import prefill, run_step, suffix_rows
+from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
 from vla_ros.engine.ops import Ops, predict_velocity
 from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
@@ -67,7 +67,7 @@ def test_velocities_in_training_are_those_of_the_engine(trainee: FlowTrainee, gi
     with torch.no_grad():
         patches = model.encode(images).expand(2, -1, -1)
         cache = KVCache.in_blocks(model.prefix, 2, patches.shape[1] + 9 + HORIZON)
-        prefill(model, ops, cache, patches, prompts, lengths.int())
+        prefill_flow(model, ops, cache, patches, prompts, lengths.int())
         start = (patches.shape[1] + lengths).int()
         for step, rows in enumerate(suffix_rows(model, ops, cache, start, is_given.int())):
             stream = run_step(model, ops, cache, actions, torch.zeros(2, HORIZON), rows, step)

@@ -12,7 +12,7 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim import arm
 from vla_ros.sim.expert import decide
-from vla_ros.sim.tasks import parse
+from vla_ros.sim.tasks import parse_instruction
 from vla_ros.types import IntArray, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
 
@@ -31,7 +31,7 @@ class PerfectNetwork:
     def __call__(self, image: UInt8Array, instruction: str) -> IntArray:
         self.inputs.append((image, instruction))
         world = self.simulation._world
-        task = parse(instruction)
+        task = parse_instruction(instruction)
         assert task is not None
         joints = world.joint_positions()
         action = decide(task, arm.forward(joints[:7]), float(joints[7:].mean()), world.object_positions())

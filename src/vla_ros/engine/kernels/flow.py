@@ -81,7 +81,7 @@ def _multiply_normed(
 
 
 @triton.jit
-def qkv_kernel(
+def flow_qkv_kernel(
     x, squares, eps, weight, now, fixed, times, zero, positions, cosine, sine, query, keys, values, M, ROWS,
     CAPACITY, count, K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -147,7 +147,7 @@ def attend_chunk_kernel(
 
 
 @triton.jit
-def merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr):
+def flow_merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr):
     """Merge the partial softmaxes of all chunks into ``out`` [TOTAL, HEAD]; PADDED is a power of two >= CHUNKS."""
     chunk, at, feature = tl.arange(0, PADDED), tl.program_id(0), tl.arange(0, HEAD)
     inside = chunk < CHUNKS
@@ -161,7 +161,7 @@ def merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constex
 
 
 @triton.jit
-def gate_up_kernel(
+def flow_gate_up_kernel(
     x, squares, eps, weight, now, fixed, times, zero, out, M, count, N: tl.constexpr, K: tl.constexpr,
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -180,7 +180,7 @@ def gate_up_kernel(
 
 
 @triton.jit
-def add_kernel(
+def flow_add_kernel(
     x, weight, out, now, fixed, times, zero, scaled, squares, partial, counters, M, count,
     N: tl.constexpr, K: tl.constexpr, ADAPTIVE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,

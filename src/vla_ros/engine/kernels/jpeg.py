@@ -56,8 +56,8 @@ def code(blocks, forward, before, factors, after, steps, scales):
     row, column = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
     table = row * 8 + column
     dct = tl.load(forward + table)
-    value = (multiply(blocks - 128, dct) + 1024) >> 11
-    value = ((multiply(value.permute(0, 2, 1), dct) + 16384) >> 15).permute(0, 2, 1)
+    value = (_multiply(blocks - 128, dct) + 1024) >> 11
+    value = ((_multiply(value.permute(0, 2, 1), dct) + 16384) >> 15).permute(0, 2, 1)
     step = tl.load(steps + table)[None]
     level = (tl.abs(value) + step // 2) // step
     value = tl.where(value < 0, -level, level) * tl.load(scales + table)[None]
@@ -65,13 +65,13 @@ def code(blocks, forward, before, factors, after, steps, scales):
     first, second = tl.load(after + row * 16 + column), tl.load(after + row * 16 + 8 + column)
     for _ in tl.static_range(2):
         value = value.permute(0, 2, 1)
-        products = (multiply(value, taken) * factor) >> 8
-        value = multiply(value, first) + multiply(products, second)
+        products = (_multiply(value, taken) * factor) >> 8
+        value = _multiply(value, first) + _multiply(products, second)
     return tl.minimum(tl.maximum((value >> 5) + 128, 0), 255)
 
 
 @triton.jit
-def multiply(x, matrix):
+def _multiply(x, matrix):
     """Multiply ``x`` [A, 8, 8] by ``matrix`` [8, 8] along the last axis."""
     return tl.sum(x[:, :, None, :] * matrix[None, None, :, :], axis=3)
 

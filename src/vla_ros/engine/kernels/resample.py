@@ -54,8 +54,8 @@ def crop_kernel(
     share = tl.load(across + x, mask=inside, other=0.0)
     one = tl.load(left + x, mask=inside, other=0) * 3 + level % 3
     other = tl.load(right + x, mask=inside, other=0) * 3 + level % 3
-    top = between(images + (first + tl.load(above + y)) * W * 3, one, other, share, unit, inside)
-    bottom = between(images + (first + tl.load(below + y)) * W * 3, one, other, share, unit, inside)
+    top = interpolate(images + (first + tl.load(above + y)) * W * 3, one, other, share, unit, inside)
+    bottom = interpolate(images + (first + tl.load(below + y)) * W * 3, one, other, share, unit, inside)
     value = top + (bottom - top) * tl.load(down + y)
     tl.store(
         out + tl.program_id(0) * WIDTH * 3 + level, (tl.clamp(value, 0.0, 1.0) * 255.5).to(tl.uint8), mask=inside
@@ -63,7 +63,7 @@ def crop_kernel(
 
 
 @triton.jit
-def between(row, one, other, share, unit, inside):
+def interpolate(row, one, other, share, unit, inside):
     """Interpolate between two columns of a row; return values in [0, 1]."""
     left = tl.load(row + one, mask=inside, other=0).to(tl.float32) * unit
     right = tl.load(row + other, mask=inside, other=0).to(tl.float32) * unit

@@ -65,7 +65,7 @@ def embed_kernel(
 
 
 @triton.jit
-def add_norm_kernel(
+def tower_add_norm_kernel(
     tokens, branch, scale, gain, bias, factor, offset, out, eps,
     SCALED: tl.constexpr, FILM: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +93,7 @@ def add_norm_kernel(
 
 
 @triton.jit
-def add_kernel(
+def tower_add_kernel(
     tokens, branch, scale, out, stride,
     ROWS: tl.constexpr, PREFIX: tl.constexpr, SCALED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

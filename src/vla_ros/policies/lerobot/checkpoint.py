@@ -48,7 +48,7 @@ class Checkpoint:
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
 
-def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
+def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     """Load a checkpoint that LeRobot's ``save_pretrained`` wrote.
 
     ``tokenizer`` is the tokenizer's folder; "" uses the folder that the processors name.
@@ -116,7 +116,7 @@ def read_spec(folder: Path) -> PolicySpec:
     times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
     images, state = [], []
     for name, feature in config["input_features"].items():
-        if is_image(name):
+        if is_image_feature(name):
             height, width, _ = image_shape(name, feature["shape"])
             images.append(ImageFeature(key_of(name), delta_timestamps=times, takes=(height, width)))
         else:
@@ -154,7 +154,7 @@ def _tensors(file: Path, feature: str) -> dict[str, Any]:
         raise CheckpointError(f"{file}: cannot be read ({error}); copy the file again") from None
 
 
-def is_image(name: str) -> bool:
+def is_image_feature(name: str) -> bool:
     return name.startswith("observation.image")
 
 

@@ -15,7 +15,14 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
-from vla_ros.policies.lerobot.checkpoint import Checkpoint, image_shape, is_image, key_of, load, read_spec
+from vla_ros.policies.lerobot.checkpoint import (
+    Checkpoint,
+    image_shape,
+    is_image_feature,
+    key_of,
+    load_policy,
+    read_spec,
+)
 from vla_ros.policies.lerobot.options import LeRobotOptions
 from vla_ros.types import ActionChunk, Observation, PreviousChunk
 
@@ -38,14 +45,14 @@ class LeRobotPolicy(Policy):
     def describe(self) -> PolicySpec:
         return read_spec(self._folder)
 
-    def load(self, progress: Progress = no_progress) -> None:
+    def load_policy(self, progress: Progress = no_progress) -> None:
         """Load the checkpoint and run one inference to get the shape of the chunks."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._checkpoint = load(self._folder, device, options.tokenizer)
+        self._checkpoint = load_policy(self._folder, device, options.tokenizer)
         if options.seed >= 0:
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
@@ -70,8 +77,8 @@ class LeRobotPolicy(Policy):
         assert self._checkpoint is not None
         for name, feature in self._checkpoint.policy.config.input_features.items():
             shape = _shape(name, feature)
-            values[name] = (observation.images if is_image(name) else observation.state)[key_of(name)]
-            if is_image(name) and values[name].shape[-3:] != shape:
+            values[name] = (observation.images if is_image_feature(name) else observation.state)[key_of(name)]
+            if is_image_feature(name) and values[name].shape[-3:] != shape:
                 found, trained = (f"{width}x{height}" for height, width, _ in (values[name].shape[-3:], shape))
                 raise VlaRosError(
                     f"image '{key_of(name)}' is {found}, but the checkpoint was trained on {trained}; resize it, "
@@ -103,12 +110,12 @@ class LeRobotPolicy(Policy):
 
 
 def _shape(name: str, feature: Any) -> tuple[int, ...]:
-    return image_shape(name, feature.shape) if is_image(name) else tuple(feature.shape)
+    return image_shape(name, feature.shape) if is_image_feature(name) else tuple(feature.shape)
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
     """Convert an image to float32 [..., 3, H, W] in [0, 1], or a state to float32."""
-    if not is_image(name):
+    if not is_image_feature(name):
         return torch.from_numpy(np.asarray(value, np.float32))
     image = torch.from_numpy(np.array(value))  # a copy: messages are read-only
     return image.movedim(-1, -3).contiguous().float() / 255

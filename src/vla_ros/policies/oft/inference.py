@@ -23,7 +23,7 @@ from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights, fuse
-from vla_ros.policies.oft.network import Denoising, OFTModel, Plan, denoise, plan, sources
+from vla_ros.policies.oft.network import Denoising, OFTModel, SequencePlan, denoise, plan_sequence, sources
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 
@@ -207,7 +207,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         if layout.head == "diffusion":
             table = Denoising.of(steps, weights.shape.hidden_size)
             self.denoising = Denoising(*(one.to(weights.device) for one in table))
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans: dict[tuple[int, int], SequencePlan] = {}
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these token counts; raises ConfigError if one is too long."""
@@ -236,10 +236,10 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
     def _build(self, kind: int, length: int) -> StepBuffers:
         return StepBuffers(self, length, self._padded, kind)
 
-    def _plan(self, prompt: int, step: StepBuffers) -> Plan:
+    def _plan(self, prompt: int, step: StepBuffers) -> SequencePlan:
         key = prompt, step.length
         if key not in self._plans:
-            self._plans[key] = plan(self.model.layout, self.patches, step.text, prompt, step.length)
+            self._plans[key] = plan_sequence(self.model.layout, self.patches, step.text, prompt, step.length)
         return self._plans[key]
 
     def _answer(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:

@@ -92,7 +92,7 @@ class OFTModel(OpenVLAModel):
         self.noisy_action_projector = Mlp(1, width, width) if layout.head == "diffusion" else None
 
 
-class Plan(NamedTuple):
+class SequencePlan(NamedTuple):
     """Layout of a sequence, as indices into the rows of :func:`sources`."""
 
     order: IntArray  # int64 [S], the source row of each position; padding takes row 0, which is zero
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
     length: int  # positions without padding
 
 
-def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Plan:
+def plan_sequence(layout: Layout, patches: int, text: int, prompt: int, size: int) -> SequencePlan:
     """Lay out ``BOS, patches, [state], [timestep], prompt, placeholders, </s>``, padded to ``size``.
 
     ``patches`` is the number of patch tokens of all images, ``text`` is the number of source rows for text, and
@@ -114,7 +114,7 @@ def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Pla
         slots = np.arange(text + 1 + fixed, text + 1 + fixed + layout.slots)
     order = np.concatenate([words[:1], inputs, words[1:-1], slots, words[-1:]])
     wanted = fixed + prompt - 1 + np.arange(layout.slots)
-    return Plan(np.pad(order, (0, size - len(order))), wanted, len(order))
+    return SequencePlan(np.pad(order, (0, size - len(order))), wanted, len(order))
 
 
 def sources(words: Tensor, patches: Tensor, extras: list[Tensor], noisy: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ from vla_ros.policies.oft.inference import (
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import BOUNDS, OFTOptions, choose_variant
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
+from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights, empty
 from vla_ros.policies.openvla.network_policy import (
@@ -44,7 +44,7 @@ from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
 
-STATE = "state"
+STATE_KEY = "state"
 MARGIN = 1e-8
 """Added to the width of every range, as in the published code."""
 
@@ -223,9 +223,9 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             yield self._chunk(one, normalized, chunk.tokens, chunk.margins, chunk.stages_ms)
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
-        return read_statistics(folder, group, self._bounds, MARGIN)
+        return read_dataset_statistics(folder, group, self._bounds, MARGIN)
 
     def _state_key(self) -> str:
-        """Return the name of the only state vector in ``features.state``, or :data:`STATE`."""
+        """Return the name of the only state vector in ``features.state``, or :data:`STATE_KEY`."""
         declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
-        return declared[0] if len(declared) == 1 else STATE
+        return declared[0] if len(declared) == 1 else STATE_KEY

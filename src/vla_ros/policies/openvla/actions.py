@@ -97,7 +97,7 @@ class ActionStatistics:
 QUANTILES = ("q01", "q99")
 
 
-def read_statistics(
+def read_dataset_statistics(
     folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
 ) -> dict[str, ActionStatistics]:
     """Read each dataset's statistics from ``dataset_statistics.json`` or ``config.json``.

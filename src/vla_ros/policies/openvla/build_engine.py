@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.executor import Engine, EngineOptions, Request
+from vla_ros.engine.executor import Engine, EngineOptions, EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.resizer import resizes
 from vla_ros.engine.step_graphs import Encode
@@ -37,7 +37,7 @@ def check_engine(
     near = TOLERANCES[engine.weights.dtype].near_tie
     for image in images:
         expected, margins, _ = answer(model, image, prompt, count)
-        found = engine.answer([Request(image, prompt)])[0].tokens
+        found = engine.answer([EngineRequest(image, prompt)])[0].tokens
         differing = np.flatnonzero(found != expected)
         # Only the first difference counts, because later tokens follow another prefix.
         if differing.size and margins[differing[0]] > near:
@@ -55,7 +55,7 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
     """
     if engine.options.drafts != "prefill":
         return
-    answers = [engine.answer([Request(image, prompt)])[0].tokens for image in images]
+    answers = [engine.answer([EngineRequest(image, prompt)])[0].tokens for image in images]
     largest = max(engine.draft_error(image, prompt, tokens) for image in images for tokens in answers)
     if not GUARD_SLACK * largest <= engine.guard:
         logger.info(

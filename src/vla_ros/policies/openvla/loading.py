@@ -32,7 +32,7 @@ _PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; typical prompts have 20 to 40 tokens."""
 
 _DENSE = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"))
-CHOICES = {"cuda": (*_DENSE, ("bfloat16", "int4")), "cpu": (*_DENSE, ("bfloat16", "nf4"))}
+OPENVLA_CHOICES = {"cuda": (*_DENSE, ("bfloat16", "int4")), "cpu": (*_DENSE, ("bfloat16", "nf4"))}
 """Options to suggest; the 4-bit format is the engine's on a GPU and bitsandbytes' on a CPU."""
 
 # Scales: int8 and fp8 have one float32 per output row (neglected, because a row has thousands of weights). int4 has

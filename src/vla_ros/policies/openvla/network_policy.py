@@ -25,9 +25,15 @@ from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, Closes, NetworkPolicy, Placement
-from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
+from vla_ros.policies.openvla.actions import (
+    QUANTILES,
+    ActionBins,
+    ActionStatistics,
+    choose,
+    read_dataset_statistics,
+)
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import CHOICES, plan_memory
+from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, plan_memory
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import CheckpointOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder
@@ -154,7 +160,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return f", un-normalised by '{self.loaded.statistics.key}'"
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
-        return read_statistics(folder, group, QUANTILES)
+        return read_dataset_statistics(folder, group, QUANTILES)
 
     def _runs_engine(self, where: Placement) -> bool:
         """Return True for the engine, False for the reference path.
@@ -165,7 +171,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
     def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:
         plan = partial(plan_memory, parameter_shapes(model), model.architecture)
-        self._memory = MemoryCheck(plan, CHOICES, str(device))
+        self._memory = MemoryCheck(plan, OPENVLA_CHOICES, str(device))
 
     def _fill(
         self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress

@@ -13,7 +13,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Engine, Request
+from vla_ros.engine.executor import Engine, EngineRequest
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Progress, options_of
@@ -63,7 +63,7 @@ class OpenVLASession(PromptSession):
         self.draft = DraftState()
 
 
-class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, Request]):
+class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]):
     """Decodes one action greedily from one image and an instruction.
 
     A chunk's ``info`` has ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (number
@@ -165,18 +165,20 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, Request]):
 
     def _request(
         self, session: OpenVLASession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> Request:
+    ) -> EngineRequest:
         is_new = session.instruction != observation.instruction
         tokens = session.encode(self.loaded.prompt, observation.instruction)
         if is_new:
             session.draft = DraftState()
-        return Request(images[self._image_key], tokens, session.draft)
+        return EngineRequest(images[self._image_key], tokens, session.draft)
 
     @torch.inference_mode()
-    def _answer(self, asked: Sequence[Asked[OpenVLASession, Request]]) -> list[ActionChunk | VlaRosError]:
+    def _answer(self, asked: Sequence[Asked[OpenVLASession, EngineRequest]]) -> list[ActionChunk | VlaRosError]:
         return list(self._by_engine(asked) if self.loaded.engine else map(self._by_reference, asked))
 
-    def _by_engine(self, asked: Sequence[Asked[OpenVLASession, Request]]) -> Iterator[ActionChunk | VlaRosError]:
+    def _by_engine(
+        self, asked: Sequence[Asked[OpenVLASession, EngineRequest]]
+    ) -> Iterator[ActionChunk | VlaRosError]:
         assert self.loaded.engine is not None
         for one, answer in zip(asked, self.loaded.engine.answer([one.request for one in asked]), strict=True):
             one.session.draft = answer.draft
@@ -190,7 +192,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, Request]):
                 decoder_passes=answer.passes,
             )
 
-    def _by_reference(self, asked: Asked[OpenVLASession, Request]) -> ActionChunk | VlaRosError:
+    def _by_reference(self, asked: Asked[OpenVLASession, EngineRequest]) -> ActionChunk | VlaRosError:
         loaded, image = self.loaded, asked.request.image
         assert isinstance(image, np.ndarray), "the reference path takes no camera images"
         try:

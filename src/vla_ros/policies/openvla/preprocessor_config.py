@@ -13,7 +13,7 @@ from typing import Any
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.fields import Fields
 
-HARMLESS = {
+_HARMLESS = {
     "which code reads the file": "image_processor_type feature_extractor_type processor_class auto_map _*",
     "replaced by the entries that begin with tvf_": "input_sizes interpolations means stds",
     "the fill of letterboxing, which is off": "tvf_letterbox_fill",
@@ -55,7 +55,7 @@ def normalization(config: Fields, side: int, towers: int) -> list[dict[str, Any]
     found = [{key: _triple(params, key) for key in ("mean", "std")} for params in stated]
     for params in stated:
         params.finish({"the same values": "inplace"})
-    config.finish(HARMLESS)
+    config.finish(_HARMLESS)
     return found
 
 

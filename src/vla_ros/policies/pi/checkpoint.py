@@ -18,7 +18,7 @@ from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture,
 from vla_ros.policies.pi.lerobot import HARMLESS, read_processing
 from vla_ros.policies.pi.loading import Manifest, read_stored
 from vla_ros.policies.pi.normalization import make_normalization
-from vla_ros.policies.pi.options import SCHEDULES
+from vla_ros.policies.pi.options import RTC_SCHEDULES
 from vla_ros.policies.pi.pipeline import ADVICE
 from vla_ros.policies.pi.processing import Processing
 from vla_ros.policies.pi.prompt import PromptForm
@@ -135,7 +135,7 @@ def _rtc(config: Fields) -> RtcSettings:
     found = RtcSettings(
         str(config.expect("mode", "guided", "trained")),
         config.whole("execution_horizon", 10),
-        str(config.expect("prefix_attention_schedule", *sorted(SCHEDULES, key="LINEAR".__ne__))),
+        str(config.expect("prefix_attention_schedule", *sorted(RTC_SCHEDULES, key="LINEAR".__ne__))),
         config.number("max_guidance_weight", 10.0),
     )
     enabled = config.expect("enabled", True, False) and len(config)

@@ -17,7 +17,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.checkpoint import PiCheckpoint
-from vla_ros.policies.pi.loading import check_weights, fill
+from vla_ros.policies.pi.loading import check_weights, fill_network
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
@@ -103,7 +103,7 @@ def load_network(
     architecture = checkpoint.architecture
     parts = check_weights(architecture, checkpoint.stored, checkpoint.folder)
     network = build_empty(architecture)
-    fill(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
+    fill_network(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
     return network
 
 

@@ -87,7 +87,7 @@ def _parts(name: str, shape: tuple[int, ...], architecture: PiArchitecture) -> t
     return tuple(Part(f"{stem}{one}{end}", (count, *shape[1:])) for one, count in sizes.items() if count)
 
 
-def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
+def never_run_pattern(architecture: PiArchitecture) -> re.Pattern[str]:
     """Return a pattern for stored tensors that no action depends on.
 
     These are the expert's head, the embedding under its other name, the prefix's final norm, and the prefix's last
@@ -102,13 +102,13 @@ def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
     )
 
 
-LEROBOT = "model."
+LEROBOT_PREFIX = "model."
 
 FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
 """Parameters that stay float32 in a bfloat16 model, as in openpi."""
 
 _ALL = (("float32", "none"), ("bfloat16", "none"))
-CHOICES = {"cuda": _ALL, "cpu": _ALL}
+PI_CHOICES = {"cuda": _ALL, "cpu": _ALL}
 """Options to suggest if memory does not suffice."""
 
 Manifest = Mapping[str, StoredTensor]
@@ -118,8 +118,8 @@ Manifest = Mapping[str, StoredTensor]
 def read_stored(folder: Path) -> dict[str, StoredTensor]:
     """List every tensor of a checkpoint by openpi's name; reads only the files' headers."""
     manifest = read_manifest(folder)
-    lerobot = any(name.startswith(f"{LEROBOT}paligemma_with_expert.") for name in manifest)
-    return {name.removeprefix(LEROBOT) if lerobot else name: stored for name, stored in manifest.items()}
+    lerobot = any(name.startswith(f"{LEROBOT_PREFIX}paligemma_with_expert.") for name in manifest)
+    return {name.removeprefix(LEROBOT_PREFIX) if lerobot else name: stored for name, stored in manifest.items()}
 
 
 def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) -> Parts:
@@ -131,7 +131,7 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
     weights.check_weights(
         {part.name: part.shape for group in parts.values() for part in group},
         stored,
-        never_run(architecture).match,
+        never_run_pattern(architecture).match,
         f"{folder}: the weights are not those of {architecture.model} (LoRA adapters must be merged first; files "
         "that LeRobot wrote before October 2025 must be converted by a newer version)",
     )
@@ -143,7 +143,7 @@ def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if FLOAT32.match(name) else dtype
 
 
-def fill(
+def fill_network(
     network: PiNetwork,
     parts: Parts,
     stored: Manifest,

@@ -231,7 +231,7 @@ def make_flow(
     width = architecture.expert.hidden_size
     prompt = max(PROMPT_TOKENS[architecture.model], prompt_tokens)
     positions = CAMERAS * architecture.vision.patches + prompt + architecture.horizon + 64
-    rotary = rotary_tables(positions, architecture.prefix.head_dim, network.projector.weight)
+    rotary = rotary_tables_like(positions, architecture.prefix.head_dim, network.projector.weight)
     embedded = torch.stack([time_embedding(time, width, architecture.periods) for time in (*times, 0.0)]).to(
         network.device
     )
@@ -291,7 +291,7 @@ def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
 
 
-def rotary_tables(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_tables_like(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of all positions, [positions, head_dim / 2] each, in the type of ``like``."""
     steps = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32)
     angles = torch.arange(positions, device=like.device).float()[:, None] * ROPE_THETA ** (-steps / head_dim)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vla_ros.config.options import option
 from vla_ros.policies.options import NetworkOptions
 
-SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
+RTC_SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
 MODES = ("guided", "jacobian", "trained")
 
 
@@ -52,7 +52,7 @@ class PiOptions(NetworkOptions):
         "auto",
         "How guidance falls from the first action that can still change to rtc_horizon; auto: as the checkpoint "
         "states, else linear",
-        choices=("auto", *(name.lower() for name in SCHEDULES)),
+        choices=("auto", *(name.lower() for name in RTC_SCHEDULES)),
     )
     rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)

@@ -35,7 +35,7 @@ CHAINS = (
 )
 """Steps of which each changes what a later one reads, in their order. Other steps may stand anywhere."""
 
-HARMLESS = {
+HARMLESS_FIELDS = {
     "where a step runs": "device",
 }
 
@@ -100,7 +100,7 @@ class Pipeline:
                 # Padding is masked and takes no position, so each way gives the same actions.
                 options.expect("padding", "max_length", "longest", "do_not_pad", True, False)
                 options.expect("padding_side", "right", "left")
-            options.finish(HARMLESS, off=(None,))
+            options.finish(HARMLESS_FIELDS, off=(None,))
             step.finish(off=(None,))
         self._file.finish({"a title": "name"})
 

@@ -18,7 +18,7 @@ from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
 from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros.policies.pi.inference import PiModel, load_model
-from vla_ros.policies.pi.loading import CHOICES, parameter_parts, plan_memory
+from vla_ros.policies.pi.loading import PI_CHOICES, parameter_parts, plan_memory
 from vla_ros.policies.pi.options import PiOptions
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.robots import ROBOTS, find_robot
@@ -103,7 +103,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
             cameras=len(checkpoint.image_keys),
             flow_steps=self._options.flow_steps or checkpoint.flow_steps,
         )
-        self._memory = MemoryCheck(plan, CHOICES, str(where.device))
+        self._memory = MemoryCheck(plan, PI_CHOICES, str(where.device))
         return checkpoint
 
     def _build(self, opened: PiCheckpoint, where: Placement, progress: Progress) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.published import UNKNOWN, Loop
-from vla_ros.policies.remote.messages import Array, WireError, described, finite, text_map, unpack
+from vla_ros.policies.remote.messages import AnyArray, WireError, described, finite, text_map, unpack
 from vla_ros.types import FloatArray, PreviousChunk
 
 Message = bytes | str
@@ -62,8 +62,8 @@ class Response:
     timing_ms: Mapping[str, float] = field(default_factory=lambda: EMPTY)  # server's stage to its duration
     # Only from this package's server:
     number: int | None = None  # number of the request
-    normalized: Array | None = None  # as in ActionChunk
-    tokens: Array | None = None  # as in ActionChunk
+    normalized: AnyArray | None = None  # as in ActionChunk
+    tokens: AnyArray | None = None  # as in ActionChunk
     info: Mapping[str, Any] = field(default_factory=lambda: EMPTY)  # as in ActionChunk
 
 
@@ -193,6 +193,6 @@ def action_chunk(value: Any, name: str) -> FloatArray:
     return actions
 
 
-def is_image(value: Array) -> bool:
+def is_image(value: AnyArray) -> bool:
     """Return True if a feature is an image: uint8 [H, W, 3] or [T, H, W, 3]."""
     return bool(value.dtype == np.uint8 and value.ndim >= 3)

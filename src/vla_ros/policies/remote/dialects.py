@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import Dialect, Metadata
 from vla_ros.policies.remote.gr00t import GR00T, GR00T_FLAT
-from vla_ros.policies.remote.oft import OFT
+from vla_ros.policies.remote.oft import OFT_HTTP
 from vla_ros.policies.remote.openpi import OPENPI, ROBOARENA, SGLANG, VLLM_OMNI
 
 DIALECTS: dict[str, Dialect] = {}
@@ -19,7 +19,7 @@ def register(*dialects: Dialect) -> None:
     DIALECTS.update({dialect.name: dialect for dialect in dialects})
 
 
-register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)
+register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT_HTTP)
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:

@@ -32,12 +32,12 @@ class WireError(VlaRosError):
     """A peer's message is damaged, hostile or violates its protocol."""
 
 
-Array = NDArray[Any]
-_Layout = Callable[["Array | np.generic"], Any]
+AnyArray = NDArray[Any]
+_Layout = Callable[["AnyArray | np.generic"], Any]
 """Converts an array or a NumPy scalar to a map; raises TypeError if the layout cannot represent it."""
 
 
-def openpi(value: Array | np.generic) -> Any:
+def openpi(value: AnyArray | np.generic) -> Any:
     """Convert an array to the layout of openpi's client and server."""
     dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
@@ -45,7 +45,7 @@ def openpi(value: Array | np.generic) -> Any:
     return {b"__npgeneric__": True, b"data": value.item(), b"dtype": dtype}
 
 
-def npy(value: Array | np.generic) -> Any:
+def npy(value: AnyArray | np.generic) -> Any:
     """Convert an array to a .npy file, the layout of GR00T up to the N1.7 tag."""
     if isinstance(value, np.generic):
         raise TypeError("a NumPy scalar cannot be written as a .npy file")
@@ -55,7 +55,7 @@ def npy(value: Array | np.generic) -> Any:
     return {"__ndarray_class__": True, "as_npy": file.getvalue()}
 
 
-def nd(value: Array | np.generic) -> Any:
+def nd(value: AnyArray | np.generic) -> Any:
     """Convert an array to msgpack-numpy's layout, which GR00T's main branch uses."""
     dtype = _known(value.dtype.str).str
     if isinstance(value, np.ndarray):
@@ -63,7 +63,7 @@ def nd(value: Array | np.generic) -> Any:
     return {b"nd": False, b"type": dtype, b"data": value.tobytes()}
 
 
-def _bytes(value: Array) -> bytes | memoryview:
+def _bytes(value: AnyArray) -> bytes | memoryview:
     """Return an array's bytes in C order, without a copy if possible."""
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
@@ -127,7 +127,7 @@ def unpack(data: bytes, most: int = _MAX_ITEMS) -> Any:
     return message
 
 
-def array(kind: Any, shape: Any, data: Any) -> Array:
+def array(kind: Any, shape: Any, data: Any) -> AnyArray:
     """Build an array from a dtype's name, a shape and bytes in C order.
 
     Raises WireError if they do not match.
@@ -189,7 +189,7 @@ def _scalar(kind: Any, value: Any) -> np.generic:
     return scalar
 
 
-def _from_npy(data: Any) -> Array:
+def _from_npy(data: Any) -> AnyArray:
     """Read an array from a .npy file of format 1.0, as written by ``np.save``."""
     try:
         header = io.BytesIO(data[:_NPY_HEADER])

@@ -51,7 +51,7 @@ class Oft(Dialect):
         raise WireError(f"the response is {described(found)}, expected a list of actions")
 
 
-OFT = Oft()
+OFT_HTTP = Oft()
 
 
 def _encode_array(value: Any) -> Any:
