@@ -67,7 +67,7 @@ def test_report_contains_the_outcome(result):
     assert text.count('data-frames="6"') == 2
     assert "dropped stale" in text
     assert "p99 30 ms" in text, "the inference; other stages are in simulated time"
-    assert "p99 81 ms" in demo.render(replace(result, mode="real_time"))
+    assert "p99 81 ms" in demo.render_report(replace(result, mode="real_time"))
     assert "policy:" in text
     assert "<b>the</b>" not in text
 

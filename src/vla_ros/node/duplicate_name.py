@@ -50,7 +50,8 @@ def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Cloc
     deadline, name = clock.steady() + DUPLICATE_PATIENCE, node.get_fully_qualified_name()
     if count_duplicates(node):
         logger.warning(
-            f"another node is called {name}: both would answer ~/enable; waiting {DUPLICATE_PATIENCE:g} s for it to leave"
+            f"another node is called {name}: both would answer ~/enable; waiting {DUPLICATE_PATIENCE:g} s for it "
+            "to leave"
         )
     while count_duplicates(node):
         if clock.steady() > deadline:

@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import TableEnvironment
+from rich.table import Table
 
 from vla_ros.config import Config
 from vla_ros.errors import MissingDependencyError
@@ -189,7 +189,7 @@ def _summary(result: DemoResult) -> None:
     for title, figure, remark in report.headline(result):
         _CONSOLE.print(f"{title}: {figure}, {remark}")
     if result.latency_ms:
-        table = TableEnvironment(title="latency in the policy node", title_justify="left")
+        table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
         for name in ("p50", "p99"):
             table.add_column(f"{name} (ms)", justify="right")
