@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from vla_ros.sim.table import TableEnvironment
     from vla_ros.sim.world import WorldOptions
 
-LOCKSTEP = ("node.clock:=inputs",)
+# An inference takes no time in lockstep, so there is nothing to gain from inferring ahead.
+LOCKSTEP = ("node.clock:=inputs", "control.schedule:=sync")
 _OPTIONS = {
     "schedule": "control.schedule",
     "delay_ms": "control.inject_delay_ms",
