@@ -37,8 +37,8 @@ ACTION_SIZE = 8
 DEFAULT_FRAME = (480, 640)
 TINY: dict[str, Any] = {
     "vision": replace(SO400M, width=64, blocks=2, used_blocks=2, heads=4, mlp_width=128),
-    "prefix": replace(GEMMA_2B, width=128, depth=2, mlp_width=256, head_dim=32),
-    "expert": replace(GEMMA_300M, width=64, depth=2, mlp_width=128, head_dim=32),
+    "prefix": replace(GEMMA_2B, hidden_size=128, layers=2, intermediate_size=256, head_dim=32),
+    "expert": replace(GEMMA_300M, hidden_size=64, layers=2, intermediate_size=128, head_dim=32),
     "vocabulary": 1000,
 }
 """Sizes for a CPU, where the published model takes minutes; they only show that everything works."""
