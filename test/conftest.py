@@ -75,6 +75,8 @@ ONE_BY_ONE = {
 }
 """Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait, and
 simulations that wait for their node."""
+APART = ("engine/test_kernels.py", "policies/openvla/test_demo_checkpoint.py")
+"""Files whose tests take minutes and share nothing: each may run on another worker."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -103,7 +105,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _worker(nodeid: str) -> str:
-    """Return the group of a test, or its file: what one worker runs."""
+    """Return the group of a test, its file, or the test itself: what one worker runs."""
     file = nodeid.partition("::")[0]
     place = file.partition("/")[2]
+    if place.startswith(APART):
+        return nodeid
     return next((group for group, rooms in ONE_BY_ONE.items() if place.startswith(rooms)), file)

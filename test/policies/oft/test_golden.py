@@ -60,7 +60,7 @@ def _shifted(layout, *sizes):
     return made._replace(wanted=made.wanted + 1)
 
 
-@pytest.mark.parametrize(("name", "mistake"), [("parallel", _causal), ("plan", _shifted)])
+@pytest.mark.parametrize(("name", "mistake"), [("parallel", _causal), ("plan_sequence", _shifted)])
 def test_causal_attention_and_shifted_states_fail(monkeypatch, name, mistake):
     policy, case = loaded("libero_l1", self_test=False), cases("libero_l1")[0]
     monkeypatch.setattr(inference, name, mistake)

@@ -47,8 +47,8 @@ def test_the_published_sizes(kind):
     parts = parameter_parts(architecture, EMBEDDINGS[1:])
     needed = sum(prod(part.shape) for group in parts.values() for part in group)
     prefix, expert = architecture.prefix, architecture.expert
-    last_layer = 2 * prefix.width * 2048 + 3 * prefix.width * prefix.mlp_width + 2 * prefix.width
-    unused = last_layer + architecture.vocabulary * expert.width
+    last_layer = prefix.hidden_size * (2 * 2048 + 3 * prefix.intermediate_size + 2)
+    unused = last_layer + architecture.vocabulary * expert.hidden_size
     assert needed + unused == {"pi0": 3_501_372_176, "pi05": 3_616_757_520}[kind]
     stored = {part.name for group in parts.values() for part in group}
     # Two more norms, the last layer's q, o and MLP, and the expert's head.
