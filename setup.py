@@ -31,6 +31,7 @@ TRITON = (
 )
 DEV = [
     *BENCH,
+    "vla-eval>=0.8",  # drives `vla-ros serve` and `vla-ros eval` from its own side
     TRITON,  # its interpreter and compiler test the kernels without a GPU
     "pytest>=8.3",
     "pytest-timeout>=2.3",

@@ -1,7 +1,8 @@
 """The wire protocols of policy servers (openpi, RoboArena, vLLM-Omni, SGLang, GR00T, OFT) and their client.
 
-``messages`` encodes and decodes arrays. Each family of servers has a module with its dialect; ``dialects`` chooses
-among them. ``transport`` sends and receives messages, ``link`` keeps a connection open, ``policy`` is the client.
+``messages`` encodes and decodes arrays, ``images`` decodes images. Each family of servers has a module with its
+dialect; ``dialects`` chooses among them. ``vla_eval`` has the messages of a benchmark harness. ``transport`` sends
+and receives messages, ``link`` keeps a connection open, ``policy`` is the client.
 """
 
 from vla_ros.policies.base import LazyPolicy

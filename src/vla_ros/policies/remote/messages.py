@@ -1,9 +1,9 @@
 """Encodes and strictly decodes msgpack messages that contain arrays.
 
-Policy servers use three layouts for arrays: ``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys;
-``npy`` (GR00T up to the N1.7 tag) writes a .npy file; ``nd`` (the package msgpack-numpy, used by GR00T's main
-branch) writes ``{nd, type, kind, shape, data}``. All three can be read, with bin or str keys. Nothing received is
-executed: pickles, object arrays and extension types are rejected.
+Policy servers use four layouts for arrays: ``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys,
+``str_keys`` (vla-eval) the same with str keys; ``npy`` (GR00T up to the N1.7 tag) writes a .npy file; ``nd`` (the
+package msgpack-numpy, used by GR00T's main branch) writes ``{nd, type, kind, shape, data}``. All can be read, with
+bin or str keys. Nothing received is executed: pickles, object arrays and extension types are rejected.
 """
 
 from __future__ import annotations
@@ -61,6 +61,14 @@ def nd(value: AnyArray | np.generic) -> Any:
     if isinstance(value, np.ndarray):
         return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
     return {b"nd": False, b"type": dtype, b"data": value.tobytes()}
+
+
+def str_keys(value: AnyArray | np.generic) -> Any:
+    """Convert an array to openpi's layout with str keys, as vla-eval writes it, and a scalar to a plain number."""
+    dtype = _known(value.dtype.str).str
+    if isinstance(value, np.ndarray):
+        return {"__ndarray__": True, "data": _bytes(value), "dtype": dtype, "shape": value.shape}
+    return value.item()
 
 
 def _bytes(value: AnyArray) -> bytes | memoryview:
