@@ -15,7 +15,7 @@ from vla_eval.protocol import messages, numpy_codec
 
 from vla_ros.policies.remote.images import decode_encoded, is_encoded
 from vla_ros.policies.remote.messages import WireError
-from vla_ros.policies.remote.vla_eval import KINDS, check_hello, hello, pack_envelope, unpack_envelope
+from vla_ros.policies.remote.vla_eval import MESSAGE_TYPES, check_hello, hello, pack_message, unpack_message
 from vla_ros.types import UInt8Array
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def pixels(value: Any) -> UInt8Array:
 
 
 def test_the_types_are_theirs() -> None:
-    assert set(KINDS) == {kind.value for kind in protocol.MessageType}
+    assert set(MESSAGE_TYPES) == {kind.value for kind in protocol.MessageType}
 
 
 @pytest.mark.parametrize("image_format", ["png", "jpeg", "raw"])
@@ -55,7 +55,7 @@ def test_what_vla_eval_writes_is_read_with_the_pixels_that_it_reads_itself(
         "task_description": "put it down",
     }
     message = theirs(payload)
-    found, expected = unpack_envelope(message), protocol.unpack_message(message)
+    found, expected = unpack_message(message), protocol.unpack_message(message)
     assert (found.kind, found.seq) == (expected.type.value, expected.seq)
     for name, image in found.payload["images"].items():
         assert is_encoded(image) == (image_format != "raw")
@@ -68,10 +68,10 @@ def test_what_vla_eval_writes_is_read_with_the_pixels_that_it_reads_itself(
     assert found.payload["task_description"] == "put it down"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MESSAGE_TYPES)
 def test_vla_eval_reads_what_is_written(kind: str) -> None:
     payload = {"actions": RNG.normal(size=7), "chunk": np.float32(RNG.normal(size=(3, 2))), "number": np.float64(2)}
-    found = protocol.unpack_message(pack_envelope(kind, {**payload, "images": {"a": IMAGE}, "text": "x"}, 12))
+    found = protocol.unpack_message(pack_message(kind, {**payload, "images": {"a": IMAGE}, "text": "x"}, 12))
     assert (found.type.value, found.seq) == (kind, 12)
     for key, value in payload.items():
         np.testing.assert_array_equal(found.payload[key], value)
@@ -79,7 +79,7 @@ def test_vla_eval_reads_what_is_written(kind: str) -> None:
 
 
 def test_a_hello_is_theirs_and_another_version_is_refused() -> None:
-    theirs_says = unpack_envelope(theirs(messages.make_hello_payload(benchmark="a:B"), "hello")).payload
+    theirs_says = unpack_message(theirs(messages.make_hello_payload(benchmark="a:B"), "hello")).payload
     assert hello(harness_version=theirs_says["harness_version"], benchmark="a:B") == theirs_says
     check_hello(theirs_says)
     with pytest.raises(WireError, match="found protocol_version 2, expected 1"):
@@ -118,7 +118,7 @@ PNG = numpy_codec.encode_ndarray(IMAGE)["data"]
 )
 def test_what_is_not_understood_is_refused(message: Any, said: str) -> None:
     with pytest.raises(WireError, match=said):
-        unpack_envelope(message)
+        unpack_message(message)
 
 
 @pytest.mark.parametrize(

@@ -21,28 +21,28 @@ from vla_ros.policies.remote.messages import WireError, array, described, pack, 
 PATH = "/vla-eval"
 """Path of this protocol on this package's server; vla-eval's own servers accept any path."""
 PROTOCOL_VERSION = 1
-KINDS = ("hello", "observation", "action", "episode_start", "episode_end", "error")
+MESSAGE_TYPES = ("hello", "observation", "action", "episode_start", "episode_end", "error")
 _MAX_ENTRIES = 4096  # of all maps and lists of a message; the numbers of arrays do not count
 _CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope:
+class EvalMessage:
     """One message."""
 
-    kind: str  # one of :data:`KINDS`
+    kind: str  # one of :data:`MESSAGE_TYPES`
     # Arrays are read-only views of the message; images are uint8 [H, W, C], or an encoded JPEG or PNG in bytes
     # (:func:`~vla_ros.policies.remote.images.decode_encoded`).
     payload: Mapping[str, Any]
     seq: int = 0  # the client's number for the message; an answer repeats it
 
 
-def pack_envelope(kind: str, payload: Mapping[str, Any], seq: int = 0) -> bytes:
+def pack_message(kind: str, payload: Mapping[str, Any], seq: int = 0) -> bytes:
     """Write a message of plain data and of numeric or boolean arrays; raises WireError for anything else."""
     return pack({"type": kind, "payload": payload, "seq": seq, "timestamp": time.time()}, str_keys)
 
 
-def unpack_envelope(message: Message) -> Envelope:
+def unpack_message(message: Message) -> EvalMessage:
     """Read a message; images that are encoded stay so.
 
     Raises WireError if the message is damaged, has more than 4096 entries, is of an unknown type, or contains an
@@ -55,12 +55,12 @@ def unpack_envelope(message: Message) -> Envelope:
     if missing:
         raise WireError(f"the message has no {', '.join(missing)}; found the keys {[k[:40] for k in found][:8]}")
     kind, seq = found["type"], found["seq"]
-    if kind not in KINDS:
-        raise WireError(f"found a message of type {str(kind)[:40]!r}, expected one of {', '.join(KINDS)}")
+    if kind not in MESSAGE_TYPES:
+        raise WireError(f"found a message of type {str(kind)[:40]!r}, expected one of {', '.join(MESSAGE_TYPES)}")
     if type(seq) is not int or not 0 <= seq < 1 << 63:
         raise WireError(f"the message's seq is {described(seq)}, expected a whole number")
     payload = text_map(_with_images(found["payload"]), "the payload")
-    return Envelope(kind, payload, seq)
+    return EvalMessage(kind, payload, seq)
 
 
 def hello(**more: Any) -> dict[str, Any]:
