@@ -83,6 +83,11 @@ def test_no_two_rooms_import_each_other() -> None:
     TopologicalSorter(graph).prepare()
 
 
+@pytest.mark.parametrize("family", ["lerobot", "oft", "openvla", "pi"])
+def test_a_family_of_models_has_at_most_nine_files(family: str) -> None:
+    assert len(files(f"src/vla_ros/policies/{family}")) <= 9
+
+
 def limits() -> list[int]:
     """The column "at most" of the section "Size"."""
     section = PAGE.split("## Size\n")[1].split("\n## ")[0]

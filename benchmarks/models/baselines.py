@@ -15,7 +15,7 @@ from vla_ros.engine.runner import make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import MissingDependencyError
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.network import OpenVLAModel
 from vla_ros.types import IntArray, UInt8Array
 
 Answer = Callable[[UInt8Array], IntArray]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.network import OpenVLAModel
 
 
 @dataclass(frozen=True)

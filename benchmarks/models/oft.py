@@ -17,10 +17,9 @@ from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import Stopwatch, collect, row
 from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.openvla.actions import ActionStatistics
-from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import empty
+from vla_ros.policies.oft.processing import OFTResize
+from vla_ros.policies.openvla.loading import empty, fill_quantized
+from vla_ros.policies.openvla.processing import ActionStatistics
 from vla_ros.policies.weights import fill
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image

@@ -19,13 +19,12 @@ from benchmarks.models.setup import COMPILED_UNUSED, compiled_baseline, figures,
 from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import Stopwatch, Times, collect, percentiles, row
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros.policies.normalization import make_normalization
 from vla_ros.policies.pi.architecture import GEMMA_2B, GEMMA_300M, PUBLISHED, SO400M, PiArchitecture
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.network import PiNetwork, build_empty
-from vla_ros.policies.pi.normalization import make_normalization
-from vla_ros.policies.pi.processing import Processing
-from vla_ros.policies.pi.prompt import PromptForm
+from vla_ros.policies.pi.processing import Processing, PromptForm
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp

@@ -15,11 +15,10 @@ from tools.checkpoints.tiny import STATISTICS, write_tiny
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
-from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import build_empty, check_weights
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.loading import build_empty, check_weights, fill_quantized
+from vla_ros.policies.openvla.network import OpenVLAModel
+from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.weights import fill
 from vla_ros.types import IntArray
 

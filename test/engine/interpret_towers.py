@@ -14,9 +14,9 @@ from vla_ros.engine.kernels import jpeg
 from vla_ros.engine.kernels import resample as kernels
 from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
-from vla_ros.policies.oft.processors import OFTResize
+from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.vision_encoder import VisionEncoder
+from vla_ros.policies.openvla.network import VisionEncoder
 from vla_ros.types import JpegRoundTrip
 from vla_ros.vision.processors import LiberoResize, crop_center, jpeg_round_trip, resize_lanczos3
 from vla_ros.vision.resample import bilinear_crop, lanczos3_steps

@@ -16,7 +16,7 @@ from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.weights import fuse
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.openvla.build_engine import check_resizing, make_engine
+from vla_ros.policies.openvla.inference import check_resizing, make_engine
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
 from vla_ros.vision.processors import ResizeNaive

@@ -9,7 +9,7 @@ import torch
 from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.engine.resample import make_pipeline, make_turn, resampling_on
 from vla_ros.errors import ConfigError
-from vla_ros.policies.oft.processors import OFTResize
+from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.vision.preprocess import TURNS
 from vla_ros.vision.processors import (
     LiberoResize,

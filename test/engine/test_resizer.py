@@ -21,7 +21,7 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.inference import first_step
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.source import PolicySource
-from vla_ros.policies.openvla.build_engine import check_resizing
+from vla_ros.policies.openvla.inference import check_resizing
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import JointState, RawImage
 from vla_ros.vision.messages import encode_image

@@ -17,9 +17,9 @@ from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.towers import TowerOps
-from vla_ros.policies.openvla import vision_encoder
+from vla_ros.policies.openvla import network
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.vision_encoder import VisionEncoder, check_vision, checked_encoder
+from vla_ros.policies.openvla.network import VisionEncoder, check_vision, checked_encoder
 
 
 def make_model(towers: int = 2) -> torch.nn.Module:
@@ -69,7 +69,7 @@ class Broken(TowerOps):
 
 @pytest.mark.parametrize("ops", [Forgetful(), Broken()])
 def test_auto_falls_back_to_torch_with_a_warning(model, samples, ops, monkeypatch, caplog):
-    monkeypatch.setattr(vision_encoder, "make_tower_ops", lambda device: ops)
+    monkeypatch.setattr(network, "make_tower_ops", lambda device: ops)
     with pytest.raises((EngineMismatchError, RuntimeError)):
         checked_encoder(model, samples, strict=True)
     with caplog.at_level(logging.WARNING):

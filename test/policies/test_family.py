@@ -32,7 +32,7 @@ from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.base import Progress, Session, options_of
+from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.fields import read_fields
 from vla_ros.policies.memory import MemoryCheck, cache_numbers, estimate, prefill_numbers
@@ -79,11 +79,10 @@ class Loaded:
 class ToyPolicy(NetworkPolicy[Loaded, Session, tuple[UInt8Array, list[int]]]):
     """The family as a policy."""
 
-    Options = NetworkOptions
     title = "Toy"
 
     def __init__(self, config: Config) -> None:
-        super().__init__(options_of(config, NetworkOptions))
+        super().__init__(config)
         self.spec = PolicySpec((ImageFeature("image", ResizeNaive((SIDE, SIDE))),))
 
     def start_session(self) -> Session:

@@ -23,8 +23,8 @@ from tools.train.recipe import (
     from_json,
 )
 from tools.train.tokens import Prompts, encode_actions, shape_actions, statistics_json, statistics_of
-from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.processing import ActionBins
 
 
 class Run(Training[Frames, Trainee]):

@@ -25,8 +25,8 @@ from tools.train.labels import KINDS
 from tools.train.loop import STATISTICS, Training
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.prompt import state_bins
+from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
+from vla_ros.policies.pi.processing import state_bins
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import SLOTS
 from vla_ros.types import FloatArray

@@ -12,7 +12,7 @@ from torch import Tensor
 from tools.checkpoints.vocabulary import TABLE_WORDS
 from tools.train.flow_network import STATE_SIZE
 from tools.train.labels import KINDS
-from vla_ros.policies.pi.prompt import BINS, PromptForm, load_tokenizer, prompt_tokens
+from vla_ros.policies.pi.processing import BINS, PromptForm, load_tokenizer, prompt_tokens
 from vla_ros.sim.tasks import make_task
 
 _PIECE = r"\n|-?[0-9]+|[A-Za-z]+|[^\sA-Za-z0-9]"

@@ -13,7 +13,7 @@ from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
 from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.network import OpenVLAModel
 
 ACTION_TOKENS = 7
 BINS = 256

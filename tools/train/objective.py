@@ -17,7 +17,7 @@ from tools.train.batches import NOT_ASKED, Batch
 from tools.train.labels import KINDS
 from tools.train.network import Predictions, Trainee
 from tools.train.recipe import FitRecipe
-from vla_ros.policies.openvla.actions import ActionBins
+from vla_ros.policies.openvla.processing import ActionBins
 
 
 class Losses(NamedTuple):

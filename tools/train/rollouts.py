@@ -22,7 +22,7 @@ from tools.train.recipe import DATASET
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
+from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics
 from vla_ros.sim.arguments import episode_options, make_table, parse, plan_demo
 from vla_ros.sim.table import TableOptions
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array

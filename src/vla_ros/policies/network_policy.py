@@ -1,4 +1,4 @@
-"""Base class of policies that run a network: loading, inputs, batches, self-test."""
+"""Base class of policies that run a network: device and data type, loading, inputs, batches, self-test."""
 
 from __future__ import annotations
 
@@ -13,17 +13,59 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
+from vla_ros.config import Config
+from vla_ros.engine.fp8 import CAPABILITY
 from vla_ros.engine.resizer import resizes
 from vla_ros.engine.tolerances import SEES
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
-from vla_ros.policies.base import Policy, Progress, Session, no_progress
+from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.checkpoint_files import checkpoint_folder
-from vla_ros.policies.devices import choose_device, choose_dtype
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.options import NetworkOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
+
+
+def choose_device(text: str) -> torch.device:
+    """Return ``policy.device`` as a torch device of this machine."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise ConfigError(f"policy.device: found '{text}', expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or (device.index or 0) >= count:
+        raise ConfigError(
+            f"policy.device: '{text}' is not available; torch {torch.__version__} sees {count} CUDA devices"
+        )
+    return torch.device("cuda", device.index or 0)
+
+
+def choose_dtype(dtype: str, quantization: str, device: torch.device) -> str:
+    """Resolve ``policy.dtype`` and check that the device supports the quantisation.
+
+    ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
+    """
+    quantized = quantization != "none"
+    if dtype == "auto":
+        dtype = "bfloat16" if quantized or device.type == "cuda" else "float32"
+    if quantized and dtype != "bfloat16":
+        raise ConfigError(
+            f"policy.dtype: '{dtype}' does not work with policy.quantization '{quantization}', which computes in "
+            "bfloat16; set auto or bfloat16"
+        )
+    if quantization == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+        found = torch.cuda.get_device_capability(device)
+        raise ConfigError(
+            f"policy.quantization: fp8 needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]} (Ada, Hopper or "
+            f"later), but {device} has {found[0]}.{found[1]}; choose another format"
+        )
+    return dtype
+
 
 SELF_TEST_INSTRUCTION = "pick up the red cube"
 
@@ -70,12 +112,13 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         takes_any_size: True if the model resizes images itself.
     """
 
+    Options: ClassVar[type[NetworkOptions]] = NetworkOptions
     title: ClassVar[str]
     takes_any_size: ClassVar[bool] = False
     _memory: MemoryCheck  # the check for the model that :meth:`_open` opened
 
-    def __init__(self, options: NetworkOptions) -> None:
-        self._placed_by = options
+    def __init__(self, config: Config) -> None:
+        self._options = options_of(config, self.Options)
         self._loaded: L | None = None
 
     @property
@@ -88,12 +131,12 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
     @property
     def folder(self) -> Path:
         """The checkpoint's folder; raises CheckpointError if the folder is missing."""
-        return checkpoint_folder(self._placed_by.checkpoint)
+        return checkpoint_folder(self._options.checkpoint)
 
     def load(self, progress: Progress = no_progress) -> None:
         """Check the files and the memory, load the weights, warm up and run the self-test."""
         self.close()
-        options = self._placed_by
+        options = self._options
         if options.threads:
             torch.set_num_threads(options.threads)
         device = choose_device(options.device)
@@ -163,7 +206,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         self._warm_up(1)
         size, numbers = self.spec.images[0].processor, []
         assert size is not None
-        for image in two_images(*size.size)[: 2 if self._placed_by.self_test else 1]:
+        for image in two_images(*size.size)[: 2 if self._options.self_test else 1]:
             chunk = self.infer(
                 self.start_session(),
                 Observation(
@@ -175,7 +218,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
                 ),
             )
             numbers.append(np.array(chunk.info.get("logit_margins", chunk.normalized), np.float64))
-        if self._placed_by.self_test:
+        if self._options.self_test:
             check_that_it_sees(numbers[0], numbers[1], self.folder)
 
     @abstractmethod

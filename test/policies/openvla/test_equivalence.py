@@ -44,7 +44,7 @@ def test_transformers_llama_gives_the_same_hidden_states(kv_heads):
 
 
 def test_gradients_reach_every_weight(small):
-    from vla_ros.policies.openvla.model import OpenVLAModel
+    from vla_ros.policies.openvla.network import OpenVLAModel
 
     model = OpenVLAModel(small)
     logits, _, _ = model(model.normalize(torch.zeros(1, 224, 224, 3, dtype=torch.uint8)), torch.tensor([[1, 5, 9]]))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vla_ros.policies.openvla.actions import ActionBins, read_dataset_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.processing import ActionBins, read_dataset_statistics
 from vla_ros.policies.openvla.prompt import close_prompt
 from vla_ros.policies.weights import place
 

@@ -18,8 +18,13 @@ from safetensors.torch import save_file
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
-from vla_ros.policies.oft.checkpoint import merged_towers
-from vla_ros.policies.openvla import lora
+from vla_ros.policies.oft.loading import merged_towers
+from vla_ros.policies.openvla.loading import (
+    LoraSettings,
+    merging,
+    read_adapter,
+    read_lora_settings,
+)
 
 FILE = Path(__file__).parents[2] / "data" / "lora.json"
 RECORDED = json.loads(FILE.read_text())
@@ -135,10 +140,10 @@ def test_an_adapter_is_obeyed_or_refused(folder, name):
     where = folder(changes, more)
     if refused:
         with pytest.raises(CheckpointError, match=refused):
-            lora.read_adapter(where, read_manifest(where))
+            read_adapter(where, read_manifest(where))
         return
     stored = read_manifest(where)
-    merged = dict(lora.merging(from_files(stored), lora.read_adapter(where, stored))(list(BASE)))
+    merged = dict(merging(from_files(stored), read_adapter(where, stored))(list(BASE)))
     np.testing.assert_allclose(flat(merged), RECORDED[name], atol=1e-5, rtol=0)
 
 
@@ -158,7 +163,7 @@ def test_what_is_refused_would_change_weights():
 def test_default_configurations_of_peft_are_read(tmp_path, version):
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(RECORDED["defaults"][version]))
-    assert lora.read_settings(path).scale(8) == 1.0
+    assert read_lora_settings(path).scale(8) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -179,9 +184,9 @@ def test_adapters_of_film_towers_are_refused_likewise(tmp_path, changes, more, w
         "qkv.lora_A.default.weight": torch.ones(RANK, 6),
         "qkv.lora_B.default.weight": torch.ones(6, RANK),
     }
-    assert float(merged_towers(tensors, path, lora.LoraSettings())["qkv.weight"][0, 0]) == RANK
+    assert float(merged_towers(tensors, path, LoraSettings())["qkv.weight"][0, 0]) == RANK
     with pytest.raises(CheckpointError, match=words):
-        merged_towers({**tensors, **more}, path, lora.read_settings(path))
+        merged_towers({**tensors, **more}, path, read_lora_settings(path))
 
 
 class Node(torch.nn.Module):

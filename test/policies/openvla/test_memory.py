@@ -77,7 +77,7 @@ def test_free_memory_of_this_machine_is_known():
 
 def test_memory_is_checked_before_weights_are_read(tiny, make_policy, monkeypatch):
     monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000,))
-    monkeypatch.setattr("vla_ros.policies.openvla.network_policy.fill", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("vla_ros.policies.openvla.policy.fill", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(OutOfMemoryError, match="the checkpoint needs"):
         make_policy(tiny).load()
 

@@ -13,7 +13,7 @@ from tools.checkpoints.tiny import STATISTICS, tiny_architecture, write_tiny
 from vla_ros.config import CameraConfig, Config, build
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies import Policy, create
-from vla_ros.policies.devices import choose_device
+from vla_ros.policies.network_policy import choose_device
 from vla_ros.policies.openvla import OpenVLAOptions
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
@@ -260,7 +260,7 @@ def test_a_missing_checkpoint_is_refused(make_policy, folder, words):
 
 def test_options_are_imported_without_torch():
     code = (
-        "import sys, vla_ros.policies, vla_ros.policies.openvla, vla_ros.policies.openvla.prompt, "
-        "vla_ros.policies.openvla.actions; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+        "import sys, vla_ros.policies.openvla.prompt, vla_ros.policies.openvla.processing; "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

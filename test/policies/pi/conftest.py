@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.robots import find_robot
-from vla_ros.policies.pi.rtc import RealTimeChunk
+from vla_ros.policies.pi.inference import RealTimeChunk, load_model, load_network
+from vla_ros.policies.pi.loading import read_checkpoint
+from vla_ros.policies.pi.processing import find_robot
 
 DATA = Path(__file__).parents[2] / "data" / "pi"
 MODELS = ("pi0", "pi05")

@@ -8,9 +8,9 @@ import torch
 
 from vla_ros.config import load
 from vla_ros.policies.base import create
-from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model
-from vla_ros.policies.pi.robots import find_robot
+from vla_ros.policies.pi.loading import read_checkpoint
+from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk, RawImage
 from vla_ros.vision.processors import ResizeWithPad
 

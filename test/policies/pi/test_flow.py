@@ -16,8 +16,8 @@ from vla_ros.engine.shapes import TowerShape
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.architecture import PI05, PUBLISHED, gemma
+from vla_ros.policies.pi.inference import RealTimeChunk, prefix_weights
 from vla_ros.policies.pi.network import PiNetwork, build_empty, euler_times, make_flow
-from vla_ros.policies.pi.rtc import RealTimeChunk, prefix_weights
 
 from .conftest import CASES, MODELS
 

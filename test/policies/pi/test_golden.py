@@ -9,7 +9,7 @@ import torch
 from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
 from vla_ros.engine.ops import Ops, predict_velocity
 from vla_ros.engine.stream import KVCache
-from vla_ros.policies.pi import prompt
+from vla_ros.policies.pi import processing
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.network import euler_times
 
@@ -155,8 +155,8 @@ def test_wrong_positions_change_the_chunk(loaded, networks, kind):
 def test_shifted_state_bins_change_the_chunk(loaded, monkeypatch):
     case = CASES["pi05"][2]
     model = loaded("pi05", "openpi", "droid")
-    bins = prompt.state_bins
-    monkeypatch.setattr(prompt, "state_bins", lambda state: bins(state) + 1)
+    bins = processing.state_bins
+    monkeypatch.setattr(processing, "state_bins", lambda state: bins(state) + 1)
     chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"])
     assert chunk.tokens.tolist() != case.tokens.tolist()
     assert np.abs(chunk.normalized - case["actions_normalized"]).max() > 0.01

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
-from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.loading import parameter_parts, plan_memory
+from vla_ros.policies.pi.loading import parameter_parts, plan_memory, read_checkpoint
 from vla_ros.policies.pi.network import build_empty
-from vla_ros.policies.pi.robots import find_robot
-from vla_ros.policies.pi.rtc import RtcSettings
+from vla_ros.policies.pi.options import RtcSettings
+from vla_ros.policies.pi.processing import find_robot
 
 from .conftest import MODELS, edit_json, infer
 

@@ -11,7 +11,7 @@ from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.base import create
-from vla_ros.policies.pi.robots import find_robot
+from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk
 
 from .conftest import CASES, MODELS, edit_json

@@ -7,15 +7,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.processing import override
-from vla_ros.policies.pi.prompt import PromptForm, prompt_parts, prompt_tokens, state_bins
-from vla_ros.policies.pi.robots import (
+from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
+from vla_ros.policies.pi.processing import (
     ROBOTS,
+    PromptForm,
     add_state,
     aloha_actions,
     aloha_state,
     find_robot,
+    override,
+    prompt_parts,
+    prompt_tokens,
+    state_bins,
     subtract_state,
 )
 

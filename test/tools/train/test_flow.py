@@ -21,12 +21,12 @@ from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
 from vla_ros.engine.ops import Ops, predict_velocity
 from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.checkpoint import read_checkpoint
+from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.inference import load_model, load_network
+from vla_ros.policies.pi.loading import read_checkpoint
 from vla_ros.policies.pi.network import make_flow
-from vla_ros.policies.pi.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.policy import PiPolicy
-from vla_ros.policies.pi.prompt import load_tokenizer, prompt_tokens
+from vla_ros.policies.pi.processing import load_tokenizer, prompt_tokens
 from vla_ros.types import Observation
 
 SMALL = FlowNetworkRecipe(

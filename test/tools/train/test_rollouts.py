@@ -9,7 +9,7 @@ from tools.train.controls import CONTROLS, chosen, draft_acceptance, markdown, s
 from tools.train.recipe import LabelRecipe
 from tools.train.rollouts import Meaning, Rollout, Simulation, parse_options
 from vla_ros.contract.spec import ImageFeature, PolicySpec
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
+from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics
 from vla_ros.sim import arm
 from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import parse_instruction

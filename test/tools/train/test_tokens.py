@@ -16,7 +16,7 @@ from tools.train.tokens import Prompts, encode_actions, followed, shape_actions,
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
-from vla_ros.policies.openvla.actions import ActionBins
+from vla_ros.policies.openvla.processing import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
 from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy

@@ -1,6 +1,6 @@
 """OpenVLA-OFT: OpenVLA's network, returning a whole chunk from one bidirectional pass.
 
-``checkpoint`` reads the published files, ``network`` extends OpenVLA's network, ``inference`` runs the network, and
+``loading`` reads the published files, ``network`` extends OpenVLA's network, ``inference`` runs the network, and
 ``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package does not import torch.
 """
 

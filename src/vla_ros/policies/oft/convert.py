@@ -35,7 +35,7 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
     Returns the number of tensors and their bytes.
     """
     from vla_ros.policies.checkpoint_files import checkpoint_folder
-    from vla_ros.policies.oft.checkpoint import read_weights
+    from vla_ros.policies.oft.loading import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture
     from vla_ros.policies.openvla.loading import never_run
     from vla_ros.policies.weights import write_shards

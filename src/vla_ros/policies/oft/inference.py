@@ -24,7 +24,7 @@ from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.policies.oft.network import Denoising, OFTModel, SequencePlan, denoise, plan_sequence, sources
-from vla_ros.policies.openvla.vision_encoder import VisionEncoder
+from vla_ros.policies.openvla.network import VisionEncoder
 from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 
 END_TOKEN = 2

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.network import OpenVLAModel
 from vla_ros.policies.vision_tower import Mlp
 from vla_ros.types import IntArray
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from vla_ros.config.options import option
 from vla_ros.errors import ConfigError
-from vla_ros.policies.openvla.actions import QUANTILES
 from vla_ros.policies.openvla.options import CheckpointOptions
+from vla_ros.policies.openvla.processing import QUANTILES
 
 BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
 

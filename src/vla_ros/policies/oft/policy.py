@@ -15,9 +15,8 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.base import Progress, options_of
+from vla_ros.policies.base import Progress
 from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
-from vla_ros.policies.oft.checkpoint import Weights, layout_of, read_weights
 from vla_ros.policies.oft.inference import (
     ChunkInference,
     ChunkRequest,
@@ -25,20 +24,20 @@ from vla_ros.policies.oft.inference import (
     make_chunk_engine,
     plain_inference,
 )
+from vla_ros.policies.oft.loading import Weights, layout_of, read_weights
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import BOUNDS, OFTOptions, choose_variant
-from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_dataset_statistics
+from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights, empty
-from vla_ros.policies.openvla.network_policy import (
+from vla_ros.policies.openvla.policy import (
     LONG_PROMPT,
     NATIVE_GRIPPER,
     LoadedNetwork,
     OpenVLANetworkPolicy,
-    PromptSession,
 )
-from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
+from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
+from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros.policies.published import loop_of
 from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 
@@ -89,10 +88,10 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
 
     Options = OFTOptions
     title = "OpenVLA-OFT"
+    _options: OFTOptions
 
     def __init__(self, config: Config) -> None:
-        self._options = options_of(config, OFTOptions)
-        super().__init__(config, self._options)
+        super().__init__(config)
         self._keys, self._features, self._preset = config.camera.keys, config.features, config.preset
         self._bounds = BOUNDS["q99"]
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
@@ -220,7 +219,9 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             normalized = chunk.normalized
             if chunk.tokens is not None:
                 normalized = self.loaded.bins.decode(chunk.tokens).reshape(normalized.shape)
-            yield self._chunk(one, normalized, chunk.tokens, chunk.margins, chunk.stages_ms)
+            yield self._chunk(
+                one.observation, one.request.prompt, normalized, chunk.tokens, chunk.margins, chunk.stages_ms
+            )
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
         return read_dataset_statistics(folder, group, self._bounds, MARGIN)

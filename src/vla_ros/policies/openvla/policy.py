@@ -1,42 +1,237 @@
-"""OpenVLA as a :class:`~vla_ros.policies.base.Policy`, on the engine or on the reference path."""
+"""OpenVLA as a :class:`~vla_ros.policies.base.Policy`, and what OpenVLA-OFT shares with it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from vla_ros.config import Config
+from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.device_errors import NotFiniteError
+from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, EngineRequest
+from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import VlaRosError
-from vla_ros.policies.base import Progress, options_of
-from vla_ros.policies.checkpoint_files import Produce, from_files, read_manifest
-from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
-from vla_ros.policies.openvla import lora, reference
-from vla_ros.policies.openvla.actions import ActionBins
-from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.build_engine import check_engine, check_resizing, fit_guard, make_engine
-from vla_ros.policies.openvla.loading import build_empty, check_weights
-from vla_ros.policies.openvla.network_policy import (
-    LONG_PROMPT,
-    LoadedNetwork,
-    OpenVLANetworkPolicy,
-    PromptSession,
+from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.policies.base import Progress
+from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
+from vla_ros.policies.memory import MemoryCheck
+from vla_ros.policies.network_policy import (
+    SELF_TEST_INSTRUCTION,
+    Asked,
+    Closes,
+    NetworkPolicy,
+    Placement,
+    two_images,
 )
-from vla_ros.policies.openvla.options import OpenVLAOptions
-from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.types import ActionChunk, IntArray, Observation, RawImage, UInt8Array
+from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.inference import (
+    check_engine,
+    check_resizing,
+    choose_engine,
+    fit_guard,
+    infer_reference,
+    make_engine,
+)
+from vla_ros.policies.openvla.loading import (
+    OPENVLA_CHOICES,
+    adapter_folder,
+    build_empty,
+    check_weights,
+    fill_quantized,
+    merging,
+    plan_memory,
+    read_adapter,
+)
+from vla_ros.policies.openvla.network import OpenVLAModel, VisionEncoder, checked_encoder
+from vla_ros.policies.openvla.options import CheckpointOptions, OpenVLAOptions
+from vla_ros.policies.openvla.processing import (
+    QUANTILES,
+    ActionBins,
+    ActionStatistics,
+    choose,
+    read_dataset_statistics,
+)
+from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
+from vla_ros.policies.weights import fill, parameter_shapes
+from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
 logger = logging.getLogger(__name__)
+
+LONG_PROMPT = 80
+"""Tokens in a long prompt. Its graph is captured at load, and runs other prompts until theirs are captured."""
+
+NATIVE_GRIPPER = "0..1"
+"""The gripper convention of Open X-Embodiment and LIBERO: 0 closed, 1 open."""
+
+E = TypeVar("E", bound=Closes)
+
+
+@dataclass(frozen=True)
+class LoadedNetwork:
+    """A loaded checkpoint with OpenVLA's network."""
+
+    model: OpenVLAModel  # the reference network
+    prompt: PromptEncoder  # encodes instructions as tokens
+    bins: ActionBins  # converts tokens to normalised actions
+    statistics: ActionStatistics  # bounds that un-normalise actions
+
+    def close(self) -> None:
+        """Free everything except the model."""
+
+
+L = TypeVar("L", bound=LoadedNetwork)
+R = TypeVar("R")
+S = TypeVar("S", bound=PromptSession)
+
+
+class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
+    """A policy that runs OpenVLA's network."""
+
+    title: ClassVar[str] = "OpenVLA"
+    _options: CheckpointOptions
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._declared = config.features.action
+
+    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
+        own = self.loaded.statistics
+        return {
+            key: statistics.unnormalize(normalized)
+            for key, statistics in self._statistics(self.folder).items()
+            if key != own.key and statistics.dimension == own.dimension
+        }
+
+    @property
+    def _base(self) -> Path:
+        """Folder of the network's weights: ``policy.base`` if set, else the checkpoint's."""
+        return checkpoint_folder(self._options.base) if self._options.base else self.folder
+
+    def _chosen(self, key: str, group: str = "action") -> ActionStatistics:
+        """Return a dataset's statistics from the checkpoint, else from ``policy.base``."""
+        own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
+        return choose(self._statistics(own, group), key)
+
+    def _details(self) -> str:
+        return f", un-normalised by '{self.loaded.statistics.key}'"
+
+    def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
+        return read_dataset_statistics(folder, group, QUANTILES)
+
+    def _runs_engine(self, where: Placement) -> bool:
+        """Return True for the engine, False for the reference path.
+
+        Raises ConfigError if an option does not fit the others or the machine.
+        """
+        return choose_engine(self._options, where.device) == "graph"
+
+    def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:
+        plan = partial(plan_memory, parameter_shapes(model), model.architecture)
+        self._memory = MemoryCheck(plan, OPENVLA_CHOICES, str(device))
+
+    def _fill(
+        self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
+    ) -> DecoderWeights | None:
+        kind, dtype = self._options.quantization, getattr(torch, where.dtype)
+        if self._runs_engine(where) and kind != "none":
+            return fill_quantized(model, produce, where.device, dtype, kind, progress)
+        fill(model, produce, where.device, dtype, progress)
+        return None
+
+    def _kernels(
+        self, model: OpenVLAModel, decoder: DecoderWeights | None, images: Sequence[UInt8Array], film: bool = False
+    ) -> tuple[Ops | None, VisionEncoder | None]:
+        """Return checked operations and a checked vision encoder; None stands for the default.
+
+        Operations are checked only with a quantised ``decoder``, because its answers cannot be compared with the
+        reference path's.
+        """
+        if not self._options.self_test:
+            return None, None
+        strict = self._options.engine != "auto"
+        encode = None if film else checked_encoder(model, images, strict=strict)
+        return None if decoder is None else checked(make_ops(decoder.device), decoder, strict=strict), encode
+
+    def _engine(self, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool) -> E | None:
+        """Make and check an engine; return None if that fails and ``policy.engine`` is ``auto``."""
+        engine = None
+        try:
+            engine = make()
+            check(engine)
+        except Exception as error:
+            if engine is not None:
+                engine.close()
+            if self._options.engine != "auto" or not has_fallback or isinstance(error, DeviceLostError):
+                raise
+            logger.warning(
+                "policy.engine: the engine failed, using the reference path, which is several times slower: %s. "
+                "Set policy.engine:=reference to silence this warning",
+                error,
+            )
+            return None
+        return engine
+
+    def _action(self, dimension: int, undeclared: str) -> tuple[Component, ...]:
+        """Return the parts of an action: delta and gripper if it has seven numbers, else none.
+
+        The gripper has the range that ``features.action`` declares, or the form ``undeclared``. Without parts,
+        ``features.action`` must name them.
+        """
+        if dimension != PolicySpec.dimension:
+            return ()
+        declared = parse_components(" + ".join(self._declared), action=True) if self._declared else ()
+        ranges = [part.form for part in declared if part.quantity == "gripper" and part.range is not None]
+        return Component("arm", "tip_delta"), Component(
+            "arm", "gripper", ranges[0] if len(ranges) == 1 else undeclared
+        )
+
+    def _chunk(
+        self,
+        observation: Observation,
+        prompt: IntArray,
+        normalized: FloatArray,
+        tokens: IntArray | None,
+        margins: FloatArray,
+        stages: Mapping[str, float],
+        **info: object,
+    ) -> ActionChunk:
+        """Un-normalise a chunk [K, D] for a prompt; ``tokens`` is None if actions are not tokens."""
+        started, loaded = time.perf_counter(), self.loaded
+        if tokens is not None:
+            info |= {"logit_margins": tuple(map(float, margins)), "outside_bins": loaded.bins.outside(tokens)}
+        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
+        return ActionChunk(
+            actions=actions,
+            stamp=observation.stamp,
+            normalized=normalized,
+            tokens=tokens,
+            stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
+            info={"prompt_tokens": len(prompt), **info},
+        )
+
+    def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
+        """Scale the gripper of actions [K, D], 0 closed to 1 open, to the range in :attr:`spec`."""
+        column = self.spec.gripper
+        if column is None or (ends := self.spec.action[-1].range) is None:
+            return actions
+        actions = actions.copy()
+        actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
+        return actions
+
 
 _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
 
@@ -71,10 +266,10 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
     """
 
     Options = OpenVLAOptions
+    _options: OpenVLAOptions
 
     def __init__(self, config: Config) -> None:
-        self._options = options_of(config, OpenVLAOptions)
-        super().__init__(config, self._options)
+        super().__init__(config)
         self._camera, self._preset = config.camera, config.preset
         self._image_key = config.camera.keys[0]
         self.spec = PolicySpec((ImageFeature(self._image_key),), action=self._action(PolicySpec.dimension, ""))
@@ -93,7 +288,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         check_weights(model, manifest, folder)
         produce = from_files(manifest)
         if options.base:
-            produce = lora.merging(produce, lora.read_adapter(lora.adapter_folder(folder), manifest))
+            produce = merging(produce, read_adapter(adapter_folder(folder), manifest))
             logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
         self._set_memory(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
@@ -133,7 +328,8 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         ``weights`` is the quantised decoder, which only the engine can run, or None.
         """
         options, model, count = self._options, loaded.model, loaded.statistics.dimension
-        images, prompt = two_images(*self.spec.processors[self._image_key].size), self._prompt(loaded)
+        images = two_images(*self.spec.processors[self._image_key].size)
+        prompt = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
 
         def make() -> Engine:
             ops, encode = self._kernels(model, weights, images)
@@ -151,13 +347,10 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
 
         return self._engine(make, check, has_fallback=weights is None)
 
-    def _prompt(self, loaded: _Loaded) -> IntArray:
-        return loaded.prompt.encode(SELF_TEST_INSTRUCTION)
-
     def _warm_up(self, batch: int) -> bool:
         engine = self.loaded.engine
         if engine is not None:
-            engine.warm_up([len(self._prompt(self.loaded)), LONG_PROMPT], batch)
+            engine.warm_up([len(self.loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
         return engine is not None
 
     def _resizing_device(self) -> torch.device | None:
@@ -183,7 +376,8 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         for one, answer in zip(asked, self.loaded.engine.answer([one.request for one in asked]), strict=True):
             one.session.draft = answer.draft
             yield self._chunk(
-                one,
+                one.observation,
+                one.request.prompt,
                 self.loaded.bins.decode(answer.tokens)[None],
                 answer.tokens,
                 answer.margins,
@@ -196,9 +390,11 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         loaded, image = self.loaded, asked.request.image
         assert isinstance(image, np.ndarray), "the reference path takes no camera images"
         try:
-            tokens, margins, stages = reference.answer(
+            tokens, margins, stages = infer_reference(
                 loaded.model, image, asked.request.prompt, loaded.statistics.dimension
             )
         except NotFiniteError as error:
             return error
-        return self._chunk(asked, loaded.bins.decode(tokens)[None], tokens, margins, stages)
+        return self._chunk(
+            asked.observation, asked.request.prompt, loaded.bins.decode(tokens)[None], tokens, margins, stages
+        )

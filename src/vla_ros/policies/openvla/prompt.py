@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.base import Session
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.tokenizers import find_file, read_tokenizer
 from vla_ros.types import IntArray
@@ -59,6 +60,20 @@ class PromptEncoder:
                 f"{self.max_tokens}; shorten the instruction"
             )
         return np.asarray(ids, dtype=np.int64)
+
+
+@dataclass
+class PromptSession(Session):
+    """One robot's encoded instruction."""
+
+    instruction: str = ""
+    tokens: IntArray | None = None  # the prompt's tokens, int64 [L], on the host
+
+    def encode(self, encoder: PromptEncoder, instruction: str) -> IntArray:
+        """Return the prompt's tokens; only a new instruction is encoded."""
+        if self.tokens is None or self.instruction != instruction:
+            self.tokens, self.instruction = encoder.encode(instruction), instruction
+        return self.tokens
 
 
 def close_prompt(ids: list[int], empty_token: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Runs the pi0 and pi0.5 checkpoints of openpi and LeRobot, without remote code.
 
 ``architecture`` has the sizes; ``network`` has the parameters, with which :mod:`vla_ros.engine.flow` computes;
-``prompt``, ``normalization``, ``robots`` and ``processing`` prepare input and output; ``checkpoint``, ``lerobot``
-and ``loading`` read a folder; ``inference`` and ``policy`` combine these parts.
+``loading`` and ``lerobot`` read a folder; ``processing`` prepares input and output; ``inference`` and ``policy``
+combine these parts.
 """
 
 from __future__ import annotations

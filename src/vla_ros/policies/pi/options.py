@@ -56,3 +56,13 @@ class PiOptions(NetworkOptions):
     )
     rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class RtcSettings:
+    """How a checkpoint continues chunks, where the options leave it open."""
+
+    mode: str = "auto"  # as ``policy.rtc``
+    horizon: int = 0  # as ``policy.rtc_horizon``
+    schedule: str = "LINEAR"  # how the weight falls between the delay and the horizon
+    max_guidance: float = 10.0  # maximum factor of the correction

@@ -13,16 +13,13 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.policies.base import Progress, Session, options_of
+from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
-from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
-from vla_ros.policies.pi.inference import PiModel, load_model
-from vla_ros.policies.pi.loading import PI_CHOICES, parameter_parts, plan_memory
-from vla_ros.policies.pi.options import PiOptions
-from vla_ros.policies.pi.processing import override
-from vla_ros.policies.pi.robots import ROBOTS, find_robot
-from vla_ros.policies.pi.rtc import RealTimeChunk, RtcSettings
+from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
+from vla_ros.policies.pi.loading import PI_CHOICES, PiCheckpoint, parameter_parts, plan_memory, read_checkpoint
+from vla_ros.policies.pi.options import PiOptions, RtcSettings
+from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
 from vla_ros.types import (
     ActionChunk,
     FloatArray,
@@ -68,11 +65,11 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
 
     Options = PiOptions
     title = "pi"
+    _options: PiOptions
     takes_any_size = True
 
     def __init__(self, config: Config) -> None:
-        self._options = options_of(config, PiOptions)
-        super().__init__(self._options)
+        super().__init__(config)
         self._preset = ROBOTS.get(config.preset)
         self._stated = RtcSettings()
 

@@ -21,8 +21,18 @@ from torch import Tensor
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
 from vla_ros.policies.oft.network import COMPONENTS, Layout
-from vla_ros.policies.openvla import lora
 from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.loading import (
+    LORA_FOLDER,
+    Adapter,
+    LoraSettings,
+    adapter_folder,
+    merge_lora,
+    merging,
+    read_adapter,
+    read_lora_settings,
+    refuse_rest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +43,7 @@ class Weights:
 
     manifest: dict[str, StoredTensor]  # shape and type of each tensor
     loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
-    adapter: lora.Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
+    adapter: Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
     predicts_noise: bool = False  # True if a component file declares a diffusion head
 
     @property
@@ -42,7 +52,7 @@ class Weights:
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            stored = lora.merging(from_files(self.manifest), self.adapter)
+            stored = merging(from_files(self.manifest), self.adapter)
             yield from stored([name for name in names if name not in self.loaded])
 
         return produce
@@ -77,21 +87,21 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
             manifest |= _described(named, file)
     film = component_file(folder, "vision_backbone") if towers else None
     if film is not None:
-        config = folder / lora.FOLDER / "adapter_config.json"
-        settings = lora.read_settings(config) if config.exists() else lora.LoraSettings()
+        config = folder / LORA_FOLDER / "adapter_config.json"
+        settings = read_lora_settings(config) if config.exists() else LoraSettings()
         merged = merged_towers(read_component(film), film, settings)
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
         manifest |= _described(merged, film)
         loaded |= merged
     adapter = {}
     if base is not None:
-        adapter = lora.read_adapter(lora.adapter_folder(folder), manifest, film is not None)
+        adapter = read_adapter(adapter_folder(folder), manifest, film is not None)
         logger.info("policy.base: %d LoRA weights of %s are merged into %s", len(adapter), folder.name, base.name)
-    elif (folder / lora.FOLDER / "adapter_model.safetensors").exists():
+    elif (folder / LORA_FOLDER / "adapter_model.safetensors").exists():
         logger.info(
             "%s: the shards are taken as merged and %s is not read; set policy.base to merge the adapter",
             folder.name,
-            lora.FOLDER,
+            LORA_FOLDER,
         )
     return Weights(manifest, loaded, adapter, predicts_noise)
 
@@ -155,7 +165,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: lora.LoraSettings) -> dict[str, Tensor]:
+def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: LoraSettings) -> dict[str, Tensor]:
     """Merge the adapters of FiLM vision towers; return the tensors by parameter name."""
     merged: dict[str, Tensor] = {}
     left = {name for name in tensors if ".lora_" in name}
@@ -169,9 +179,9 @@ def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: lora.Lora
                 raise CheckpointError(f"{file}: lacks {missing[0]}; download it again")
             a, b = (tensors[one] for one in names)
             left -= {*names}
-            tensor = lora.merge(tensor, a, b, settings.scale(a.shape[0]))
+            tensor = merge_lora(tensor, a, b, settings.scale(a.shape[0]))
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
-    lora.refuse_rest(file, left)
+    refuse_rest(file, left)
     return merged
 
 

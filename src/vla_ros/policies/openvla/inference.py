@@ -1,30 +1,94 @@
-"""Builds the engine (:mod:`vla_ros.engine`) from the reference model's weights, and checks it at start."""
+"""One inference on the reference path, and the engine, which is compared with it at start."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.executor import Engine, EngineOptions, EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.resizer import resizes
 from vla_ros.engine.step_graphs import Encode
 from vla_ros.engine.tolerances import GUARD_SLACK, TOLERANCES
-from vla_ros.engine.weights import DecoderWeights, assemble, fuse, fuse_layer
-from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import Produce
-from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.reference import answer
-from vla_ros.policies.openvla.vision_encoder import VisionEncoder
-from vla_ros.policies.weights import place
-from vla_ros.types import IntArray, RawImage, UInt8Array
+from vla_ros.engine.weights import DecoderWeights, fuse
+from vla_ros.errors import ConfigError
+from vla_ros.policies.openvla.network import OpenVLAModel, VisionEncoder, to_device
+from vla_ros.policies.openvla.options import CheckpointOptions
+from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 from vla_ros.vision.preprocess import process
 
 logger = logging.getLogger(__name__)
+
+
+def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
+    """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
+
+    nf4 runs on the reference path only, so it selects that path.
+    """
+    asked, weights = options.engine, options.quantization
+    missing = _why_no_engine(device) if asked == "auto" else ""
+    engine = asked if asked != "auto" else "reference" if missing or weights == "nf4" else "graph"
+    if engine == "graph" and weights == "nf4":
+        raise ConfigError(
+            "policy.quantization: nf4 is bitsandbytes' format, which only the reference path runs, and "
+            "policy.engine is graph; choose int4, the engine's 4-bit format, or policy.engine:=reference"
+        )
+    if engine == "reference" and weights in ("int4", "fp8"):
+        instead = {"int4": "nf4, bitsandbytes' 4-bit format", "fp8": "int8, or none"}[weights]
+        raise ConfigError(
+            f"policy.quantization: {weights} is the engine's format, and "
+            f"{missing or 'policy.engine is reference'}; choose {instead}"
+        )
+    return engine
+
+
+def _why_no_engine(device: torch.device) -> str:
+    """Return why the engine's kernels cannot run, or an empty string.
+
+    They need Triton and bfloat16 tensor cores (Ampere).
+    """
+    if device.type != "cuda":
+        return f"the engine needs an NVIDIA GPU, policy.device is {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "the engine needs Triton, which is not installed"
+    found = torch.cuda.get_device_capability(device)
+    return "" if found >= (8, 0) else f"the engine needs compute capability 8.0, {device} has {found[0]}.{found[1]}"
+
+
+@torch.inference_mode()
+def infer_reference(
+    model: OpenVLAModel, image: UInt8Array, prompt: IntArray, count: int
+) -> tuple[IntArray, FloatArray, dict[str, float]]:
+    """Decode ``count`` tokens greedily from an RGB image, uint8 [H, W, 3], and a prompt.
+
+    ``prompt`` is int64 [L]. Returns the tokens, int64 [count], their logit margins (best minus second-best) and the
+    duration of each stage in milliseconds. Raises NotFiniteError if a margin is NaN or Inf.
+    """
+    stages: dict[str, float] = {}
+    began = time.perf_counter()
+
+    def end(stage: str) -> None:
+        if model.device.type == "cuda":
+            torch.cuda.current_stream(model.device).synchronize()  # a device-wide wait would break a capture
+        stages[stage] = 1e3 * (time.perf_counter() - began) - sum(stages.values())
+
+    pixels = model.normalize(to_device(image, model.device))
+    end("preprocess")
+    patches = model.embed_image(pixels)
+    end("vision")
+    logits, prefix = model.prefill(patches, torch.from_numpy(prompt)[None].to(model.device), room=count)
+    end("prefill")
+    found = model.greedy(logits, prefix, count)
+    end("decode")
+    margins: FloatArray = found.margins[0].double().cpu().numpy()
+    require_finite(margins.tolist())
+    return found.tokens[0].cpu().numpy(), margins, stages
 
 
 def check_engine(
@@ -36,7 +100,7 @@ def check_engine(
     """
     near = TOLERANCES[engine.weights.dtype].near_tie
     for image in images:
-        expected, margins, _ = answer(model, image, prompt, count)
+        expected, margins, _ = infer_reference(model, image, prompt, count)
         found = engine.answer([EngineRequest(image, prompt)])[0].tokens
         differing = np.flatnonzero(found != expected)
         # Only the first difference counts, because later tokens follow another prefix.
@@ -89,9 +153,6 @@ def check_resizing(engine: Engine, frame: RawImage) -> None:
         engine.wait()
 
 
-_LAYERS = "language_model.model.layers."
-
-
 def make_engine(
     model: OpenVLAModel,
     answer: int,
@@ -120,29 +181,3 @@ def make_engine(
         EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
         ops,
     )
-
-
-def fill_quantized(
-    model: OpenVLAModel,
-    produce: Produce,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantization: str,
-    progress: Progress = no_progress,
-) -> DecoderWeights:
-    """Load the weights to ``device``; quantise one decoder layer at a time to save memory.
-
-    ``model`` is from :func:`~vla_ros.policies.openvla.loading.build_empty`; afterwards everything except its
-    decoder layers is usable. ``produce`` yields the tensors; unquantised parameters have the data type ``dtype``.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):
-        place(model, name, tensor, device, dtype)
-    fused = []
-    for index, layer in enumerate(model.language_model.layers):
-        for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
-            place(model, name, tensor, device, dtype)
-        fused.append(fuse_layer(layer, quantization, keep=False))
-        progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
-    model.to(device)
-    return assemble(model.language_model, tuple(fused))

@@ -1,4 +1,4 @@
-"""Converts action tokens to actions and back, with the conventions of the published OpenVLA code."""
+"""Turns action tokens into actions and back, with the conventions of the published OpenVLA code."""
 
 from __future__ import annotations
 
