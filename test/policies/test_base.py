@@ -53,6 +53,15 @@ def test_a_missing_library_is_reported_with_the_extra(monkeypatch: pytest.Monkey
         create(load())
 
 
+def test_every_policy_for_checkpoints_looks_into_its_folder_to_load(tmp_path: Path) -> None:
+    """Without an override, ``load`` would succeed and the first inference fail."""
+    pytest.importorskip("torch")
+    for name in ("lerobot", "openvla", "oft", "pi"):
+        policy = create(load((), [f"policy.name:={name}", f"policy.checkpoint:={tmp_path / 'nowhere'}"]))
+        with pytest.raises(VlaRosError, match="nowhere"):
+            policy.load()
+
+
 def test_prepare_tells_whether_a_policy_batches() -> None:
     class Single(Policy):
         def infer(self, session: Any, observation: Observation) -> ActionChunk:

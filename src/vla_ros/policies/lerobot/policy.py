@@ -45,7 +45,7 @@ class LeRobotPolicy(Policy):
     def describe(self) -> PolicySpec:
         return read_spec(self._folder)
 
-    def load_policy(self, progress: Progress = no_progress) -> None:
+    def load(self, progress: Progress = no_progress) -> None:
         """Load the checkpoint and run one inference to get the shape of the chunks."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
