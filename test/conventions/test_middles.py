@@ -53,7 +53,7 @@ def test_lerobot() -> None:
 
 
 def test_a_server_passes_it_on() -> None:
-    feature = StateFeature("state", size=3, middle=(3.0, -0.25, 0.5))
+    feature = StateFeature("state", size=3, middle=(3.0, -0.25, 0.5), largest=(3.5, 1.0, 100.0))
     spec = PolicySpec((ImageFeature("image", ResizeNaive((8, 8))),), (feature,))
     sent = json.loads(json.dumps(encode_spec("test", spec)))
     assert decode_spec(sent).state == (feature,)

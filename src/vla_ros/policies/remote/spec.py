@@ -50,6 +50,7 @@ def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
                 "size": state.size,
                 "delta_timestamps": times(state),
                 "middle": list(state.middle),
+                "largest": list(state.largest),
             }
             for state in spec.state
         },
@@ -87,7 +88,8 @@ def decode_spec(metadata: Metadata) -> PolicySpec:
                     _components(state["components"]),
                     _number(state["size"], 0),
                     _delta_timestamps(state),
-                    _middle(state.get("middle", [])),
+                    _learned(state, "middle"),
+                    _learned(state, "largest"),
                 )
                 for key, state in _few(metadata["state"]).items()
             ),
@@ -145,9 +147,10 @@ def _delta_timestamps(feature: Mapping[str, Any]) -> tuple[DeltaTimestamp, ...]:
     return tuple(DeltaTimestamp(*pair) for pair in pairs)
 
 
-def _middle(values: Any) -> tuple[float, ...]:
+def _learned(state: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = state.get(name, [])
     if not isinstance(values, list) or len(values) > _LONGEST:
-        raise ValueError(f"found the middle {str(values)[:40]}, expected a list of up to {_LONGEST} numbers")
+        raise ValueError(f"found the {name} {str(values)[:40]}, expected a list of up to {_LONGEST} numbers")
     return tuple(_number(value, -_FARTHEST, _FARTHEST) for value in values)
 
 
