@@ -21,7 +21,7 @@ from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import percentiles, row, stage_medians
 from vla_ros.engine.executor import EngineResult
-from vla_ros.engine.llama import as_loaded
+from vla_ros.engine.weights import as_loaded
 from vla_ros.policies.openvla.inference import fit_guard, make_engine
 from vla_ros.policies.openvla.loading import build_empty, plan_memory
 from vla_ros.types import UInt8Array

@@ -12,8 +12,7 @@ import torch
 
 from benchmarks.models.baselines import compiled_static_cache, eager_generate, time_baseline
 from benchmarks.models.subject import make_prompt, open_subject
-from vla_ros.engine.llama import as_loaded
-from vla_ros.engine.weights import fuse
+from vla_ros.engine.weights import as_loaded, fuse
 
 
 @pytest.fixture(scope="module")

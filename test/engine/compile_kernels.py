@@ -21,7 +21,7 @@ from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, flow, jpeg, linear, lowbit, pointwise, resample, towers
+from vla_ros.engine.kernels import attention, flow, linear, lowbit, pointwise, resample
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import (
     ATTENTION_CONFIG,
@@ -163,11 +163,11 @@ def compile_many_rows(kind: str, kernel, types, configs) -> None:
 
 def compile_towers() -> None:
     """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
-    compile_kernel("patchify", towers.patchify_kernel, {}, SIDE=16, PATCH=14, TOWERS=2, WIDTH=592, BLOCK=1024)
+    compile_kernel("patchify", pointwise.patchify_kernel, {}, SIDE=16, PATCH=14, TOWERS=2, WIDTH=592, BLOCK=1024)
     for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
         for name in ("embed", "tower_add_norm", "tower_add"):
             compile_kernel(
-                f"{name} {width}", getattr(towers, f"{name}_kernel"), {"scale": B}, block // 256, fuse=False,
+                f"{name} {width}", getattr(pointwise, f"{name}_kernel"), {"scale": B}, block // 256, fuse=False,
                 N=width, BLOCK=block, ROWS=256 + prefix, PREFIX=prefix, SCALED=prefix > 0, FILM=prefix == 0,
             )  # fmt: skip
 
@@ -210,8 +210,8 @@ def compile_both_ways() -> None:
 def compile_images() -> None:
     names = ("to_ycc", "offsets", "forward", "before", "factors", "after", "steps", "scales", "from_chroma")
     tables = {**dict.fromkeys(names, "*i32"), "out": "*u8"}
-    compile_kernel("jpeg code", jpeg.code_kernel, tables, 8, ROWS=16, COLUMNS=16)
-    compile_kernel("jpeg merge", jpeg.merge_kernel, tables, ROWS=16, COLUMNS=16, BLOCK=256)
+    compile_kernel("jpeg code", resample.code_kernel, tables, 8, ROWS=16, COLUMNS=16)
+    compile_kernel("jpeg merge", resample.merge_kernel, tables, ROWS=16, COLUMNS=16, BLOCK=256)
     compile_kernel("lanczos", resample.float_resize_kernel, {"out": "*u8"}, fuse=False, BLOCK=256)
     compile_kernel("crop", resample.crop_kernel, {"out": "*u8"}, fuse=False, BLOCK=256)
 

@@ -10,10 +10,9 @@ import torch
 
 from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine import resample
-from vla_ros.engine.kernels import jpeg
 from vla_ros.engine.kernels import resample as kernels
 from vla_ros.engine.towers import TowerOps
-from vla_ros.engine.triton_towers import TritonTowerOps
+from vla_ros.engine.triton_ops import TritonTowerOps
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.network import VisionEncoder
@@ -42,7 +41,7 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def resampling() -> None:
     """The kernels of JPEG, Lanczos and crop have the bits of the host."""
     generator, device = np.random.default_rng(0), torch.device("cpu")
-    resample._kernels = lambda device, name="resample": {"resample": kernels, "jpeg": jpeg}[name]
+    resample._kernels = lambda device: kernels
     ramp = np.broadcast_to(np.linspace(0, 255, 60, dtype=np.uint8)[:, None], (60, 60, 3))
     for source, size in (((40, 52), (24, 28)), ((17, 33), (8, 9)), ((9, 22), (12, 6))):
         images = generator.integers(0, 256, (2, *source, 3), dtype=np.uint8)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.engine.drafts import verify_all, verify_draft
-from vla_ros.engine.graph_cache import Buckets, GraphCache
+from vla_ros.engine.graph_engine import Buckets, GraphCache
 from vla_ros.engine.tile_configs import GEMM_CONFIGS, TUNED_FOR, choose_gemm
 from vla_ros.errors import ConfigError
 

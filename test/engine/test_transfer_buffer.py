@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vla_ros.engine.runner import Runner
-from vla_ros.engine.transfer_buffer import TransferBuffer
+from vla_ros.engine.runner import Runner, TransferBuffer
 
 CPU = torch.device("cpu")
 

@@ -27,10 +27,9 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.decoder import embed_sequence, parallel
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.llama import LlamaDecoder
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache
-from vla_ros.engine.weights import DecoderWeights, fuse
+from vla_ros.engine.weights import DecoderWeights, LlamaDecoder, fuse
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import from_files, read_manifest

@@ -21,7 +21,7 @@ def make_ops(device: torch.device) -> Ops:
 def make_tower_ops(device: torch.device) -> TowerOps:
     if device.type == "cuda":
         try:
-            from vla_ros.engine.triton_towers import TritonTowerOps
+            from vla_ros.engine.triton_ops import TritonTowerOps
         except ImportError:
             return TowerOps()
         return TritonTowerOps()

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, prefill_flow, sample, sample_by_gradient
-from vla_ros.engine.graph_cache import Buckets
-from vla_ros.engine.graph_engine import GraphEngine, StageClock
+from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.runner import Runner, Stage, make_runner
+from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
 from vla_ros.engine.stream import Guide, KVCache
-from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.errors import ConfigError
 from vla_ros.types import IntArray, RawImage
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine import fp8, int4
+from vla_ros.engine import fp8, lowbit
 from vla_ros.engine.stream import Guide, KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
@@ -291,7 +291,7 @@ def rounded(rows: Rows, matrix: Matrix) -> Tensor:
     """Return the rows as a product with ``matrix`` uses them: rounded to FP8, or unchanged."""
     if isinstance(rows, QuantizedRows):
         values = rows.values.float()
-        return (values if rows.sums is None else int4.restore(values)[:, : matrix.inputs]) * rows.scale
+        return (values if rows.sums is None else lowbit.restore(values)[:, : matrix.inputs]) * rows.scale
     if not rounds(rows, matrix):
         return rows
     values, scale = fp8.quantize(rows)

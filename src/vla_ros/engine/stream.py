@@ -102,7 +102,7 @@ class ScaledProduct(NamedTuple):
 class QuantizedRows(NamedTuple):
     """Rows quantised by the kernel that computed them: FP8 [M, K], and scales float32 [M, 1].
 
-    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.int4.reorder`, and ``sums``, float32
+    For 4-bit weights the inputs are in the order of :func:`vla_ros.engine.lowbit.reorder`, and ``sums``, float32
     [M, groups], holds the sum of each group's values, times 2^-9.
     """
 

@@ -1,6 +1,6 @@
 """The operations between the matrix products of a vision transformer, in torch.
 
-:class:`~vla_ros.engine.triton_towers.TritonTowerOps` overrides them for a GPU. Products, attention and GELU are
+:class:`~vla_ros.engine.triton_ops.TritonTowerOps` overrides them for a GPU. Products, attention and GELU are
 torch's in both classes. Shapes: B images, N tokens each, ``width`` features.
 """
 

@@ -1,4 +1,8 @@
-"""Weights of the decoder: as loaded, or fused (dense or quantised)."""
+"""Weights of a decoder: as loaded, or fused (dense or quantised).
+
+The parameters of :class:`LlamaDecoder` are named as in transformers and in the published checkpoints.
+:mod:`vla_ros.engine.decoder` runs them as loaded (:func:`as_loaded`), or fused and packed (:func:`fuse`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_ros.engine import fp8, int4, int8, lowbit
+from vla_ros.engine import fp8, lowbit
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.errors import ConfigError
 
@@ -26,8 +30,8 @@ ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
 class Matrix:
     """A weight [outputs, inputs] of one kind.
 
-    ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
-    ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
+    ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.lowbit`.
+    ``int4``: words and grid of :mod:`vla_ros.engine.lowbit`. ``fp8``: ``data`` [N, K] and scales [N] of
     :mod:`vla_ros.engine.fp8`; if there are many input rows, these are quantised too. ``fp8_rows``: the same, but
     input rows are always quantised, and the library applies both scales. ``loaded``: the checkpoint's linear
     layers, whose outputs are concatenated.
@@ -65,7 +69,7 @@ def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
     """Return a weight [N, K] as a matrix of one of :data:`QUANTIZATIONS`; ``none`` keeps it dense."""
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
-    rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
+    rounded = {"int8": lowbit.quantize_int8, "int4": lowbit.quantize_int4, "fp8": _round_fp8}[kind]
     # Some rows at a time: a float32 copy of the whole matrix would set the peak memory use.
     words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
     return Matrix(words, kind, int(weight.shape[1]), role, scale)
@@ -78,7 +82,7 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     assert matrix.scale is not None
     # The same rows at a time: a float32 copy of the whole matrix would be several times as large as the result.
     some = _ROWS_AT_ONCE // (lowbit.FRAGMENT_N if matrix.packed else 1)
-    widen = {"int8": int8.dequantize, "int4": int4.dequantize, "fp8": _widen_fp8}[matrix.kind]
+    widen = {"int8": lowbit.dequantize_int8, "int4": lowbit.dequantize_int4, "fp8": _widen_fp8}[matrix.kind]
     parts = zip(torch.split(matrix.data, some), torch.split(matrix.scale, some), strict=True)
     return torch.cat([widen(words, scale, matrix.inputs).to(dtype) for words, scale in parts])
 
@@ -160,7 +164,7 @@ class DecoderWeights:
 
 
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
-    """Fuse one layer of a :class:`~vla_ros.engine.llama.LlamaDecoder`.
+    """Fuse one layer of a :class:`LlamaDecoder`.
 
     With ``keep`` the module stays usable: dense weights become views of the fused weights; quantised weights are
     copies. Otherwise each weight is freed as soon as it is fused, so that at most one matrix exists twice.
@@ -181,7 +185,7 @@ def linears_by_role(layer: Any) -> dict[str, list[Any]]:
 
 
 def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
-    """Fuse the weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device.
+    """Fuse the weights of a :class:`LlamaDecoder` that is on its device.
 
     ``kind``, one of :data:`QUANTIZATIONS`, is that of the layers; ``keep`` as for :func:`fuse_layer`.
     """
@@ -233,3 +237,85 @@ def _fuse(linears: list[Any], kind: str, keep: bool) -> Tensor:
         linear.weight = nn.Parameter(part, requires_grad=False)
         start += weight.shape[0]
     return fused
+
+
+class LlamaDecoder(nn.Module):
+    """Embedding, layers, last norm and head."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = _group(
+            embed_tokens=nn.Embedding(shape.vocab_size, shape.hidden_size),
+            layers=nn.ModuleList(_layer(shape) for _ in range(shape.layers)),
+            norm=nn.RMSNorm(shape.hidden_size),
+        )
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        # Constants, not weights: they hold values even while parameters are on ``meta``.
+        cosine, sine = rotary_tables(shape)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        layers = self.model.layers
+        assert isinstance(layers, nn.ModuleList)
+        return layers
+
+    @property
+    def norms(self) -> list[Any]:
+        """The norms before attention and MLP of each layer, then the last norm."""
+        layers: list[Any] = list(self.layers)
+        pairs = [(layer.input_layernorm, layer.post_attention_layernorm) for layer in layers]
+        return [*(norm for pair in pairs for norm in pair), self.model.norm]
+
+
+def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
+    """Return the weights without copying them, so later changes to ``decoder`` take effect.
+
+    Linear layers of other libraries (bitsandbytes) are kept.
+    """
+    model: Any = decoder.model
+    dtype = model.embed_tokens.weight.dtype
+
+    def of(layer: Any) -> Layer:
+        return Layer.of({role: Matrix.of_linears(role, *own) for role, own in linears_by_role(layer).items()})
+
+    return DecoderWeights(
+        shape=decoder.shape,
+        embedding=model.embed_tokens.weight,
+        layers=tuple(of(layer) for layer in model.layers),
+        norms=tuple(norm.weight for norm in decoder.norms),
+        lm_head=Matrix.of_linears("lm_head", decoder.lm_head),
+        cosine=decoder.cosine.to(dtype),
+        sine=decoder.sine.to(dtype),
+    )
+
+
+def _layer(shape: DecoderShape) -> nn.Module:
+    hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
+    return _group(
+        input_layernorm=nn.RMSNorm(hidden),
+        self_attn=_group(
+            q_proj=nn.Linear(hidden, shape.heads * shape.head_dim, bias=False),
+            k_proj=nn.Linear(hidden, kv, bias=False),
+            v_proj=nn.Linear(hidden, kv, bias=False),
+            o_proj=nn.Linear(shape.heads * shape.head_dim, hidden, bias=False),
+        ),
+        post_attention_layernorm=nn.RMSNorm(hidden),
+        mlp=_group(
+            gate_proj=nn.Linear(hidden, shape.intermediate_size, bias=False),
+            up_proj=nn.Linear(hidden, shape.intermediate_size, bias=False),
+            down_proj=nn.Linear(shape.intermediate_size, hidden, bias=False),
+        ),
+    )
+
+
+def _group(**children: nn.Module) -> nn.Module:
+    module = nn.Module()
+    for name, child in children.items():
+        module.add_module(name, child)
+    return module

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vla_ros.engine import decoder
-from vla_ros.engine.llama import LlamaDecoder, as_loaded
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache
+from vla_ros.engine.weights import LlamaDecoder, as_loaded
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -1,6 +1,6 @@
 """Products with 4-bit and 8-bit weights, packed in the order of :mod:`vla_ros.engine.lowbit`.
 
-``scale`` is the grid of :mod:`vla_ros.engine.int4`, or, for int8, one float32 per output, applied to sums.
+``scale`` is the grid of :mod:`vla_ros.engine.lowbit`, or, for int8, one float32 per output, applied to sums.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.

@@ -14,15 +14,12 @@ from torch.nn import functional
 from vla_ros.engine.decoder import parallel
 from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.device_ops import make_ops
-from vla_ros.engine.graph_cache import Buckets
-from vla_ros.engine.graph_engine import GraphEngine, StageClock
-from vla_ros.engine.llama import as_loaded
+from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.runner import Runner, Stage, make_runner
+from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
-from vla_ros.engine.transfer_buffer import TransferBuffer
-from vla_ros.engine.weights import DecoderWeights, fuse
+from vla_ros.engine.weights import DecoderWeights, as_loaded, fuse
 from vla_ros.policies.oft.network import Denoising, OFTModel, SequencePlan, denoise, plan_sequence, sources
 from vla_ros.policies.openvla.network import VisionEncoder
 from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array

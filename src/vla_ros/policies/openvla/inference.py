@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError, require_finite
-from vla_ros.engine.executor import Engine, EngineOptions, EngineRequest
+from vla_ros.engine.executor import Encode, Engine, EngineOptions, EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.resizer import resizes
-from vla_ros.engine.step_graphs import Encode
 from vla_ros.engine.tolerances import GUARD_SLACK, TOLERANCES
 from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.errors import ConfigError
