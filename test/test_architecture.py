@@ -1,7 +1,3 @@
-"""Modules import only the rooms that docs/architecture.md allows, and the code is no larger than it states."""
-
-from __future__ import annotations
-
 import ast
 import re
 from graphlib import TopologicalSorter

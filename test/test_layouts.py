@@ -1,7 +1,3 @@
-"""Layouts for Foxglove and RViz show topics that the node has with its default options."""
-
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

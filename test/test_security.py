@@ -1,7 +1,3 @@
-"""No input is executed, and no socket listens that the options do not name."""
-
-from __future__ import annotations
-
 import ast
 import os
 import signal
@@ -106,7 +102,7 @@ def sockets(pid: int) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("port", [0, 29_471])
-def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path: Path, port: int) -> None:
+def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path, port: int) -> None:
     log = tmp_path / "log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONE"))}
     environment["ROS_DOMAIN_ID"] = str(150 + os.getpid() % 50)
@@ -132,7 +128,7 @@ def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path: Pa
     assert {number for number in bound if number < ephemeral} <= set(range(first, first + 250))
 
 
-def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path, monkeypatch) -> None:
     zstd = pytest.importorskip("backports.zstd")
     from vla_ros.replay import storage
 

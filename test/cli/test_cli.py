@@ -1,7 +1,3 @@
-"""The command line, mostly in a process of its own."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -34,9 +30,7 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     assert "rnu" in done.stderr
 
 
-def test_an_interrupt_during_an_import_is_not_blamed_on_opengl(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_during_an_import_is_not_blamed_on_opengl(monkeypatch, capsys) -> None:
     """pybind11 turns the KeyboardInterrupt into an ImportError."""
     pytest.importorskip("mujoco")
 
@@ -73,7 +67,7 @@ def test_doctor_reports_every_subject() -> None:
     assert all(row["fix"] for row in rows.values() if row["level"] == "wrong")
 
 
-def test_doctor_does_not_wrap_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_does_not_wrap_commands(monkeypatch, capsys) -> None:
     fix = "pip install 'vla_ros[dds]' " + "x" * 120
     monkeypatch.setattr(
         doctor, "examine", lambda: iter([doctor.Finding("embedded DDS", "none", doctor.WRONG, fix)])
@@ -108,9 +102,7 @@ HOLD = ["--config", "demo", "-p", "policy.name:=hold", "--topics", "truth=none"]
         (["convert", "OFT", "--output", "/dev/null/new"], "/dev/null/new: Not a directory"),
     ],
 )
-def test_a_file_that_cannot_be_written_ends_with_one_line(
-    arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_ends_with_one_line(arguments: list[str], where: str, capsys) -> None:
     oft = Path(__file__).parents[1] / "data" / "oft" / "libero_l1"
     assert main([word.replace("OFT", str(oft)) for word in arguments]) == 1
     assert f"vla-ros {arguments[0]}: {where}; check the path, permissions and free space" in capsys.readouterr().err

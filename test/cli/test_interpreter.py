@@ -1,7 +1,3 @@
-"""Programs that colcon installed for a bare Python find the environment, or say what to activate."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,3 @@
-"""``vla-ros top`` shows the diagnostics and status of the node, or that there are none."""
-
-from __future__ import annotations
-
 import io
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The demo's arm, its options, joint states and controllers, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""The simulated clock advances only when code waits or works, and events happen at their times."""
-
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,3 @@
-"""Commands as ROS messages, with classes from rosbags and, if ROS is installed, from rclpy."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

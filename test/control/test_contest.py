@@ -1,7 +1,3 @@
-"""Other commanders and sources are named from discovery data."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,9 +1,4 @@
-"""Options, joint states, chunks and actions that a controller refuses."""
-
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,7 +117,7 @@ def test_contradictory_options_and_policies_are_refused_at_start(
         RobotController(config, spec, make_kinematics(config))
 
 
-def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path: Path) -> None:
+def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path) -> None:
     path = tmp_path / "wheel.urdf"
     path.write_text(
         '<robot name="wheel"><link name="a"/><link name="b"/><joint name="axle" type="continuous">'

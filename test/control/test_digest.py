@@ -1,7 +1,3 @@
-"""Digests differ for different images, and are cheap."""
-
-from __future__ import annotations
-
 import time
 
 import numpy as np

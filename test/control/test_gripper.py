@@ -1,7 +1,3 @@
-"""Silent failures of grippers: inverted, wrong range, never closing, chattering."""
-
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Holds: the measured position, the commanded grip, zero velocity."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np

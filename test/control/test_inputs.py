@@ -1,7 +1,3 @@
-"""Inputs: freshness, the joint state of a stamp, new tasks."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""Joint states of one driver or of several, jumps, and damaged messages."""
-
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

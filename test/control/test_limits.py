@@ -1,7 +1,3 @@
-"""Whatever the target, the limited result may be sent."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np

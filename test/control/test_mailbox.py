@@ -1,7 +1,3 @@
-"""The mailbox keeps the newest item, never delays a sender, and loses no item silently."""
-
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,3 @@
-"""Absurd actions are invalid, and overshoot is not."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

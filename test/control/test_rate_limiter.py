@@ -1,5 +1,3 @@
-"""The rate limiter bounds the rate and delays no frame without need."""
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,3 @@
-"""Errors of the GPU stop the arm; other failures of a policy hold it."""
-
-from __future__ import annotations
-
 import pytest
 
 from vla_ros.control.reasons import Reason, reason_of

@@ -1,7 +1,3 @@
-"""Several arms: one refusal stops all, and each arm holds if it can."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -51,7 +47,7 @@ def without(joints: JointState, name: str) -> JointState:
     ("broken", "reason"),
     [(None, Reason.JOINT_STATE_STALE), ("joint_3", Reason.JOINT_STATE_INVALID), (0, Reason.ACTION_INVALID)],
 )
-def test_a_refusal_of_one_arm_refuses_all_and_names_it(broken: Any, reason: Reason) -> None:
+def test_a_refusal_of_one_arm_refuses_all_and_names_it(broken, reason: Reason) -> None:
     numbers = action()
     joints = {"arm_0": state(), "arm_1": state()}
     if broken == 0:

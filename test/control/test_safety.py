@@ -1,7 +1,3 @@
-"""The state machine: nothing moves until armed, the first stop stays until a person resets."""
-
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -163,7 +159,7 @@ def test_listeners_get_every_event_in_order_and_may_call_back() -> None:
     assert heard[1].detail == "dark"
 
 
-def test_a_failing_listener_does_not_prevent_a_stop(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_does_not_prevent_a_stop(caplog) -> None:
     safety = armed()
     heard: list[str] = []
 

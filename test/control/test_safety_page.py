@@ -1,7 +1,3 @@
-"""docs/safety.md has every reason, the tests that it names cause them, and every option that it names exists."""
-
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

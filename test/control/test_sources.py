@@ -1,7 +1,3 @@
-"""Two sources that alternate are detected, a restarted source is followed, and jumps are not."""
-
-from __future__ import annotations
-
 import math
 
 from vla_ros.control.publishers import Continuity, DataSource, DataSources

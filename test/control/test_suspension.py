@@ -1,7 +1,3 @@
-"""A process notices that it was suspended, and knows which messages are from before it resumed."""
-
-from __future__ import annotations
-
 import math
 import time
 

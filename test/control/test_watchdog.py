@@ -1,7 +1,3 @@
-"""Each reason of the watchdog begins and ends on time."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -59,7 +55,7 @@ class World:
     def joints(self, age: float = 0.0, wrong: str = "") -> bool:
         return self.watchdog.joint_state(self.ros - round(age * 1e9), self.now, wrong)
 
-    def all_well(self) -> World:
+    def all_well(self) -> "World":
         for camera in self.cameras:
             self.frame(camera)
         self.joints()

@@ -1,7 +1,5 @@
 """Processes, domains and messages for the graph tests."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

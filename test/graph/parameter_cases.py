@@ -4,8 +4,6 @@ With ROS 2 sourced, ``python test/graph/parameter_cases.py`` asks rclpy and writ
 ``test/data/rclpy_parameters.json``: the node's full name and its parameters, or null where rcl refuses.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 Run as ``python peer.py BACKEND [--ros-args ...]``. Each command is answered by one JSON line.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import queue

@@ -1,7 +1,3 @@
-"""What every backend of the graph must do with messages, with the other end of the wire in another process."""
-
-from __future__ import annotations
-
 import base64
 import itertools
 import signal

@@ -1,7 +1,3 @@
-"""What every backend of the graph must do: run callbacks, keep time, and end in order."""
-
-from __future__ import annotations
-
 import base64
 import os
 import signal

@@ -1,7 +1,3 @@
-"""What every backend of the graph must do: be seen, see others, and expand names."""
-
-from __future__ import annotations
-
 import pytest
 
 from vla_ros.errors import ConfigError

@@ -1,7 +1,3 @@
-"""What only the embedded participant does: bytes and services on the wire, simulated time, what it refuses."""
-
-from __future__ import annotations
-
 import struct
 import time
 

@@ -1,7 +1,3 @@
-"""Domain and discovery from the environment, as rcl reads it."""
-
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

@@ -1,7 +1,3 @@
-"""Warnings about topics on which nothing arrives, on a real graph."""
-
-from __future__ import annotations
-
 from vla_ros.graph.health import TopicHealth, Watched
 
 IMAGE = "sensor_msgs/msg/Image"

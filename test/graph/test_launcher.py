@@ -1,7 +1,3 @@
-"""A process ends with its launcher, whatever ended that one, and in order."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -53,7 +49,7 @@ def test_a_child_ends_in_order_when_its_launcher_is_killed(
     assert wait_for_end(int(pid), PATIENCE)
 
 
-def test_a_launcher_that_has_already_ended_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_has_already_ended_ends_the_child(monkeypatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     environment = {**os.environ, VARIABLE: str(gone.pid)}
@@ -67,7 +63,7 @@ def test_a_launcher_that_has_already_ended_ends_the_child(monkeypatch: pytest.Mo
     assert wait_for_end(gone.pid, 0.0)
 
 
-def test_waiting_for_a_running_process_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_running_process_ends_at_the_timeout(monkeypatch) -> None:
     assert not wait_for_end(os.getpid(), 0.01)
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     assert not wait_for_end(os.getpid(), 0.01)

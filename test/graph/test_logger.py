@@ -1,5 +1,3 @@
-"""Lines of nodes without rclpy, whatever else the process does with Python's logging."""
-
 import logging
 
 import pytest

@@ -1,7 +1,3 @@
-"""Message classes, CDR and type hashes, against what rclpy wrote (test/data/cdr)."""
-
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

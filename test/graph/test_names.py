@@ -1,7 +1,3 @@
-"""Names, remaps and parameters of the command line, by the rules of design.ros2.org and as rclpy applies them."""
-
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Choice of the backend, and the error if there is none."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
 

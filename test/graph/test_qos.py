@@ -1,7 +1,3 @@
-"""QoS profiles by name and the rules of request against offer."""
-
-from __future__ import annotations
-
 import pytest
 
 from vla_ros.graph.qos import PROFILES, incompatibilities, profile

@@ -1,7 +1,5 @@
 """A robot as the node sees one: a driver in this process, the node in another, DDS between them."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

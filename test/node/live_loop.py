@@ -1,7 +1,5 @@
 """The live parts of the node on a simulated clock, without graph or threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +50,7 @@ class LiveLoop(SimulatedNode):
     def __init__(
         self,
         policy: TimedPolicy | None = None,
-        events: Iterable[tuple[float, Callable[[LiveLoop], Any]]] = (),
+        events: Iterable[tuple[float, Callable[..., Any]]] = (),
         source: ActionSource | None = None,
         **options: Any,
     ) -> None:
@@ -129,6 +127,6 @@ class LiveLoop(SimulatedNode):
         return int(self.context.stats.frames()["received"]) - len(self.outcomes)
 
 
-def every(period: float, count: int) -> list[tuple[float, Callable[[LiveLoop], Any]]]:
+def every(period: float, count: int) -> list[tuple[float, Callable[..., Any]]]:
     """Frames of the first camera, ``count`` of them."""
     return [(number * period, LiveLoop.camera) for number in range(1, count + 1)]

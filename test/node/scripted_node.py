@@ -3,8 +3,6 @@
 Run by the tests as a process of its own; takes the arguments of ``vla-ros run``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

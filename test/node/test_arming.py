@@ -1,17 +1,11 @@
-"""Arming, over DDS and by signals: a separate act that nothing from before it may use or replace."""
-
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def test_a_request_to_arm_does_not_outlive_a_reset(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_request_to_arm_does_not_outlive_a_reset(robot, start) -> None:
     """Signals have no order: a process that is busy hears of a later SIGHUP before an earlier SIGUSR1."""
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     robot.until(lambda: robot.commands, robot.send_frame)
@@ -29,9 +23,7 @@ def test_a_request_to_arm_does_not_outlive_a_reset(robot: Any, start: Callable[.
     robot.until(lambda: len(robot.commands) > moved + 1, robot.send_frame)
 
 
-def test_a_request_to_arm_during_loading_is_void(
-    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_to_arm_during_loading_is_void(robot, start, monkeypatch) -> None:
     monkeypatch.setenv("SCRIPTED_LOAD_S", "2")
     node = start("-p", "policy.instruction:=go on")
     robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)

@@ -1,7 +1,3 @@
-"""The plan is executed while the policy infers: on a simulated clock, and once with real threads."""
-
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,3 @@
-"""Commands between two steps of the plan and beyond its last one, on a simulated clock."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -97,7 +93,7 @@ def fails(live: LiveLoop) -> None:
     [(fails, Reason.INFERENCE_ERROR), (lambda live: setattr(live.policy, "_random", Nan()), Reason.ACTION_INVALID)],
     ids=["fails", "NaN"],
 )
-def test_an_arm_whose_policy_fails_comes_to_rest_and_then_holds(what: Any, reason: Reason) -> None:
+def test_an_arm_whose_policy_fails_comes_to_rest_and_then_holds(what, reason: Reason) -> None:
     live = turning()
     live.run(1.5)
     asked, sent = len(live.policy.asked), len(live.sent)

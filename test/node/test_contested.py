@@ -1,7 +1,3 @@
-"""Two of something: another commander, another node of the same name, another source."""
-
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -48,9 +44,7 @@ def joint_publisher(graph: Any, topic: str, name: str = "teleop") -> Any:
 
 
 @pytest.mark.causes("command_contested")
-def test_another_commander_stops_an_armed_node_and_is_named(
-    robot: Any, start: Callable[..., Any], other: Any
-) -> None:
+def test_another_commander_stops_an_armed_node_and_is_named(robot, start, other) -> None:
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
@@ -81,9 +75,7 @@ def another(robot: Any, start: Callable[..., Any], tmp_path: Path, *words: str) 
     return start(*GO, *words, "--ros-args", "-r", "__node:=second", folder=tmp_path / "second")
 
 
-def test_a_second_policy_node_is_refused_and_stops_the_first(
-    robot: Any, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_second_policy_node_is_refused_and_stops_the_first(robot, start, tmp_path) -> None:
     first = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     second = another(robot, start, tmp_path)
@@ -99,7 +91,7 @@ def test_a_second_policy_node_is_refused_and_stops_the_first(
     assert "disarmed -> " not in second.log.read_text()
 
 
-def test_two_nodes_of_one_process_contest_each_other(robot: Any, inside: Callable[..., Any]) -> None:
+def test_two_nodes_of_one_process_contest_each_other(robot, inside) -> None:
     """Composed into one container, say."""
     first = inside()
     robot.until(lambda: first.safety.state is State.ARMED, robot.send_frame)
@@ -111,9 +103,7 @@ def test_two_nodes_of_one_process_contest_each_other(robot: Any, inside: Callabl
     assert f"command_contested (/vla_policy (process {pid})" in second.enable(True)[1]
 
 
-def test_two_armed_nodes_that_start_simultaneously_soon_stop(
-    robot: Any, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_two_armed_nodes_that_start_simultaneously_soon_stop(robot, start, tmp_path) -> None:
     nodes = [start(*GO), another(robot, start, tmp_path)]
     robot.until(lambda: all("command_contested" in node.log.read_text() for node in nodes), robot.send_frame)
     robot.until(lambda: robot.status.get("state") in ("stopped", "disarmed"), robot.send_frame)
@@ -122,9 +112,7 @@ def test_two_armed_nodes_that_start_simultaneously_soon_stop(
     assert len(robot.commands) == held
 
 
-def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_contest(
-    robot: Any, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_contest(robot, start, tmp_path) -> None:
     first = start(*GO, "-p", "topics.command_shared_with:=[/second]")
     second = another(robot, start, tmp_path, "-p", "topics.command_shared_with:=[/vla_policy]")
     robot.until(lambda: "-> armed" in second.log.read_text(), robot.send_frame)
@@ -135,15 +123,13 @@ def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_conte
         robot.until(lambda: [each.pid for each in third.update()] == [second.process.pid])
 
 
-def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(
-    robot: Any, start: Callable[..., Any], other: Any
-) -> None:
+def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(robot, start, other) -> None:
     joint_publisher(other, COMMAND)
     start(*GO, "-p", "topics.command_shared_with:=[/teleop]")
     robot.until(lambda: len(robot.commands) > 20, robot.send_frame)
 
 
-def test_subscribers_are_no_contest(robot: Any, start: Callable[..., Any], other: Any) -> None:
+def test_subscribers_are_no_contest(robot, start, other) -> None:
     """A recorder, RViz or `ros2 topic echo`; arm and gripper are published apart by the node itself."""
     node = other.create_node("recorder")
     for topic in (COMMAND, "/gripper/command"):
@@ -158,9 +144,7 @@ def test_subscribers_are_no_contest(robot: Any, start: Callable[..., Any], other
 
 
 @pytest.mark.causes("name_contested")
-def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(
-    robot: Any, start: Callable[..., Any], other: Any
-) -> None:
+def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(robot, start, other) -> None:
     """Some program of that name, which does not care who else has it."""
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
@@ -177,9 +161,7 @@ def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(
     assert "armed -> holding (name_contested" in node.log.read_text()
 
 
-def test_a_second_node_of_the_same_name_refuses_at_once(
-    robot: Any, start: Callable[..., Any], tmp_path: Any
-) -> None:
+def test_a_second_node_of_the_same_name_refuses_at_once(robot, start, tmp_path) -> None:
     first = start("-p", "policy.instruction:=go on")
     robot.until(lambda: robot.actions, robot.send_frame)
     (tmp_path / "second").mkdir()
@@ -191,9 +173,7 @@ def test_a_second_node_of_the_same_name_refuses_at_once(
     robot.until(lambda: robot.actions, robot.send_frame)
 
 
-def test_one_of_two_nodes_that_start_simultaneously_refuses(
-    robot: Any, start: Callable[..., Any], tmp_path: Any
-) -> None:
+def test_one_of_two_nodes_that_start_simultaneously_refuses(robot, start, tmp_path) -> None:
     nodes = [start("-p", "policy.instruction:=go on")]
     (tmp_path / "second").mkdir()
     nodes.append(type(nodes[0])(tmp_path / "second", "-p", "policy.instruction:=go on"))
@@ -205,7 +185,7 @@ def test_one_of_two_nodes_that_start_simultaneously_refuses(
         nodes[1].end()
 
 
-def test_a_killed_node_can_be_replaced_at_once(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_killed_node_can_be_replaced_at_once(robot, start) -> None:
     """Others know the dead one until its lease ends; a newcomer never hears of it."""
     first = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
@@ -259,9 +239,7 @@ def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Left
 
 
 @pytest.mark.causes("joint_state_contested")
-def test_a_second_source_of_joint_states_holds_and_both_are_named(
-    robot: Any, start: Callable[..., Any], other: Any
-) -> None:
+def test_a_second_source_of_joint_states_holds_and_both_are_named(robot, start, other) -> None:
     """A joint_state_publisher that was left running: all joints, somewhere else."""
     publisher = joint_publisher(other, "/joint_states", "joint_state_publisher")
 
@@ -273,7 +251,7 @@ def test_a_second_source_of_joint_states_holds_and_both_are_named(
 
 
 @pytest.mark.causes("camera_contested")
-def test_a_second_camera_holds_and_both_are_named(robot: Any, start: Callable[..., Any], other: Any) -> None:
+def test_a_second_camera_holds_and_both_are_named(robot, start, other) -> None:
     node = other.create_node("webcam")
     publisher = node.create_publisher(
         other.message("sensor_msgs/msg/Image"), "/camera/image_raw", other.qos("camera")
@@ -287,7 +265,7 @@ def test_a_second_camera_holds_and_both_are_named(robot: Any, start: Callable[..
     assert said == "/driver and /webcam publish on /camera/image_raw in turn"
 
 
-def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot, start) -> None:
     node = start(*GO, "-p", "camera.width:=640", "-p", "camera.height:=480")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     turn = itertools.count()
@@ -312,7 +290,7 @@ def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: C
 
 
 def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_no_contest(
-    robot: Any, start: Callable[..., Any], other: Any
+    robot, start, other
 ) -> None:
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
@@ -338,9 +316,7 @@ def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_n
 
 
 @pytest.mark.causes("middleware_gone")
-def test_a_node_that_no_new_process_can_reach_stops(
-    robot: Any, inside: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_no_new_process_can_reach_stops(robot, inside, tmp_path, monkeypatch) -> None:
     """RouDi's part of it; test/ros kills a real one."""
     monkeypatch.setattr(daemons, "ROUDI_SOCKET", tmp_path / "roudi")
     monkeypatch.setattr(policy_node, "middleware_watch", lambda backend: RoudiWatch().check)

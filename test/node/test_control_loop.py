@@ -4,8 +4,6 @@ Pinned here: every frame has one outcome; the newest wins; what is late, old, vo
 chunks and frames keep the rate; options apply to whole steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

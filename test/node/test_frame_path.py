@@ -1,10 +1,5 @@
-"""The path of a frame through the running node is the one that docs/architecture.md lists."""
-
-from __future__ import annotations
-
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,7 +68,7 @@ class Looking(Policy):
         return ActionChunk(np.array([[0.005, 0, 0, 0, 0, 0, 1.0]]), observation.stamp)
 
 
-def test_a_frame_takes_the_path_on_the_page(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_frame_takes_the_path_on_the_page(robot, inside) -> None:
     hops = listed()
     waypoints = {name.strip("*`") for name in hops if name.startswith("**")}
     trace = Trace(waypoints)

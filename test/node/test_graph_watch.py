@@ -1,7 +1,3 @@
-"""Who else is on the graph, as two participants see each other."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -163,9 +159,7 @@ def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed(here: dict[str
     claim_name("/vla_policy", here).close()
 
 
-def test_the_first_of_two_simultaneous_nodes_keeps_its_name(
-    here: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_of_two_simultaneous_nodes_keeps_its_name(here: dict[str, str], monkeypatch) -> None:
     competitors = []
 
     def claim_and_compete(*arguments: Any) -> Claim:

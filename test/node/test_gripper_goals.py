@@ -1,9 +1,4 @@
-"""A gripper behind an action: goals on change, failures by name, and an arm that waits for none of it."""
-
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,9 +23,7 @@ def position(goal: Any) -> float:
 
 
 @pytest.mark.parametrize("output", ACTION_TYPES)
-def test_a_goal_is_sent_when_the_wanted_position_changes(
-    robot: Any, start: Callable[..., Any], output: str
-) -> None:
+def test_a_goal_is_sent_when_the_wanted_position_changes(robot, start, output: str) -> None:
     hand = Hand(robot.graph, output)
     start(*options(output, "gripper.goal_effort:=7.0", "gripper.goal_speed:=0.2"))
     robot.until(lambda: len(robot.commands) > 20 and hand.goals, robot.send_frame)
@@ -62,7 +55,7 @@ def test_a_goal_is_sent_when_the_wanted_position_changes(
     ],
 )
 def test_a_goal_that_fails_is_named_and_sent_again_while_the_arm_goes_on(
-    robot: Any, start: Callable[..., Any], answer: str, said: str
+    robot, start, answer: str, said: str
 ) -> None:
     hand = Hand(robot.graph, answer=answer)
     node = start(*options("gripper_command", "timeouts.gripper:=0.3"))
@@ -80,7 +73,7 @@ def test_a_goal_that_fails_is_named_and_sent_again_while_the_arm_goes_on(
     assert len(hand.goals) == count
 
 
-def test_a_gripped_object_is_no_failure(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_gripped_object_is_no_failure(robot, start) -> None:
     """gripper_controllers abort a goal whose fingers stall, unless told otherwise."""
     hand = Hand(robot.graph, answer="stalled")
     start(*options())
@@ -89,7 +82,7 @@ def test_a_gripped_object_is_no_failure(robot: Any, start: Callable[..., Any]) -
     assert "gripper_failed" not in robot.reported
 
 
-def test_the_arm_waits_for_the_action_server_and_stops_if_it_leaves(robot: Any, start: Callable[..., Any]) -> None:
+def test_the_arm_waits_for_the_action_server_and_stops_if_it_leaves(robot, start) -> None:
     start(*options())
     robot.until(lambda: "driver_missing" in robot.status.get("holds", ()), robot.send_frame)
     assert NAME in robot.status["holds"]["driver_missing"]
@@ -101,7 +94,7 @@ def test_the_arm_waits_for_the_action_server_and_stops_if_it_leaves(robot: Any, 
     assert NAME in robot.status["detail"]
 
 
-def test_no_goal_follows_a_stop(robot: Any, start: Callable[..., Any]) -> None:
+def test_no_goal_follows_a_stop(robot, start) -> None:
     hand = Hand(robot.graph)
     start(*options())
     robot.until(lambda: hand.goals, robot.send_frame)
@@ -120,9 +113,7 @@ def test_no_goal_follows_a_stop(robot: Any, start: Callable[..., Any]) -> None:
         (("gripper.max_speed:=0.1",), "set gripper.goal_speed instead"),
     ],
 )
-def test_options_that_do_not_go_with_an_action_are_refused(
-    start: Callable[..., Any], given: tuple[str, ...], said: str
-) -> None:
+def test_options_that_do_not_go_with_an_action_are_refused(start, given: tuple[str, ...], said: str) -> None:
     node = start(*options("gripper_command", *given))
     assert node.process.wait(20) != 0
     assert said in node.log.read_text()

@@ -1,11 +1,6 @@
-"""One observation from files goes through the node's own preprocessing and policy."""
-
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +33,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_photo_is_turned_by_its_exif_data_as_in_the_node(tmp_path: Path, capsys: Any) -> None:
+def test_a_photo_is_turned_by_its_exif_data_as_in_the_node(tmp_path, capsys) -> None:
     pixels = np.random.default_rng(1).integers(0, 255, (120, 160, 3), dtype=np.uint8)
     tags = Image.Exif()
     tags[0x0112] = 6  # a quarter turn
@@ -52,7 +47,7 @@ def test_a_photo_is_turned_by_its_exif_data_as_in_the_node(tmp_path: Path, capsy
     assert digests[0] == digests[1]
 
 
-def test_infer_returns_the_same_action_as_the_node(photo: Path, tmp_path: Path, capsys: Any) -> None:
+def test_infer_returns_the_same_action_as_the_node(photo: Path, tmp_path, capsys) -> None:
     out = tmp_path / "answer.json"
     assert main([*ASK, "--image", str(photo), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
@@ -112,7 +107,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Sum:
 CONFIG = build({"policy.name": "hold", "policy.instruction": "go"})
 
 
-def test_past_states_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: Path, tmp_path: Path) -> None:
+def test_past_states_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: Path, tmp_path) -> None:
     noise = np.random.default_rng(1).normal(size=(3, 2))
     np.save(tmp_path / "noise.npy", noise)
     found = infer.ask(CONFIG, [str(photo)], ["1,2", "past=3", "past=4"], tmp_path / "noise.npy")
@@ -125,7 +120,7 @@ def test_past_states_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: 
     assert set(policy.seen[1].raw_images) == {"low"}
 
 
-def test_the_instruction_reaches_the_policy_unchanged(policy: Sum, photo: Path, capsys: Any) -> None:
+def test_the_instruction_reaches_the_policy_unchanged(policy: Sum, photo: Path, capsys) -> None:
     policy.spec = PolicySpec((ImageFeature("front"),), (StateFeature("q", size=2),), dimension=0)
     said = 'nimm den "🧊 Würfel": #1\\2'
     arguments = ["--image", str(photo), "--state", "1,2", "--json", "-"]
@@ -156,9 +151,7 @@ def test_missing_and_wrong_arguments_are_named(
     assert not policy.seen
 
 
-def test_noise_and_seed_are_refused_by_policies_without_noise(
-    policy: Sum, photo: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_noise_and_seed_are_refused_by_policies_without_noise(policy: Sum, photo: Path, tmp_path, capsys) -> None:
     path = tmp_path / "noise.npy"
     given = [str(photo)], ["q=1,2", "past=3"], path
     with pytest.raises(VlaRosError, match="cannot be read as an array"):

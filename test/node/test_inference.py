@@ -1,7 +1,3 @@
-"""A source and its pipeline without graph and threads: observation, inference, command."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -142,7 +138,7 @@ def test_a_stale_topic_is_refused() -> None:
 
 
 @pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
-def test_an_answer_of_a_wrong_type_is_refused(answer: object) -> None:
+def test_an_answer_of_a_wrong_type_is_refused(answer) -> None:
     policy = Forward()
     policy.infer = lambda *_: answer
     with pytest.raises(Refused, match="expected an ActionChunk") as refused:

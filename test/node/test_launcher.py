@@ -1,14 +1,8 @@
-"""An armed node whose launcher dies: one hold, nothing after it, and no process is left."""
-
-from __future__ import annotations
-
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +20,7 @@ NODE = Path(__file__).with_name("scripted_node.py")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_armed_node_holds_and_ends_with_its_launcher(
-    robot: Any, start: Callable[..., Any], number: signal.Signals
-) -> None:
+def test_an_armed_node_holds_and_ends_with_its_launcher(robot, start, number: signal.Signals) -> None:
     words = ("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     launcher = start(*words, script=(sys.executable, "-c", LAUNCHER, sys.executable, str(NODE)))
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)

@@ -1,16 +1,8 @@
-"""A policy's features over the graph: poses, forces and arrays of other nodes, velocities, the tip, past images."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
 
@@ -35,7 +27,7 @@ class Watching(Policy):
         return ActionChunk(np.zeros((1, 7)), observation.stamp)
 
 
-def test_what_other_nodes_publish_reaches_the_policy(robot: Any, inside: Callable[..., PolicyNode]) -> None:
+def test_what_other_nodes_publish_reaches_the_policy(robot, inside) -> None:
     policy = Watching()
     inside(f"robot.state_topics:={list(TOPICS)}", policy=policy)
     make, qos = robot.graph.message, robot.graph.qos("state_publisher")

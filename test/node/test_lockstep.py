@@ -1,5 +1,3 @@
-"""Lockstep with a simulation (``node.clock: inputs``): what arrives in any order has the same effect."""
-
 import itertools
 from types import SimpleNamespace
 

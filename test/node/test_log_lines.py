@@ -1,7 +1,3 @@
-"""rclpy's logger raises ValueError where one line of code logs with two severities: no line may choose."""
-
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""Past images and states: the right times, the first one repeated, nothing held that nobody looks at."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -111,7 +107,7 @@ def test_no_frame_is_kept_without_past_images() -> None:
     assert not made._history._frames
 
 
-def test_each_image_is_processed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_image_is_processed_once(monkeypatch) -> None:
     done: list[int] = []
     monkeypatch.setattr(module, "process", lambda raw: (done.append(raw.stamp), raw.pixels)[1])
     made = observer(PolicySpec((ImageFeature("image", delta_timestamps=TIMES),)))

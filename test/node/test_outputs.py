@@ -1,10 +1,5 @@
-"""What the drivers hear over DDS: twists that end by themselves, and a gripper with a topic of its own."""
-
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,7 +41,7 @@ def count(robot: Any, name: str) -> int:
 
 
 @pytest.mark.causes("twist_expired")
-def test_a_twist_expires(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_twist_expires(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside("policy.instruction:=slow", *SERVO)
     robot.until(lambda: count(robot, "twist_expired") >= 3, robot.send_frame)
@@ -63,7 +58,7 @@ def test_a_twist_expires(robot: Any, inside: Callable[..., Any]) -> None:
         assert stamp_of(following) > stamp_of(twist)
 
 
-def test_regular_twists_are_not_interrupted(robot: Any, inside: Callable[..., Any]) -> None:
+def test_regular_twists_are_not_interrupted(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside(*SERVO, "timeouts.twist:=2.0")
     robot.until(lambda: len(twists) >= 20, robot.send_frame)
@@ -96,7 +91,7 @@ def positions(message: Any) -> list[float]:
     ],
 )
 def test_a_gripper_on_its_own_topic_is_limited_held_and_stopped_with_the_arm(
-    robot: Any, inside: Callable[..., Any], output: str, kind: str
+    robot, inside, output: str, kind: str
 ) -> None:
     heard, _ = listen(robot, kind, GRIPPER)
     inside(f"gripper.output:={output}", *FINGERS, "gripper.max_speed:=0.03")
@@ -117,7 +112,7 @@ def test_a_gripper_on_its_own_topic_is_limited_held_and_stopped_with_the_arm(
     assert len(heard) == held, "the gripper was told something after the stop"
 
 
-def test_a_gripper_beside_a_servo_gets_the_finger_positions(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_gripper_beside_a_servo_gets_the_finger_positions(robot, inside) -> None:
     """Without a URDF: the arm's part is a twist alone."""
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
@@ -127,7 +122,7 @@ def test_a_gripper_beside_a_servo_gets_the_finger_positions(robot: Any, inside: 
 
 
 @pytest.mark.causes("driver_gone")
-def test_losing_the_gripper_driver_stops_the_arm(robot: Any, inside: Callable[..., Any]) -> None:
+def test_losing_the_gripper_driver_stops_the_arm(robot, inside) -> None:
     heard, end = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
     inside(*FINGERS)
     robot.until(lambda: len(heard) > 3, robot.send_frame)
@@ -137,7 +132,7 @@ def test_losing_the_gripper_driver_stops_the_arm(robot: Any, inside: Callable[..
 
 
 @pytest.mark.causes("driver_missing")
-def test_the_arm_waits_for_the_gripper_driver(robot: Any, inside: Callable[..., Any]) -> None:
+def test_the_arm_waits_for_the_gripper_driver(robot, inside) -> None:
     inside(*FINGERS)
     robot.until(lambda: robot.says("driver_missing"), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
@@ -158,7 +153,7 @@ def serve_servo(robot: Any, takes: bool) -> tuple[list[int], Any]:
 
 
 @pytest.mark.causes("driver_gone")
-def test_servo_is_switched_to_twists_first_and_its_loss_is_detected(robot: Any, inside: Callable[..., Any]) -> None:
+def test_servo_is_switched_to_twists_first_and_its_loss_is_detected(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside(*SERVO, f"topics.servo:={SWITCH}", "timeouts.driver:=0.3")
     robot.until(lambda: robot.says(f"on {SWITCH}"), robot.send_frame)
@@ -171,7 +166,7 @@ def test_servo_is_switched_to_twists_first_and_its_loss_is_detected(robot: Any, 
 
 
 @pytest.mark.causes("driver_missing")
-def test_the_arm_waits_while_servo_refuses_twists(robot: Any, inside: Callable[..., Any]) -> None:
+def test_the_arm_waits_while_servo_refuses_twists(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     told, _ = serve_servo(robot, takes=False)
     inside(*SERVO, f"topics.servo:={SWITCH}", "timeouts.driver:=0.3")
@@ -179,9 +174,7 @@ def test_the_arm_waits_while_servo_refuses_twists(robot: Any, inside: Callable[.
     assert all(speed(twist) == 0 for _, twist in twists)
 
 
-def test_an_interbotix_arm_hears_groups_and_its_gripper_single_joints(
-    robot: Any, inside: Callable[..., Any]
-) -> None:
+def test_an_interbotix_arm_hears_groups_and_its_gripper_single_joints(robot, inside) -> None:
     groups, _ = listen(robot, "interbotix_xs_msgs/msg/JointGroupCommand", "/arm/commands/joint_group")
     singles, _ = listen(robot, "interbotix_xs_msgs/msg/JointSingleCommand", GRIPPER)
     topics = ("topics.command:=/arm/commands/joint_group", "control.output:=joint_group_command")
@@ -195,9 +188,7 @@ def test_an_interbotix_arm_hears_groups_and_its_gripper_single_joints(
     robot.until(lambda: np.allclose(groups[-1][1].cmd, robot.positions, atol=1e-6))
 
 
-def test_a_hold_while_the_graph_thread_is_busy_is_at_the_newest_position(
-    robot: Any, inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hold_while_the_graph_thread_is_busy_is_at_the_newest_position(robot, inside, monkeypatch) -> None:
     """While the graph thread is busy, the control thread holds, and first reads the joint states that wait."""
     begin, was_busy, supervise = threading.Event(), threading.Event(), DriverGate.supervise
 

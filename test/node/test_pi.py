@@ -1,5 +1,3 @@
-"""The tiny golden pi0.5 through the whole node on a CPU: camera frames in, joint commands out."""
-
 import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")

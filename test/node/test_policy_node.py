@@ -4,15 +4,12 @@ Pinned here: nothing moves until armed; a bad message is counted and the next go
 policy does wrong, the arm holds at its last measured position; first stop wins until a person resets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +32,7 @@ def moving(robot: Any, start: Callable[..., Any], *words: str, **options: Any) -
     return node
 
 
-def test_commands_follow_frames_and_carry_their_stamps(robot: Any, start: Callable[..., Any]) -> None:
+def test_commands_follow_frames_and_carry_their_stamps(robot, start) -> None:
     node = moving(robot, start, *ARMED)
     robot.until(lambda: len(robot.commands) >= 20, robot.send_frame)
     stamps = [robot.command_stamp(index) for index in range(len(robot.commands))]
@@ -54,7 +51,7 @@ def test_commands_follow_frames_and_carry_their_stamps(robot: Any, start: Callab
     )
 
 
-def test_nothing_moves_until_armed_and_signals_arm_and_disarm(robot: Any, start: Callable[..., Any]) -> None:
+def test_nothing_moves_until_armed_and_signals_arm_and_disarm(robot, start) -> None:
     node = start("-p", "policy.instruction:=go on")
     robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
     assert robot.commands == []
@@ -78,9 +75,7 @@ def no_pixels(stamp: int) -> bytes:
     return cdr[: cdr.index((48 * 64 * 3).to_bytes(4, "little"))] + bytes(4)
 
 
-def test_frames_without_stamps_are_used_with_a_warning(
-    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_frames_without_stamps_are_used_with_a_warning(robot, inside, caplog) -> None:
     """Many drivers publish stamp 0. Such a frame counts as taken when it came; that its age is unknown is shown."""
 
     def send() -> None:
@@ -103,7 +98,7 @@ def test_frames_without_stamps_are_used_with_a_warning(
 @pytest.mark.parametrize("damaged", [unknown_encoding, no_pixels])
 @pytest.mark.causes("image_invalid")
 def test_a_damaged_frame_is_dropped_and_the_next_good_one_moves(
-    robot: Any, inside: Callable[..., Any], damaged: Callable[[int], bytes]
+    robot, inside, damaged: Callable[[int], bytes]
 ) -> None:
     node = moving(robot, inside)
     before = len(robot.commands)
@@ -121,9 +116,7 @@ def test_a_damaged_frame_is_dropped_and_the_next_good_one_moves(
         pytest.param("slow", "inference_late", marks=pytest.mark.causes("inference_late")),
     ],
 )
-def test_a_bad_answer_makes_the_arm_hold_its_position(
-    robot: Any, inside: Callable[..., Any], instruction: str, reason: str
-) -> None:
+def test_a_bad_answer_makes_the_arm_hold_its_position(robot, inside, instruction: str, reason: str) -> None:
     moving(robot, inside, "timeouts.inference:=0.2")
     robot.instruct(instruction)
     robot.until(lambda: robot.says(reason), robot.send_frame, patience=30)
@@ -136,7 +129,7 @@ def test_a_bad_answer_makes_the_arm_hold_its_position(
 
 
 @pytest.mark.causes("joint_state_invalid")
-def test_joint_states_with_nan_hold_until_a_good_one(robot: Any, inside: Callable[..., Any]) -> None:
+def test_joint_states_with_nan_hold_until_a_good_one(robot, inside) -> None:
     moving(robot, inside)
     invalid = [*robot.positions[:3], float("nan"), *robot.positions[4:]]
 
@@ -149,7 +142,7 @@ def test_joint_states_with_nan_hold_until_a_good_one(robot: Any, inside: Callabl
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
-def test_joint_states_of_arm_and_gripper_are_merged(robot: Any, inside: Callable[..., Any]) -> None:
+def test_joint_states_of_arm_and_gripper_are_merged(robot, inside) -> None:
     moving(robot, inside, "robot.gripper_joint_names:=[finger_left]")
 
     def both() -> None:
@@ -166,9 +159,7 @@ def test_joint_states_of_arm_and_gripper_are_merged(robot: Any, inside: Callable
     assert robot.says("joint_state_invalid")
 
 
-def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(
-    robot: Any, inside: Callable[..., Any]
-) -> None:
+def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(robot, inside) -> None:
     graph = robot.graph
     wrist = robot.node.create_publisher(
         graph.message("sensor_msgs/msg/Image"), "/wrist/image_raw", graph.qos("camera")
@@ -194,7 +185,7 @@ def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(
 
 
 @pytest.mark.causes("camera_stale")
-def test_a_stale_camera_holds_until_the_next_frame(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_stale_camera_holds_until_the_next_frame(robot, inside) -> None:
     moving(robot, inside)
     robot.positions[0] += 0.01
     robot.until(lambda: robot.says("camera_stale"), robot.send_joints)
@@ -206,7 +197,7 @@ def test_a_stale_camera_holds_until_the_next_frame(robot: Any, inside: Callable[
 
 
 @pytest.mark.causes("operator_stop")
-def test_a_stop_holds_until_reset_and_armed_again(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_stop_holds_until_reset_and_armed_again(robot, start) -> None:
     node = moving(robot, start, *ARMED)
     robot.stop()
     robot.until(lambda: "-> stopped" in node.log.read_text(), robot.send_frame)
@@ -222,9 +213,7 @@ def test_a_stop_holds_until_reset_and_armed_again(robot: Any, start: Callable[..
 
 
 @pytest.mark.causes("thread_died")
-def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
-    robot: Any, start: Callable[..., Any]
-) -> None:
+def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(robot, start) -> None:
     node = moving(robot, start, *ARMED)
     robot.instruct("exit")
     robot.until(lambda: robot.says("thread_died"), robot.send_frame)
@@ -236,9 +225,7 @@ def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
     assert robot.diagnostics["state"]["message"] == "disarmed", "an armed node that never moves says nothing"
 
 
-def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(
-    robot: Any, start: Callable[..., Any]
-) -> None:
+def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(robot, start) -> None:
     graph = robot.graph
     robot.node.create_publisher(graph.message("std_msgs/msg/Bool"), "/vla_policy/stop", graph.qos("camera"))
     words = ["-p", "policy.name:=hold", "-p", "robot.urdf:=demo", "-p", "timeouts.publisher:=0.5"]
@@ -260,7 +247,7 @@ def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(
     ],
 )
 def test_a_refused_instruction_leaves_the_old_one_in_force(
-    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture, instruction: str, said: str
+    robot, inside, caplog, instruction: str, said: str
 ) -> None:
     moving(robot, inside)
     robot.instruct(instruction)
@@ -272,7 +259,7 @@ def test_a_refused_instruction_leaves_the_old_one_in_force(
 
 
 @pytest.mark.causes("no_instruction")
-def test_without_an_instruction_the_arm_holds(robot: Any, inside: Callable[..., Any]) -> None:
+def test_without_an_instruction_the_arm_holds(robot, inside) -> None:
     node = inside("policy.instruction:=''")
     robot.until(lambda: robot.says("no_instruction"), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
@@ -284,9 +271,7 @@ def test_without_an_instruction_the_arm_holds(robot: Any, inside: Callable[..., 
     robot.until(lambda: robot.says("no_instruction"), robot.send_frame)
 
 
-def test_a_signal_during_loading_ends_the_node_without_arming(
-    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_loading_ends_the_node_without_arming(robot, start, monkeypatch) -> None:
     monkeypatch.setenv("SCRIPTED_LOAD_S", "60")
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)
@@ -297,9 +282,7 @@ def test_a_signal_during_loading_ends_the_node_without_arming(
     assert robot.commands == []
 
 
-def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(
-    robot: Any, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(robot, start, tmp_path) -> None:
     file = tmp_path / "robot.yaml"
     file.write_text("left/left_policy:\n  ros__parameters:\n    policy: {name: hold}\n    robot: {urdf: demo}\n")
     words = ["-r", "__ns:=/left", "-r", "__node:=left_policy", "-r", "/camera/image_raw:=/left/image"]
@@ -314,7 +297,7 @@ def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(
     assert robot.node.count_subscribers("/camera/image_raw") == 0
 
 
-def test_a_parameter_for_another_node_does_not_arm_this_one(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_parameter_for_another_node_does_not_arm_this_one(robot, start) -> None:
     words = ["-p", "policy.instruction:=go on", "--ros-args", "-p", "left_arm_policy:control.armed:=true"]
     start(*words)
     robot.until(lambda: "state" in robot.diagnostics and robot.actions, robot.send_frame)
@@ -334,7 +317,7 @@ def test_a_parameter_for_another_node_does_not_arm_this_one(robot: Any, start: C
     ],
 )
 def test_a_node_that_cannot_start_names_the_option(
-    robot: Any, start: Callable[..., Any], words: tuple[str, ...], expected: str | None
+    robot, start, words: tuple[str, ...], expected: str | None
 ) -> None:
     if not words:
         pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
@@ -348,7 +331,7 @@ def test_a_node_that_cannot_start_names_the_option(
     assert "Traceback" not in log
 
 
-def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Callable[..., Any]) -> None:
+def test_closing_the_terminal_ends_the_node_with_a_hold(robot, start) -> None:
     """SIGHUP resets a node that runs in the background; one that was started by hand has lost its person."""
     ours, theirs = os.openpty()
     node = moving(robot, start, *ARMED, stdin=theirs)
@@ -372,9 +355,9 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Calla
     ],
 )
 def test_a_schedule_that_the_policy_does_not_support_is_logged_at_start(
-    robot: Any,
-    inside: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
+    robot,
+    inside,
+    caplog,
     options: tuple[str, ...],
     horizon: int,
     expected: str,

@@ -4,8 +4,6 @@ The node is the real one, on a participant and a thread of its own, but in this 
 process are what the other tests are about.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
@@ -64,12 +62,12 @@ LIMITS = [
     [pytest.param(*case, id=name, marks=pytest.mark.causes(name)) for name, *case in LIMITS],
 )
 def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
-    robot: Any,
+    robot,
     inside: Inside,
-    request: pytest.FixtureRequest,
+    request,
     limit: str,
     spec: PolicySpec,
-    answer: Any,
+    answer,
 ) -> None:
     words = ["control.armed:=false", "limits.on_violation:=stop", f"limits.{limit}"]
     if limit.startswith("workspace"):
@@ -86,7 +84,7 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
 
 
 @pytest.mark.causes("device_error")
-def test_an_error_of_the_gpu_stops_the_arm(robot: Any, inside: Inside) -> None:
+def test_an_error_of_the_gpu_stops_the_arm(robot, inside: Inside) -> None:
     inside(policy=Constant(RuntimeError("CUDA error: an illegal memory access was encountered")))
     robot.until(lambda: robot.says("device_error"), robot.send_frame)
 
@@ -118,7 +116,7 @@ class Slow(Policy):
 
 
 @pytest.mark.causes("plan_empty")
-def test_the_arm_rests_if_the_next_chunk_is_late_and_then_continues(robot: Any, inside: Inside) -> None:
+def test_the_arm_rests_if_the_next_chunk_is_late_and_then_continues(robot, inside: Inside) -> None:
     policy = Slow()
     node = inside("control.schedule:=append", "control.rate_hz:=20.0", policy=policy)
 
@@ -131,7 +129,7 @@ def test_the_arm_rests_if_the_next_chunk_is_late_and_then_continues(robot: Any, 
 
 
 @pytest.mark.causes("task_changed")
-def test_an_inference_begun_before_arming_never_moves_the_arm(robot: Any, inside: Inside) -> None:
+def test_an_inference_begun_before_arming_never_moves_the_arm(robot, inside: Inside) -> None:
     policy = Patient()
     node = inside("control.armed:=false", policy=policy)
     robot.until(lambda: policy.asked.acquire(blocking=False), robot.send_frame)
@@ -144,7 +142,7 @@ def test_an_inference_begun_before_arming_never_moves_the_arm(robot: Any, inside
 
 
 @pytest.mark.causes("input_missing")
-def test_a_missing_or_stale_state_topic_holds(robot: Any, inside: Inside) -> None:
+def test_a_missing_or_stale_state_topic_holds(robot, inside: Inside) -> None:
     node = inside(
         "robot.state_topics:=[force=/force]",
         policy=Constant(spec=FORCE),
@@ -173,7 +171,7 @@ def test_a_missing_or_stale_state_topic_holds(robot: Any, inside: Inside) -> Non
 
 
 @pytest.mark.causes("camera_skew")
-def test_images_too_far_apart_hold(robot: Any, inside: Inside) -> None:
+def test_images_too_far_apart_hold(robot, inside: Inside) -> None:
     cameras = ("camera.topics:=[/camera/image_raw, /wrist]", "camera.keys:=[image, wrist]")
     spec = PolicySpec((ImageFeature("image"), ImageFeature("wrist")))
     node = inside(*cameras, "timeouts.camera_skew:=0.2", policy=Constant(spec=spec))
@@ -190,7 +188,7 @@ def test_images_too_far_apart_hold(robot: Any, inside: Inside) -> None:
 
 
 @pytest.mark.causes("camera_frozen")
-def test_a_frozen_image_holds(robot: Any, inside: Inside) -> None:
+def test_a_frozen_image_holds(robot, inside: Inside) -> None:
     node = inside("timeouts.frozen_frames:=4")
     robot.until(lambda: robot.commands, robot.send_frame)
     robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(still(robot.now())))
@@ -204,7 +202,7 @@ def test_a_frozen_image_holds(robot: Any, inside: Inside) -> None:
         pytest.param("frame_from_future", 5, marks=pytest.mark.causes("frame_from_future")),
     ],
 )
-def test_a_frame_of_a_wrong_age_holds(robot: Any, inside: Inside, reason: str, seconds: int) -> None:
+def test_a_frame_of_a_wrong_age_holds(robot, inside: Inside, reason: str, seconds: int) -> None:
     node = inside()
     late = seconds * 1_000_000_000
     robot.until(lambda: reason in node.safety.status.holds, lambda: robot.send_frame(still(robot.now() + late)))
@@ -213,7 +211,7 @@ def test_a_frame_of_a_wrong_age_holds(robot: Any, inside: Inside, reason: str, s
 
 
 @pytest.mark.causes("frame_repeated", "frame_out_of_order")
-def test_repeated_and_late_frames_are_dropped(robot: Any, inside: Inside) -> None:
+def test_repeated_and_late_frames_are_dropped(robot, inside: Inside) -> None:
     node = inside()
     robot.until(lambda: robot.commands, robot.send_frame)
 
@@ -229,7 +227,7 @@ def test_repeated_and_late_frames_are_dropped(robot: Any, inside: Inside) -> Non
 
 
 @pytest.mark.causes("joint_state_stale")
-def test_stale_joint_states_hold(robot: Any, inside: Inside) -> None:
+def test_stale_joint_states_hold(robot, inside: Inside) -> None:
     node = inside()
     robot.until(lambda: robot.commands, robot.send_frame)
     robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(joints=False))
@@ -237,7 +235,7 @@ def test_stale_joint_states_hold(robot: Any, inside: Inside) -> None:
 
 
 @pytest.mark.causes("heartbeat_missing", "heartbeat_lost")
-def test_a_missing_heartbeat_blocks_arming_and_a_lost_one_stops(robot: Any, inside: Inside) -> None:
+def test_a_missing_heartbeat_blocks_arming_and_a_lost_one_stops(robot, inside: Inside) -> None:
     graph = robot.graph
     empty = graph.message("std_msgs/msg/Empty")
     heart = robot.node.create_publisher(empty, "/vla_policy/heartbeat", graph.qos("state_publisher"))
@@ -256,7 +254,7 @@ def test_a_missing_heartbeat_blocks_arming_and_a_lost_one_stops(robot: Any, insi
 
 
 @pytest.mark.causes("clock_jump")
-def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot: Any, inside: Inside) -> None:
+def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot, inside: Inside) -> None:
     graph = robot.graph
     kind = graph.message("rosgraph_msgs/msg/Clock")
     clock = robot.node.create_publisher(kind, "/clock", graph.qos("state_publisher"))
@@ -278,14 +276,14 @@ def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot:
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="nothing is frozen: the claim must be found out")
 @pytest.mark.causes("camera_frozen")
-def test_a_test_that_does_not_cause_its_reason_fails(robot: Any, inside: Inside) -> None:
+def test_a_test_that_does_not_cause_its_reason_fails(robot, inside: Inside) -> None:
     inside()
     robot.until(lambda: robot.commands, robot.send_frame)
 
 
 @pytest.mark.parametrize("number", [1e30, 2.0**62])
 @pytest.mark.causes("action_invalid")
-def test_an_absurd_action_is_dropped_and_not_clamped(robot: Any, inside: Any, number: float) -> None:
+def test_an_absurd_action_is_dropped_and_not_clamped(robot, inside, number: float) -> None:
     class Damaged(Policy):
         spec = PolicySpec((ImageFeature("image"),))
         absurd = False

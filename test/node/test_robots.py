@@ -1,7 +1,3 @@
-"""The configurations in ``config/robots``, each with small drivers of its own: the arm does what it is told."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

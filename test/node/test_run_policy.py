@@ -1,7 +1,3 @@
-"""Goals of ~/run_policy: how they run, and every way in which they end."""
-
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +74,7 @@ def holding(robot: Any) -> None:
     assert len(robot.commands) <= sent + 1
 
 
-def test_ten_consecutive_goals_succeed(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_ten_consecutive_goals_succeed(robot, start, caller: Caller) -> None:
     start(*GO)
     for number in range(10):
         handle = caller.send(f"task {number}")
@@ -97,9 +93,7 @@ def test_ten_consecutive_goals_succeed(robot: Any, start: Callable[..., Any], ca
     holding(robot)
 
 
-def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(
-    robot: Any, start: Callable[..., Any], caller: Caller
-) -> None:
+def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(robot, start, caller: Caller) -> None:
     start(*GO)
     first = caller.send("first")
     moving(robot)
@@ -110,7 +104,7 @@ def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(
     moving(robot)
 
 
-def test_a_cancel_is_a_hold(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_a_cancel_is_a_hold(robot, start, caller: Caller) -> None:
     start(*GO)
     handle = caller.send("go on")
     moving(robot)
@@ -122,13 +116,13 @@ def test_a_cancel_is_a_hold(robot: Any, start: Callable[..., Any], caller: Calle
     moving(robot)
 
 
-def test_a_goal_ends_after_its_time(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_a_goal_ends_after_its_time(robot, start, caller: Caller) -> None:
     start(*GO, "-p", "timeouts.run:=1.0")
     assert caller.end_of(caller.send("go on")) == (ABORTED, False, "not done within 1 s (timeouts.run)")
     holding(robot)
 
 
-def test_a_stop_ends_a_goal_with_its_reason(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_a_stop_ends_a_goal_with_its_reason(robot, start, caller: Caller) -> None:
     start(*GO)
     handle = caller.send("go on")
     moving(robot)
@@ -138,9 +132,7 @@ def test_a_stop_ends_a_goal_with_its_reason(robot: Any, start: Callable[..., Any
     assert message.startswith("stopped by operator_stop (true on the stop topic)")
 
 
-def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(
-    robot: Any, start: Callable[..., Any], caller: Caller
-) -> None:
+def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(robot, start, caller: Caller) -> None:
     start(*GO)
     handle = caller.send("nan")
     robot.until(lambda: any("action_invalid" in each.feedback.status for each in caller.feedback), robot.send_frame)
@@ -148,7 +140,7 @@ def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(
     assert caller.end_of(handle)[0] == SUCCEEDED
 
 
-def test_a_goal_does_not_arm(robot: Any, start: Callable[..., Any], caller: Caller) -> None:
+def test_a_goal_does_not_arm(robot, start, caller: Caller) -> None:
     node = start()
     handle = caller.send("go on")
     status, success, message = caller.end_of(handle)
@@ -161,9 +153,7 @@ def test_a_goal_does_not_arm(robot: Any, start: Callable[..., Any], caller: Call
     moving(robot)
 
 
-def test_one_goal_at_a_time_and_another_instruction_ends_it(
-    robot: Any, start: Callable[..., Any], caller: Caller
-) -> None:
+def test_one_goal_at_a_time_and_another_instruction_ends_it(robot, start, caller: Caller) -> None:
     start(*GO)
     handle = caller.send("first")
     assert not caller.send("second").accepted
@@ -174,9 +164,7 @@ def test_one_goal_at_a_time_and_another_instruction_ends_it(
 
 
 @pytest.mark.parametrize(("prompt", "said"), [(" ", "the prompt is empty"), ("x" * 9000, "characters refused")])
-def test_a_prompt_that_is_no_instruction_is_refused(
-    robot: Any, start: Callable[..., Any], caller: Caller, prompt: str, said: str
-) -> None:
+def test_a_prompt_that_is_no_instruction_is_refused(robot, start, caller: Caller, prompt: str, said: str) -> None:
     start(*GO)
     status, _, message = caller.end_of(caller.send(prompt))
     assert status == ABORTED

@@ -1,9 +1,4 @@
-"""The node and a policy server that ends, comes back, or comes back as another."""
-
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +32,7 @@ class Forward(Policy):
 
 
 @pytest.mark.causes("server_lost")
-def test_the_arm_holds_without_its_server_and_continues_with_it(robot: Any, inside: Callable[..., Any]) -> None:
+def test_the_arm_holds_without_its_server_and_continues_with_it(robot, inside) -> None:
     with served(Forward()) as (_, port):
         options = "policy.name:=remote", f"policy.server:=ws://127.0.0.1:{port}"
         inside(*options, policy=create(load((), options)))
@@ -61,7 +56,7 @@ PLAN = ("policy.name:=remote", "control.rate_hz:=10", "timeouts.inference:=4.0")
 
 @pytest.mark.parametrize("schedule", ["sync", "blend"])
 @pytest.mark.causes("server_lost")
-def test_a_long_plan_ends_soon_after_the_server(robot: Any, inside: Callable[..., Any], schedule: str) -> None:
+def test_a_long_plan_ends_soon_after_the_server(robot, inside, schedule: str) -> None:
     with served(Forward(50, 50)) as (_, port):
         options = *PLAN, f"policy.server:=ws://127.0.0.1:{port}", f"control.schedule:={schedule}"
         inside(*options, policy=create(load((), options)))
@@ -78,7 +73,7 @@ def test_a_long_plan_ends_soon_after_the_server(robot: Any, inside: Callable[...
 
 
 @pytest.mark.parametrize("schedule", ["sync", "blend"])
-def test_a_short_loss_costs_no_pause(robot: Any, inside: Callable[..., Any], schedule: str) -> None:
+def test_a_short_loss_costs_no_pause(robot, inside, schedule: str) -> None:
     with served(Forward(50, 50)) as (_, port):
         options = *PLAN, f"policy.server:=ws://127.0.0.1:{port}", f"control.schedule:={schedule}"
         # The server is back after 0.3 s, or later on a busy machine.
@@ -105,7 +100,7 @@ class Flickering(Forward):
     asked = False
 
 
-def test_a_loss_that_ended_before_it_was_handled_costs_no_pause(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_loss_that_ended_before_it_was_handled_costs_no_pause(robot, inside) -> None:
     options = *PLAN[1:], "control.schedule:=blend", "control.refill_steps:=49"
     inside(*options, policy=Flickering(50, 50))
     robot.until(lambda: len(robot.commands) > 15 and dropped(robot) > 3, robot.send_frame)

@@ -1,7 +1,3 @@
-"""A source of actions is one class: what moves the arm need not be a policy."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from live_loop import NAMES, POSITIONS, LiveLoop, TimedPolicy, every

@@ -1,7 +1,3 @@
-"""A node that was suspended while somebody pushed the arm: its first command is where the arm is now."""
-
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable
@@ -35,7 +31,7 @@ def ended(robot: Any, node: Any) -> None:
 @pytest.mark.causes("suspended")
 @pytest.mark.parametrize("meanwhile", [nothing, stopped, blind, ended])
 def test_the_first_command_after_a_suspension_holds_the_arm_where_it_was_pushed(
-    robot: Any, start: Callable[..., Any], meanwhile: Callable[[Any, Any], None]
+    robot, start, meanwhile: Callable[[Any, Any], None]
 ) -> None:
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 10, robot.send_frame)

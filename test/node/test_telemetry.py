@@ -1,19 +1,12 @@
-"""What a running node shows: status, debug image, trace and metrics, over the wire and from the outside."""
-
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import encode_image
@@ -26,7 +19,7 @@ def listen(robot: Any, kind: str, topic: str, qos: str, heard: list[Any], raw: b
     robot.node.create_subscription(graph.message(kind), topic, heard.append, graph.qos(qos), raw=raw)
 
 
-def test_every_frame_has_one_line_in_the_trace(robot: Any, start: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_frame_has_one_line_in_the_trace(robot, start, tmp_path) -> None:
     """Frames that are answered, replaced, undecodable, from the future, repeated and late."""
     trace = tmp_path / "trace.jsonl"
     words = ["-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", f"node.trace:={trace}"]
@@ -66,7 +59,7 @@ def test_every_frame_has_one_line_in_the_trace(robot: Any, start: Callable[..., 
     assert 0 <= frames["received"] - outcomes.total() <= 1, "at most the frame that waits is not accounted for"
 
 
-def test_status_reaches_a_late_subscriber_and_follows_each_change(robot: Any, start: Callable[..., Any]) -> None:
+def test_status_reaches_a_late_subscriber_and_follows_each_change(robot, start) -> None:
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     robot.until(lambda: robot.commands, robot.send_frame)
     heard: list[Any] = []
@@ -85,7 +78,7 @@ def test_status_reaches_a_late_subscriber_and_follows_each_change(robot: Any, st
     assert node.process.poll() is None
 
 
-def test_the_debug_image_is_published_for_subscribers(robot: Any, start: Callable[..., Any]) -> None:
+def test_the_debug_image_is_published_for_subscribers(robot, start) -> None:
     start("-p", "policy.instruction:=go on")
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     publisher = robot.node.get_publishers_info_by_topic(DEBUG)
@@ -98,7 +91,7 @@ def test_the_debug_image_is_published_for_subscribers(robot: Any, start: Callabl
     assert shown.stamp in robot.sent
 
 
-def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot: Any, start: Callable[..., Any]) -> None:
+def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot, start) -> None:
     text = robot.graph.message("std_msgs/msg/String")
     start("-p", "camera.topics:=[/nowhere]", "-p", "timeouts.publisher:=1.0")
     robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
@@ -112,7 +105,7 @@ def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot: Any, s
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
-def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Callable[..., Any]) -> None:
+def test_tokens_outside_the_action_bins_raise_a_warning(robot, start) -> None:
     """A wrong prompt or image makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
     start("-p", "policy.instruction:=go on")
     robot.until(lambda: "policy" in robot.diagnostics, robot.send_frame)
@@ -126,7 +119,7 @@ def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Calla
     robot.until(lambda: robot.diagnostics["policy"]["level"] == 0, robot.send_frame)
 
 
-def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) -> None:
+def test_metrics_are_those_of_the_node(robot, start) -> None:
     port = 20_000 + os.getpid() % 10_000
     start("-p", "policy.instruction:=go on", "-p", f"node.metrics_port:={port}")
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
@@ -139,7 +132,7 @@ def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) ->
     assert values["vla_ros_commands_total"] == 0
 
 
-def test_a_dry_run_reports_the_frame_age(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_dry_run_reports_the_frame_age(robot, inside) -> None:
     node = inside("control.armed:=false")
     delay = 300_000_000
     image = np.zeros((48, 64, 3), np.uint8)
@@ -152,18 +145,14 @@ def test_a_dry_run_reports_the_frame_age(robot: Any, inside: Callable[..., Any])
     assert node.stats.frames()["commands"] == 0
 
 
-def test_invalid_joint_states_are_logged(
-    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_joint_states_are_logged(robot, inside, caplog) -> None:
     robot.positions[2] = float("nan")
     inside("control.armed:=false")
     robot.until(lambda: "joint_state_invalid: joint 'joint_3' is nan" in caplog.text, robot.send_frame)
     assert "no joint state yet" not in caplog.text
 
 
-def test_frequent_instructions_do_not_flood_the_log(
-    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_frequent_instructions_do_not_flood_the_log(robot, inside, caplog) -> None:
     node = inside()
     began, numbers = time.monotonic(), itertools.count()
     robot.until(lambda: time.monotonic() - began > 1.5, lambda: robot.instruct(f"number {next(numbers)}"))

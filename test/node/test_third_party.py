@@ -1,14 +1,8 @@
-"""A third party's policy, in a package of its own (test/data/two_eyes): in the node, in replay and in the bench."""
-
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,14 +47,14 @@ def test_its_options_are_checked_and_printed() -> None:
         assert said in refused.stderr
 
 
-def test_a_checkpoint_that_it_claims_is_run_by_it(tmp_path: Path) -> None:
+def test_a_checkpoint_that_it_claims_is_run_by_it(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"type": "two_eyes", "input_features": {}}')  # LeRobot could run it, too
     program = "import sys; from vla_ros.policies.base import policy_of; print(policy_of(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout == "two_eyes\n"
 
 
-def test_it_runs_in_the_node_with_two_cameras_and_a_session(robot: Any, start: Callable[..., Any]) -> None:
+def test_it_runs_in_the_node_with_two_cameras_and_a_session(robot, start) -> None:
     graph = robot.graph
     wrist = robot.node.create_publisher(graph.message("sensor_msgs/msg/Image"), "/wrist", graph.qos("camera"))
     options = ("-p", "policy.name:=two_eyes", "-p", "policy.gain:=0.002", "-p", "policy.instruction:=look")
@@ -80,7 +74,7 @@ def test_it_runs_in_the_node_with_two_cameras_and_a_session(robot: Any, start: C
     assert all(np.isclose(one.data[1], 50e-5) for one in robot.actions)
 
 
-def test_it_is_replayed(tmp_path: Path) -> None:
+def test_it_is_replayed(tmp_path) -> None:
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -106,7 +100,7 @@ def test_it_is_replayed(tmp_path: Path) -> None:
     assert result["mae"] < 2e-5, "without a memory, each step would be off by 1 mm in x"
 
 
-def test_it_is_measured(tmp_path: Path) -> None:
+def test_it_is_measured(tmp_path) -> None:
     words = ("--policy", "two_eyes", "-p", "policy.side:=16", *CAMERAS, *SIZES, "--steps", "5")
     text = vla_ros("bench", *words, "--json", str(tmp_path / "bench.json"))
     assert "policy 'two_eyes': 5 steps, 2 action(s) of 7 numbers" in text

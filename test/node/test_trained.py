@@ -1,8 +1,3 @@
-"""What a dry run prints of rates, units and limits, for every preset and family of policies."""
-
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +35,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     ],
 )
 def test_rate_and_steps_come_from_the_family_and_the_users_win(
-    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], expected: str, capsys
 ) -> None:
     assert f"rate: {expected}" in dry_run(capsys, *DEMO, HALF, *options)
 
@@ -48,9 +43,7 @@ def test_rate_and_steps_come_from_the_family_and_the_users_win(
 @pytest.mark.parametrize(
     ("server", "expected"), [(WS, "50 Hz (trained at 50 Hz)"), (HTTP, "25 Hz (trained at 25 Hz)")]
 )
-def test_aloha_runs_at_the_rate_of_the_policys_data(
-    server: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_aloha_runs_at_the_rate_of_the_policys_data(server: str, expected: str, tmp_path, capsys) -> None:
     arm = (f"robot.urdf:={urdf(tmp_path, revolute(6))}", "robot.tip_frame:=hand", "gripper.measured_by:=''")
     shown = dry_run(capsys, *arm, "robot.gripper_joint_names:=[finger]", HALF, "preset:=aloha", server)
     assert f"rate: {expected}, 25 of 50 steps" in shown
@@ -87,7 +80,7 @@ def test_limits_that_shorten_what_was_trained_are_named(
     assert [text for text in expected if text not in shown] == []
 
 
-def test_the_motion_of_libero_is_within_the_usual_limits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_motion_of_libero_is_within_the_usual_limits(capsys) -> None:
     shown = dry_run(capsys, *DEMO, WS, "preset:=libero", "control.delta_form:=motion")
     assert "limits that shorten" not in shown
     assert "1 is 0.05 m and 0.5 rad (rotation_vector); each number clipped to 1 before scaling" in shown

@@ -1,5 +1,3 @@
-"""`vla-ros replay` and `vla-ros compare` from end to end: files, exit status, messages."""
-
 import contextlib
 import json
 import os

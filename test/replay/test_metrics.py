@@ -1,5 +1,3 @@
-"""Every figure against a value worked out by hand."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Skill scores and turns: fair to every guess, and not fooled by smoothness."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""A replay merges joint states of several publishers as the live node does."""
-
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Topics are found by type and name; if several fit, a person is asked or the bag is refused with candidates."""
-
 from dataclasses import asdict
 
 import pytest

@@ -1,5 +1,3 @@
-"""A wrong orientation, colour order, crop or dataset is found by trying, and none is named if there is none."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Recorded commands of every kind become the policy's numbers, and belong to the right frames."""
-
 import dataclasses
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The verdict finds silent failures and calls only good policies good."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Charts show their data, tolerate invalid numbers, and say when there are no data."""
-
 import re
 import xml.etree.ElementTree as ElementTree
 

@@ -1,5 +1,3 @@
-"""Embedded images keep their shape, order and colours."""
-
 import base64
 import io
 import re

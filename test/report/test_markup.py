@@ -1,5 +1,3 @@
-"""External text never becomes markup; numbers are readable."""
-
 import math
 
 import pytest

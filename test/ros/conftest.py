@@ -5,8 +5,6 @@ Tests here skip where no ROS 2 is sourced. They use the RMW of the environment; 
     RMW_IMPLEMENTATION=rmw_cyclonedds_cpp python -m pytest test/ros
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,11 +1,5 @@
-"""`ros2 bag play` of a recorded bag drives the node: frames of last year are answered by its clock."""
-
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +9,7 @@ pytestmark = pytest.mark.ros
 
 
 @pytest.mark.skipif(shutil.which("ros2") is None, reason="the ros2 command is not installed")
-def test_a_recorded_bag_drives_the_node(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any], recorded_bag: Path
-) -> None:
+def test_a_recorded_bag_drives_the_node(robot, policy, program, recorded_bag: Path) -> None:
     policy("use_sim_time:=true").wait_for("is ready")
     play = program("ros2", "bag", "play", str(recorded_bag), "--clock", "100", "--delay", "3", "--rate", "0.5")
     assert play.process.wait(60) == 0, play.output

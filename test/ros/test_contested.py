@@ -4,8 +4,6 @@ Regressions pinned: rmw_cyclonedds' gid of a publisher is not the one that disco
 itself for another commander.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -13,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,9 +126,7 @@ def publishers(robot: Any, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_duplicates_are_detected_and_named(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any], what: str
-) -> None:
+def test_duplicates_are_detected_and_named(robot, policy, program, what: str) -> None:
     reason, text = CASES[what]
     node, words = moving(robot, policy)
     second = other(robot, program, what)
@@ -165,9 +160,7 @@ def test_duplicates_are_detected_and_named(
         robot.wait(lambda: words.last["state"] == "armed", "motion without the other", 40)
 
 
-def test_calls_that_reach_two_servers_disarm_but_never_arm(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any]
-) -> None:
+def test_calls_that_reach_two_servers_disarm_but_never_arm(robot, policy, program) -> None:
     node, words = moving(robot, policy)
     other(robot, program, "service").wait_for("there")
 
@@ -187,7 +180,7 @@ def test_calls_that_reach_two_servers_disarm_but_never_arm(
     assert all(each["state"] == "disarmed" for _, each in words.heard[heard:])
 
 
-def test_a_second_node_of_the_name_refuses_to_configure(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_second_node_of_the_name_refuses_to_configure(robot, policy) -> None:
     first, words = moving(robot, policy)
     second = policy()
     assert second.process.wait(30) == 1
@@ -195,9 +188,7 @@ def test_a_second_node_of_the_name_refuses_to_configure(robot: Any, policy: Call
     robot.wait(lambda: words.last["state"] == "armed", "motion")
 
 
-def test_the_second_of_two_armed_nodes_never_moves_and_stops_the_first(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any]
-) -> None:
+def test_the_second_of_two_armed_nodes_never_moves_and_stops_the_first(robot, policy, program) -> None:
     """A claim says so at once; discovery of Fast DDS takes up to 3 s."""
     first, words = moving(robot, policy)
     options = (word for option in (*robot.quick, "control.armed:=true") for word in ("-p", option))
@@ -212,9 +203,7 @@ def test_the_second_of_two_armed_nodes_never_moves_and_stops_the_first(
     assert "disarmed ->" not in second.output
 
 
-def test_listeners_and_a_gripper_apart_are_no_contest(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_listeners_and_a_gripper_apart_are_no_contest(robot, policy, program, tmp_path) -> None:
     from sensor_msgs.msg import Image, JointState
 
     fingers: list[Any] = []
@@ -234,9 +223,7 @@ def test_listeners_and_a_gripper_apart_are_no_contest(
 
 
 @pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed")
-def test_ros2_topic_pub_on_the_command_topic_stops_the_arm(
-    robot: Any, policy: Callable[..., Any], program: Callable[..., Any]
-) -> None:
+def test_ros2_topic_pub_on_the_command_topic_stops_the_arm(robot, policy, program) -> None:
     node, words = moving(robot, policy)
     program("ros2", "topic", "pub", "--rate", "20", COMMAND, "sensor_msgs/msg/JointState", "{}")
     robot.wait(lambda: words.last["stopped_by"] == "command_contested", "the stop", 40)

@@ -1,7 +1,3 @@
-"""What the real cv_bridge turns into rgb8 is the same image here, without cv_bridge."""
-
-from __future__ import annotations
-
 import sys
 
 import numpy as np

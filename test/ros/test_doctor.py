@@ -1,7 +1,3 @@
-"""Which RMW is in force: what rclpy uses, not what a variable says."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,10 +1,3 @@
-"""What `ros2 topic info -v` and `ros2 node info` show of the node is what the README promises."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
@@ -27,7 +20,7 @@ PROMISED = {
 }
 
 
-def test_topics_types_and_qos_as_promised(robot: Any, policy: Callable[..., Any]) -> None:
+def test_topics_types_and_qos_as_promised(robot, policy) -> None:
     policy().wait_for("is ready")
     for topic, (direction, kind, reliability, durability) in PROMISED.items():
         ask = (
@@ -46,7 +39,7 @@ def test_topics_types_and_qos_as_promised(robot: Any, policy: Callable[..., Any]
     assert services["/vla_policy/change_state"] == ["lifecycle_msgs/srv/ChangeState"]
 
 
-def test_a_publisher_whose_qos_cannot_match_is_named(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_publisher_whose_qos_cannot_match_is_named(robot, policy) -> None:
     from rclpy.qos import QoSProfile
     from std_msgs.msg import String
 

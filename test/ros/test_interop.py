@@ -5,8 +5,6 @@ arrive; a latched instruction that a late joiner misses; nodes and profiles that
 a service that does not answer.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import os

@@ -5,8 +5,6 @@ force and not named; `ros2 launch` left hanging by a node that ended; one that i
 leaves an armed node behind.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,9 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,7 +77,7 @@ def test_every_launch_file_explains_its_arguments(name: str, arguments: tuple[st
     assert "'default', 'fastdds', 'cyclonedds', 'iceoryx', 'zenoh'" in shown
 
 
-def test_the_policy_launch_file_brings_an_active_node(robot: Any, program: Callable[..., Any]) -> None:
+def test_the_policy_launch_file_brings_an_active_node(robot, program) -> None:
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", WORDS, QUICK)
     robot.drive()
     robot.wait(lambda: len(robot.actions) >= 3, "actions", 40)
@@ -92,7 +88,7 @@ def test_the_policy_launch_file_brings_an_active_node(robot: Any, program: Calla
     assert "ended by SIGINT: the arm holds" in launch.output
 
 
-def test_a_policy_that_answers_with_chunks_is_asked_ahead(robot: Any, program: Callable[..., Any]) -> None:
+def test_a_policy_that_answers_with_chunks_is_asked_ahead(robot, program) -> None:
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     fingers = "robot.gripper_joint_names:=[finger_left, finger_right]"
     options = f"{QUICK.replace('rate_hz:=0.0', 'rate_hz:=20.0')};{fingers};timeouts.inference:=5.0"
@@ -110,7 +106,7 @@ def test_a_policy_that_answers_with_chunks_is_asked_ahead(robot: Any, program: C
     assert launch.end(timeout=15) == 0
 
 
-def test_the_life_of_the_node_under_launch_testing(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_life_of_the_node_under_launch_testing(program, tmp_path) -> None:
     pytest.importorskip("launch_testing", reason="launch_testing is not installed")
     results = tmp_path / "results.xml"
     life = program(
@@ -124,14 +120,14 @@ def test_the_life_of_the_node_under_launch_testing(program: Callable[..., Any], 
     ]
 
 
-def test_a_mistake_ends_the_launch_before_anything_starts(program: Callable[..., Any]) -> None:
+def test_a_mistake_ends_the_launch_before_anything_starts(program) -> None:
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "set:=control.rate:=7")
     assert launch.process.wait(40) != 0
     assert "control.rate: no such parameter; did you mean 'control.rate_hz'?" in launch.output
     assert "process started" not in launch.output
 
 
-def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -> None:
+def test_a_node_that_cannot_start_ends_the_launch(program) -> None:
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "checkpoint:=/nowhere/model")
     assert launch.process.wait(60) == 1
     assert "/nowhere/model" in launch.output
@@ -144,7 +140,7 @@ def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -
         ("python:=/nowhere/bin/python", "/nowhere/bin/python: found no such program"),
     ],
 )
-def test_a_wrong_argument_ends_the_launch(program: Callable[..., Any], argument: str, said: str) -> None:
+def test_a_wrong_argument_ends_the_launch(program, argument: str, said: str) -> None:
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", argument)
     assert launch.process.wait(40) != 0
     assert said in launch.output
@@ -153,9 +149,7 @@ def test_a_wrong_argument_ends_the_launch(program: Callable[..., Any], argument:
 
 
 @pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
-def test_the_launch_reports_an_active_middleware(
-    program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launch_reports_an_active_middleware(program, name: str, tmp_path, monkeypatch) -> None:
     from vla_ros.middleware.checks import check_profile
     from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
 
@@ -171,9 +165,7 @@ def test_the_launch_reports_an_active_middleware(
 
 
 @pytest.mark.skipif(shutil.which("iox-roudi") is None, reason="iox-roudi is not installed")
-def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
-    program: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iceoryx_starts_a_roudi_that_outlives_the_launch(program, tmp_path, monkeypatch) -> None:
     from vla_ros.middleware.checks import check_profile
     from vla_ros.middleware.daemons import roudi_is_up
     from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
@@ -199,9 +191,7 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
 
 
 @pytest.mark.slow
-def test_the_replay_launch_file_records_the_live_actions_and_reports(
-    program: Callable[..., Any], recorded_bag: Path, tmp_path: Path
-) -> None:
+def test_the_replay_launch_file_records_the_live_actions_and_reports(program, recorded_bag: Path, tmp_path) -> None:
     from rosbags.rosbag2 import Reader
 
     output = tmp_path / "replayed"
@@ -215,7 +205,7 @@ def test_the_replay_launch_file_records_the_live_actions_and_reports(
     assert "disarmed -> " not in launch.output, "a replay never arms"
 
 
-def test_a_replay_whose_recorder_dies_ends(program: Callable[..., Any], recorded_bag: Path, tmp_path: Path) -> None:
+def test_a_replay_whose_recorder_dies_ends(program, recorded_bag: Path, tmp_path) -> None:
     (tmp_path / "file").touch()
     words = ("policy:=hold", WORDS, QUICK, f"bag:={recorded_bag}", f"output:={tmp_path / 'file' / 'replayed'}")
     launch = program("ros2", "launch", "vla_ros", "replay.launch.py", *words)
@@ -237,7 +227,7 @@ def test_a_replay_whose_recorder_dies_ends(program: Callable[..., Any], recorded
     ids=["demo", "demo-pi", "demo-pi rtc"],
 )
 def test_the_demo_launch_file_solves_the_task_with_a_learned_policy(
-    program: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], expected: tuple[str, ...]
+    program, tmp_path, words: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     import json
 
@@ -259,9 +249,7 @@ def test_the_demo_launch_file_solves_the_task_with_a_learned_policy(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_armed_node_does_not_outlive_its_launch(
-    robot: Any, program: Callable[..., Any], number: signal.Signals
-) -> None:
+def test_an_armed_node_does_not_outlive_its_launch(robot, program, number: signal.Signals) -> None:
     """SIGTERM is what a supervisor and `docker stop` send."""
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", WORDS, QUICK, "armed:=true")
     robot.drive()

@@ -1,7 +1,3 @@
-"""What the launch files read before they start anything. Regression pinned: the namespace was left out."""
-
-from __future__ import annotations
-
 import sys
 from unittest import mock
 

@@ -4,11 +4,6 @@ Regressions pinned: commands before activation or arming, or after deactivation;
 state from which nothing can be configured; subscriptions left behind by cleanup.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,7 +14,7 @@ from lifecycle_msgs.msg import Transition
 pytestmark = pytest.mark.ros
 
 
-def test_through_all_states(robot: Any, policy: Callable[..., Any]) -> None:
+def test_through_all_states(robot, policy) -> None:
     policy("autostart:=false")
     robot.drive()
     assert robot.state() == "unconfigured"
@@ -63,7 +58,7 @@ def test_through_all_states(robot: Any, policy: Callable[..., Any]) -> None:
     assert robot.state() == "finalized"
 
 
-def test_a_failed_transition_gives_its_reason_and_can_be_retried(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_failed_transition_gives_its_reason_and_can_be_retried(robot, policy) -> None:
     from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
     from rcl_interfaces.srv import SetParameters
 
@@ -80,13 +75,13 @@ def test_a_failed_transition_gives_its_reason_and_can_be_retried(robot: Any, pol
     assert robot.state() == "inactive"
 
 
-def test_an_autostarted_node_that_cannot_start_ends_with_status_1(policy: Callable[..., Any]) -> None:
+def test_an_autostarted_node_that_cannot_start_ends_with_status_1(policy) -> None:
     node = policy("robot.urdf:=/nowhere/arm.urdf")
     assert node.process.wait(60) == 1
     assert "/nowhere/arm.urdf" in node.output
 
 
-def test_autostart_arms_nothing_and_armed_does(robot: Any, policy: Callable[..., Any]) -> None:
+def test_autostart_arms_nothing_and_armed_does(robot, policy) -> None:
     node = policy()
     robot.drive()
     robot.wait(lambda: len(robot.actions) >= 3, "actions")

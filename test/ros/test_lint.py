@@ -1,7 +1,3 @@
-"""ROS's own linters, with this project's line length and docstring style; and what package.xml must say."""
-
-from __future__ import annotations
-
 import ast
 import os
 import shutil

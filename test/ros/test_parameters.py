@@ -4,10 +4,7 @@ Regressions pinned: a misspelt limit that is silently no limit; an empty list ta
 is meant; half of an atomic change applied.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +52,7 @@ def get(robot: Any, *names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("words", [("-p", "no_value"), ("--params-file", "/nowhere.yaml")])
-def test_arguments_that_ros_cannot_read_are_refused_in_one_line(program: Callable[..., Any], words: Any) -> None:
+def test_arguments_that_ros_cannot_read_are_refused_in_one_line(program, words) -> None:
     node = program(sys.executable, "-m", "vla_ros.node.lifecycle_main", "--ros-args", *words)
     assert node.process.wait(20) == 1
     assert f"'{' '.join(words)}'" in node.output
@@ -71,7 +68,7 @@ def test_arguments_that_ros_cannot_read_are_refused_in_one_line(program: Callabl
     ],
 )
 def test_a_limit_that_is_given_last_is_not_lost(
-    robot: Any, program: Callable[..., Any], tmp_path: Path, files: list[str], last: list[str]
+    robot, program, tmp_path, files: list[str], last: list[str]
 ) -> None:
     """In each of these, rcl of Jazzy keeps a value that was given before."""
     words = []
@@ -85,9 +82,7 @@ def test_a_limit_that_is_given_last_is_not_lost(
     assert get(robot, "limits.velocity_scale") == [0.1]
 
 
-def test_every_option_is_a_parameter_with_its_default_description_and_range(
-    robot: Any, policy: Callable[..., Any]
-) -> None:
+def test_every_option_is_a_parameter_with_its_default_description_and_range(robot, policy) -> None:
     policy("autostart:=false", quick=())
     listed = robot.call(ListParameters, "/vla_policy/list_parameters", ListParameters.Request()).result.names
     assert set(entries()) <= set(listed)
@@ -108,9 +103,7 @@ def test_every_option_is_a_parameter_with_its_default_description_and_range(
     assert box.type == Parameter.Type.DOUBLE_ARRAY.value, "an empty list has a type all the same"
 
 
-def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(
-    robot: Any, policy: Callable[..., Any]
-) -> None:
+def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(robot, policy) -> None:
     policy()
     robot.drive()
     robot.wait(lambda: robot.actions, "an action")
@@ -133,7 +126,7 @@ def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(
     assert reason.startswith("policy.name determines which parameters exist")
 
 
-def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_change_of_several_is_applied_all_or_none(robot, policy) -> None:
     policy("autostart:=false")
     assert robot.change(Transition.TRANSITION_CONFIGURE)
     box = {"limits.workspace_low": [0.1, -0.5, 0.0], "limits.workspace_high": [0.9, 0.5, 0.8]}
@@ -144,7 +137,7 @@ def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable
     assert get(robot, "control.rate_hz", "gripper.threshold") == [0.0, 0.5]
 
 
-def test_a_box_is_switched_on_and_off_one_corner_at_a_time(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_box_is_switched_on_and_off_one_corner_at_a_time(robot, policy) -> None:
     policy("autostart:=false")
     assert robot.change(Transition.TRANSITION_CONFIGURE)
     low, high = "limits.workspace_low", "limits.workspace_high"
@@ -168,7 +161,7 @@ def test_a_box_is_switched_on_and_off_one_corner_at_a_time(robot: Any, policy: C
     assert not robot.change(Transition.TRANSITION_CONFIGURE), "half a box at the start"
 
 
-def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callable[..., Any]) -> None:
+def test_an_instruction_parameter_reaches_the_policy(robot, policy) -> None:
     policy()
     robot.drive()
     robot.wait(lambda: robot.actions, "an action")
@@ -188,23 +181,19 @@ def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callabl
         ("camera.keys:=[a, b]", "camera.keys: found 2 names for 1 camera.topics"),
     ],
 )
-def test_a_mistake_at_start_ends_the_node_with_the_reason(
-    policy: Callable[..., Any], option: str, reason: str
-) -> None:
+def test_a_mistake_at_start_ends_the_node_with_the_reason(policy, option: str, reason: str) -> None:
     node = policy(option, quick=("policy.name:=hold",))
     assert node.process.wait(60) == 1
     assert reason in node.output
     assert "Traceback" not in node.output
 
 
-def test_options_of_another_policy_in_a_file_are_ignored_with_a_warning(policy: Callable[..., Any]) -> None:
+def test_options_of_another_policy_in_a_file_are_ignored_with_a_warning(policy) -> None:
     node = policy("policy.checkpoint:=/models/mine", "autostart:=false")
     node.wait_for("ignored policy.checkpoint: an option of the policy 'openvla', and policy.name is 'hold'")
 
 
-def test_what_vla_ros_config_prints_is_a_parameter_file(
-    robot: Any, program: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_vla_ros_config_prints_is_a_parameter_file(robot, program, tmp_path) -> None:
     import sys
 
     from vla_ros.config.loading import build
@@ -220,9 +209,7 @@ def test_what_vla_ros_config_prints_is_a_parameter_file(
     assert get(robot, "policy.name", "control.rate_hz", "camera.topics") == ["hold", 9.0, ["/camera/image_raw"]]
 
 
-def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
-    robot: Any, program: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(robot, program, tmp_path) -> None:
     import sys
 
     file = tmp_path / "robot.yaml"
@@ -241,7 +228,7 @@ def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
         assert "determines which parameters exist" in reason
 
 
-def test_several_arms_are_declared_without_a_preset(robot: Any, program: Callable[..., Any]) -> None:
+def test_several_arms_are_declared_without_a_preset(robot, program) -> None:
     import sys
 
     file = str(Path(__file__).resolve().parents[2] / "config" / "demo_two_arms.yaml")

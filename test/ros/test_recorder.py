@@ -3,15 +3,10 @@
 Regression pinned: a recorder of `replay.launch.py` that went on for ever after SIGKILL to `ros2 launch`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,9 +30,7 @@ sys.exit(service.run())
 
 @pytest.mark.skipif(not (shutil.which("ros2") and shutil.which("setpriv")), reason="no ros2 or no util-linux")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_recorder_ends_with_its_launch(
-    program: Callable[..., Any], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_recorder_ends_with_its_launch(program, tmp_path, number: signal.Signals) -> None:
     """As `replay.launch.py` starts it."""
     launch = program(sys.executable, "-c", RECORDER, "record", "-o", str(tmp_path / "bag"), "/rosout")
     launch.wait_for("Recording...", 60)

@@ -1,7 +1,3 @@
-"""The configurations in ``config/robots`` against ros2_control's own controllers, on mock hardware."""
-
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -319,9 +315,7 @@ def test_the_joints_follow_the_path_the_gripper_moves_and_a_stop_holds(rig: Rig)
 PAGE = Path(__file__).parents[2] / "docs" / "robots" / "new-robot.md"
 
 
-def test_the_page_for_a_robot_that_is_not_in_the_list(
-    tmp_path: Path, robot: Any, program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_for_a_robot_that_is_not_in_the_list(tmp_path, robot, program, monkeypatch) -> None:
     """Its steps as they stand there, with an arm that no configuration describes."""
     joints = of("kinova_j2")
     rig = Rig(Case("kinova_j2", {"arm_controller": (TRAJECTORY, joints)}, listed=False), tmp_path, robot, program)

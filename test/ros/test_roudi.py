@@ -5,8 +5,6 @@ process can stop it, because RouDi was killed and another runs in its place; a n
 aborts; one that waits 60 s for a RouDi that does not answer, deaf to signals, and aborts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -75,10 +73,10 @@ def wait_for_commands(robot: Any, node: Any, more: int) -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and restarted"])
 def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
-    roudi: Any,
-    policy: Callable[..., Any],
+    roudi,
+    policy,
     robot_process: Callable[[], Any],
-    program: Callable[..., Any],
+    program,
     folder: Path,
     again: bool,
 ) -> None:
@@ -101,7 +99,7 @@ def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
 
 
 def test_a_node_whose_roudi_was_replaced_refuses_to_configure(
-    roudi: Any, program: Callable[..., Any], folder: Path, quick: Callable[..., list[str]]
+    roudi, program, folder: Path, quick: Callable[..., list[str]]
 ) -> None:
     refused = """
 import rclpy, sys
@@ -124,9 +122,7 @@ print("failure:", node.failure, flush=True)
     node.wait_for("failure: configure: RouDi has ended or was restarted")
 
 
-def test_a_suspended_node_continues(
-    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any]
-) -> None:
+def test_a_suspended_node_continues(roudi, policy, robot_process: Callable[[], Any]) -> None:
     """With monitoring RouDi removes a process after 1.5 s of silence, and the process aborts without a hold."""
     node, robot = policy("control.armed:=true"), robot_process()
     wait_for_commands(robot, node, 3)
@@ -138,7 +134,7 @@ def test_a_suspended_node_continues(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_terminated_roudi_shuts_the_node_down_cleanly(
-    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any], number: signal.Signals
+    roudi, policy, robot_process: Callable[[], Any], number: signal.Signals
 ) -> None:
     node, robot = policy("control.armed:=true"), robot_process()
     wait_for_commands(robot, node, 3)
@@ -148,16 +144,14 @@ def test_a_terminated_roudi_shuts_the_node_down_cleanly(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_waiting_for_roudi_is_reported_and_can_be_interrupted(
-    policy: Callable[..., Any], number: signal.Signals
-) -> None:
+def test_waiting_for_roudi_is_reported_and_can_be_interrupted(policy, number: signal.Signals) -> None:
     node = policy()
     node.wait_for("waiting for RouDi: none runs on this host")
     assert node.end(number) == 0
     assert node.output.strip().splitlines()[-1] == f"vla_policy_node: ended by {number.name}: nothing was started"
 
 
-def test_vla_ros_run_waits_for_roudi_and_can_be_interrupted(program: Callable[..., Any]) -> None:
+def test_vla_ros_run_waits_for_roudi_and_can_be_interrupted(program) -> None:
     waiting = program(sys.executable, "-m", "vla_ros.cli", "run", "-p", "robot.urdf:=demo")
     waiting.wait_for("waiting for RouDi: none runs on this host")
     assert waiting.end(signal.SIGINT) == 130
@@ -165,7 +159,7 @@ def test_vla_ros_run_waits_for_roudi_and_can_be_interrupted(program: Callable[..
 
 
 def test_vla_ros_run_also_exits_with_an_error(
-    roudi: Any, robot_process: Callable[[], Any], program: Callable[..., Any], quick: Callable[..., list[str]]
+    roudi, robot_process: Callable[[], Any], program, quick: Callable[..., list[str]]
 ) -> None:
     node = program(sys.executable, "-m", "vla_ros.cli", "run", *quick("control.armed:=true"))
     robot = robot_process()
@@ -175,9 +169,7 @@ def test_vla_ros_run_also_exits_with_an_error(
     assert "stopped (middleware_gone" in node.output
 
 
-def test_a_waiting_node_starts_with_roudi(
-    policy: Callable[..., Any], program: Callable[..., Any], folder: Path
-) -> None:
+def test_a_waiting_node_starts_with_roudi(policy, program, folder: Path) -> None:
     node = policy()
     node.wait_for("waiting for RouDi")
     start_roudi(program, folder)

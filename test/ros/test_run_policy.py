@@ -1,7 +1,3 @@
-"""~/run_policy, called by `ros2 action` and cancelled by Ctrl-C."""
-
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -37,7 +33,7 @@ def node(request: pytest.FixtureRequest, robot: Any, program: Callable[..., Any]
     return started
 
 
-def test_a_goal_of_the_command_line_runs_and_succeeds(robot: Any, node: Any, program: Callable[..., Any]) -> None:
+def test_a_goal_of_the_command_line_runs_and_succeeds(robot, node, program) -> None:
     from std_msgs.msg import Bool
 
     success = robot.node.create_publisher(Bool, "/vla_policy/success", 10)
@@ -50,7 +46,7 @@ def test_a_goal_of_the_command_line_runs_and_succeeds(robot: Any, node: Any, pro
     assert "message: true on topics.success" in goal.output
 
 
-def test_ctrl_c_cancels_the_goal_and_the_arm_holds(robot: Any, node: Any, program: Callable[..., Any]) -> None:
+def test_ctrl_c_cancels_the_goal_and_the_arm_holds(robot, node, program) -> None:
     goal = program("ros2", "action", "send_goal", *GOAL)
     goal.wait_for("status: executing")
     robot.wait(lambda: robot.commands and robot.is_motion(robot.commands[-1][1]), "motion")
@@ -61,9 +57,7 @@ def test_ctrl_c_cancels_the_goal_and_the_arm_holds(robot: Any, node: Any, progra
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_node_that_ends_during_a_goal_gives_its_result(
-    robot: Any, node: Any, program: Callable[..., Any], number: signal.Signals
-) -> None:
+def test_a_node_that_ends_during_a_goal_gives_its_result(robot, node, program, number: signal.Signals) -> None:
     goal = program("ros2", "action", "send_goal", *GOAL)
     goal.wait_for("status: executing")
     robot.wait(lambda: robot.commands and robot.is_motion(robot.commands[-1][1]), "motion")

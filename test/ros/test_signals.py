@@ -4,8 +4,6 @@ Regressions pinned: a second SIGINT (a terminal and `ros2 launch` both send one)
 node that is killed and comes back armed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -33,9 +31,7 @@ STATES = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_node_in_order(
-    robot: Any, policy: Callable[..., Any], state: str, number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_node_in_order(robot, policy, state: str, number: signal.Signals) -> None:
     node = policy("autostart:=false")
     robot.drive()
     for transition in STATES[state]:
@@ -54,7 +50,7 @@ def test_a_signal_ends_the_node_in_order(
     assert len(robot.commands) == told
 
 
-def test_a_killed_node_sends_nothing_more_and_comes_back_disarmed(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_killed_node_sends_nothing_more_and_comes_back_disarmed(robot, policy) -> None:
     node = policy()
     robot.drive()
     robot.wait(lambda: robot.actions, "an action")
@@ -70,7 +66,7 @@ def test_a_killed_node_sends_nothing_more_and_comes_back_disarmed(robot: Any, po
     assert not late, "nothing is commanded until somebody arms again"
 
 
-def test_a_driver_that_dies_stops_the_arm(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_driver_that_dies_stops_the_arm(robot, policy) -> None:
     node = policy("control.armed:=true", "timeouts.driver:=0.3")
     robot.drive()
     robot.wait(lambda: len(robot.commands) >= 3, "commands")
@@ -82,7 +78,7 @@ def test_a_driver_that_dies_stops_the_arm(robot: Any, policy: Callable[..., Any]
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_process_that_ends_makes_the_arm_hold(
-    robot: Any, robot_process: Callable[[], Any], policy: Callable[..., Any], number: signal.Signals
+    robot, robot_process: Callable[[], Any], policy, number: signal.Signals
 ) -> None:
     driver = robot_process()
     node = policy("control.armed:=true", "timeouts.joint_state:=0.5", "timeouts.camera:=0.5")
@@ -100,9 +96,7 @@ def test_a_driver_process_that_ends_makes_the_arm_hold(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay", [0.0, 0.5])
-def test_a_signal_during_start_ends_the_node_quietly(
-    robot: Any, policy: Callable[..., Any], number: signal.Signals, delay: float
-) -> None:
+def test_a_signal_during_start_ends_the_node_quietly(robot, policy, number: signal.Signals, delay: float) -> None:
     node = policy()
     status = Path(f"/proc/{node.process.pid}/status")
 
@@ -137,7 +131,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_signal_while_the_node_is_created_is_answered(program: Callable[..., Any], wait: str) -> None:
+def test_a_signal_while_the_node_is_created_is_answered(program, wait: str) -> None:
     node = program(sys.executable, "-c", SLOW_NODE.format(wait=WAITS[wait]))
     node.wait_for("creation begins")
     assert node.end(signal.SIGINT) == 0, node.output
@@ -163,11 +157,11 @@ LOADS = {
 
 @pytest.mark.parametrize("load", LOADS)
 def test_a_signal_during_a_long_load_ends_it(
-    robot: Any,
-    policy: Callable[..., Any],
+    robot,
+    policy,
     load: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path,
+    monkeypatch,
 ) -> None:
     """A policy of a third party, found as any other: by its entry point."""
     (tmp_path / "slow_policy.py").write_text(SLOW_POLICY.format(step=LOADS[load]))

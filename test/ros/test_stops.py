@@ -4,11 +4,7 @@ Regression pinned: rclpy's logger raises where one line of code logs with two se
 did, and the hold that follows it was never sent.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -21,7 +17,7 @@ from std_srvs.srv import Trigger
 pytestmark = pytest.mark.ros
 
 
-def test_a_stop_and_every_refusal_are_reported(robot: Any, policy: Callable[..., Any]) -> None:
+def test_a_stop_and_every_refusal_are_reported(robot, policy) -> None:
     node = policy()
     robot.drive()
     latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)

@@ -1,7 +1,3 @@
-"""The annotated image shows the action, whatever the action is."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,3 @@
-"""The trace has one line per frame; a failing disk ends the recording and nothing else."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from vla_ros.control.outcome import COMMANDED, FrameOutcome
@@ -22,6 +16,6 @@ def test_a_full_disk_is_reported_once_and_lost_lines_are_counted() -> None:
     assert "No space left on device" in said[0]
 
 
-def test_a_file_that_cannot_be_opened_fails_at_start(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_fails_at_start(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"node.trace: .*nowhere"):
         FrameTrace(tmp_path / "nowhere" / "trace.jsonl", print)

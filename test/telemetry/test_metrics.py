@@ -1,7 +1,3 @@
-"""The Prometheus endpoint: what it exposes, where it listens, and what a client that hangs does to it."""
-
-from __future__ import annotations
-
 import importlib
 import socket
 import sys
@@ -85,7 +81,7 @@ def test_a_port_in_use_is_refused_with_advice(server: MetricsServer) -> None:
         MetricsServer("127.0.0.1", server.port, figures)
 
 
-def test_the_extra_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_named_if_it_is_missing(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "vla_ros.telemetry.metrics")
     with pytest.raises(MissingDependencyError, match=r"pip install 'vla_ros\[metrics\]'"):

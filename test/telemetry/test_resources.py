@@ -1,7 +1,3 @@
-"""Memory, threads and descriptors are those of the process that is asked for."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,3 @@
-"""Counts add up, percentiles, gaps and accelerations are right, and memory does not grow with time."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

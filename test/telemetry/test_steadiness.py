@@ -1,7 +1,3 @@
-"""Stalls and seams of commands whose gaps and jumps are known, in the node's form and in the demo's."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,3 @@
-"""The commands of the pages run as they are written; ``make docs-check`` runs those that take longer."""
-
-from __future__ import annotations
-
 import re
 
 import pytest

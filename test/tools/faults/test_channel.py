@@ -1,7 +1,3 @@
-"""Channels corrupt messages as their faults say, reproducibly from a seed."""
-
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -3,8 +3,6 @@
 Each test takes a good run and spoils one thing in it: a harness that finds nothing proves nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""A part of the fault table with the real node; ``make faults`` runs all rows fifty times."""
-
-from __future__ import annotations
-
 import os
 import random
 import subprocess
@@ -73,7 +69,7 @@ def test_every_row_is_unique_and_consistent() -> None:
         assert (row.within > 0) == ends, row.name
 
 
-def test_commands_stay_on_this_host_and_in_their_own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_stay_on_this_host_and_in_their_own_domain(monkeypatch) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", "0")
     monkeypatch.setenv("ROS_STATIC_PEERS", "192.168.1.7")
     monkeypatch.setenv("CYCLONEDDS_URI", "file:///robot.xml")
