@@ -31,7 +31,11 @@ class BreakingService(Service):
     fault = ""
 
     async def converse(
-        self, messages: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+        self,
+        messages: AsyncIterator[bytes | str],
+        send: Send,
+        connected: Callable[[], bool] = lambda: True,
+        path: str = "/",
     ) -> None:
         before: bytes | str | None = None
         greeted = False
@@ -54,7 +58,7 @@ class BreakingService(Service):
             if fault != "lose" and said is not None:
                 await send(said)
 
-        await super().converse(messages, spoiled, connected)
+        await super().converse(messages, spoiled, connected, path)
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ class Application:
                 yield data if data is not None else event.get("text") or ""
             connected = False
 
-        await self.service.converse(messages(), answer, lambda: connected)
+        await self.service.converse(messages(), answer, lambda: connected, scope["path"])
 
 
 async def _lifespan(receive: Receive, send: _Send) -> None:

@@ -10,16 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import Request
+from vla_ros.policies.remote.images import MAX_SIDE, decode_encoded, encoded_size, is_encoded
 from vla_ros.policies.remote.messages import WireError, described, finite
 from vla_ros.types import Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import LazyImages, process
+from vla_ros.vision.processors import ResizeWithPad
 
-_MAX_SIDE = 4096  # pixels
-_JPEG = b"\xff\xd8"
 _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.")
 
 
@@ -65,7 +64,8 @@ def check_request(request: Request, schema: RequestSchema) -> Request:
 def observation(request: Request, schema: RequestSchema, stamp: int) -> Observation:
     """Convert a checked request to an observation; images are processed on first access."""
     state = {feature.key: request.features[feature.key] for feature in schema.spec.state}
-    processors = schema.spec.processors
+    sizes = {image.key: ResizeWithPad(image.size) for image in schema.spec.images if image.size}
+    processors = sizes | dict(schema.spec.processors)
     images: dict[str, Callable[[], UInt8Array]] = {}
     single: dict[str, RawImage] = {}
     for key in schema.spec.image_keys:
@@ -90,12 +90,12 @@ def _stacked(images: Sequence[RawImage]) -> UInt8Array:
 
 
 def pixels_to_decode(request: Request) -> int:
-    """Return the number of pixels of all JPEGs of a checked request; those that are damaged count 0."""
+    """Return the number of pixels of all encoded images of a checked request; those that are damaged count 0."""
     total = 0
     for image in request.features.values():
         if isinstance(image, bytes):
-            with contextlib.suppress(ValueError):
-                height, width, _, _ = simplejpeg.decode_jpeg_header(image)
+            with contextlib.suppress(WireError):
+                height, width = encoded_size(image)
                 total += height * width
     return total
 
@@ -103,21 +103,15 @@ def pixels_to_decode(request: Request) -> int:
 def _pixels(image: UInt8Array | bytes, key: str, most: int) -> UInt8Array:
     """Return the pixels of an image of at most ``most`` pixels, uint8 [H, W, 3] RGB.
 
-    Decoding a JPEG takes milliseconds.
+    Decoding takes milliseconds.
     """
     if not isinstance(image, bytes):
         return image
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(image)
-        if max(height, width) > _MAX_SIDE or height * width > most:
-            raise WireError(
-                f"image '{key}': found a JPEG of {width}x{height}, allowed {_MAX_SIDE} per side and "
-                f"{most / 1e6:.1f} million pixels (vla-ros serve --max-image)"
-            )
-        pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
-    except ValueError as error:
-        raise WireError(f"image '{key}': found a damaged JPEG ({str(error)[:80]})") from None
-    return pixels
+        return decode_encoded(image, most)
+    except WireError as error:
+        hint = " (vla-ros serve --max-image)" if "allowed" in str(error) else ""
+        raise WireError(f"image '{key}': {error}{hint}") from None
 
 
 def _find(flat: Mapping[str, Any], key: str, schema: RequestSchema) -> Any:
@@ -137,16 +131,17 @@ def _image(flat: Mapping[str, Any], feature: ImageFeature, schema: RequestSchema
                 f"takes the images {list(schema.spec.image_keys)} (`vla-ros serve --image KEY=NAME` maps names)"
             )
         [value] = images
-    if not leading and isinstance(value, bytes) and value[:2] == _JPEG:
+    if not leading and is_encoded(value):
         return value
     good = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 + len(leading)
     if good and value.shape[-3] == 3 and value.shape[-1] != 3:
         value = np.moveaxis(value, -3, -1)
     *found, height, width, channels = value.shape if good else (0, 0, 0)
-    if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE:
+    if (*found, channels) != (*leading, 3) or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
         shape = [*leading, "H", "W", 3]
         raise WireError(
-            f"image '{key}' is {described(value)}, expected uint8 {shape} with sides of 1 to {_MAX_SIDE}, or a JPEG"
+            f"image '{key}' is {described(value)}, expected uint8 {shape} with sides of 1 to {MAX_SIDE}, or a JPEG "
+            "or PNG"
         )
     return np.ascontiguousarray(value)
 
@@ -157,9 +152,7 @@ def _leading(feature: ImageFeature | StateFeature) -> tuple[int, ...]:
 
 
 def _is_image(value: Any) -> bool:
-    if isinstance(value, bytes):
-        return value[:2] == _JPEG
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
+    return is_encoded(value) or (isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3)
 
 
 def _state(flat: Mapping[str, Any], feature: StateFeature, schema: RequestSchema) -> Any:

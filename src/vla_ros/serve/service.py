@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -23,10 +25,12 @@ from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.policies.remote.dialect import Message, Request, Response, ServedDialect
 from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.policies.remote.openpi import OPENPI
+from vla_ros.policies.remote.vla_eval import PATH
 from vla_ros.process import keep_freed_memory
 from vla_ros.serve.requests import RequestSchema, check_request, observation, pixels_to_decode
+from vla_ros.serve.vla_eval import Evaluation
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, RobotState, WorkerState
-from vla_ros.types import ActionChunk
+from vla_ros.types import ActionChunk, FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +83,11 @@ class _Conversation:
     """The state of one connection."""
 
     connected: Callable[[], bool]  # False once the robot has disconnected
-    robot: RobotState = field(default_factory=RobotState)
+    dialect: ServedDialect
+    robot: RobotState
     session: str = ""  # the client's name for the current episode
+    instruction: str | None = None  # of the latest request
+    rows: deque[FloatArray] = field(default_factory=deque)  # actions [D] that follow without an inference
     restart: bool = False  # True if the next answered request begins an episode
     seconds: float = 0.0  # duration of the previous request; 0 before the first request
     invalid: int = 0  # invalid messages since the last valid one
@@ -91,7 +98,7 @@ class Service:
 
     ``config`` names the policy and completes its features; ``aliases`` maps feature keys to the names that robots
     use; ``own_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena);
-    ``dialect`` is the protocol of the robots.
+    ``dialect`` is the protocol of the robots; at the path ``/vla-eval`` it is vla-eval's.
     """
 
     def __init__(
@@ -155,7 +162,7 @@ class Service:
         ``key`` is the API key ("" for none), ``given`` the request's ``Authorization`` headers.
         """
         unavailable = 503, f"the server is {self.worker.state.value}\n".encode()
-        if path.endswith("/healthz"):
+        if path.endswith(("/healthz", "/health")):
             return (200, b"OK\n") if self.healthy() else unavailable
         if key and not (len(given) == 1 and hmac.compare_digest(given[0], f"Api-Key {key}".encode())):
             return 401, b"a valid API key is needed: Authorization: Api-Key KEY\n"
@@ -163,26 +170,39 @@ class Service:
             self.metrics.waiting.set(self.worker.waiting)
             self.metrics.robots.set(self.robots)
             return 200, generate_latest(self.metrics.registry)
+        if path.endswith("/config"):  # vla-eval's, which changes settings by a GET; this one only shows them
+            shown = {"applied": {}, "config": {"max_batch_size": self.worker.max_batch}}
+            return 200, json.dumps(shown).encode() + b"\n"
         if self.healthy() and self.robots >= self.limits.max_robots:
             text = f"over capacity: {self.robots} robots are connected, allowed {self.limits.max_robots}\n"
             return 503, text.encode()
         return None if self.healthy() else unavailable
 
     async def converse(
-        self, messages: AsyncIterator[Message], send: Send, connected: Callable[[], bool] = lambda: True
+        self,
+        messages: AsyncIterator[Message],
+        send: Send,
+        connected: Callable[[], bool] = lambda: True,
+        path: str = "/",
     ) -> None:
-        """Answer one robot's messages until it disconnects; ``connected`` then returns False."""
+        """Answer one robot's messages until it disconnects; ``connected`` then returns False.
+
+        ``path`` is the one that it asked for.
+        """
         self._loop = asyncio.get_running_loop()
-        known = _Conversation(connected)
+        dialect = Evaluation(self.schema, self._config) if path.endswith(PATH) else self._dialect
+        known = _Conversation(connected, dialect, RobotState(dialect.row_by_row))
         self.robots += 1
         try:
-            await send(self.metadata)
+            if dialect.greets:
+                await send(self.metadata)
             async for message in messages:
                 arrived = time.monotonic()
                 self.answering += 1
                 try:
                     reply, outcome = await self._reply(message, arrived, known)
-                    await send(reply)
+                    if reply:
+                        await send(reply)
                 finally:
                     self.answering -= 1
                 self.metrics.requests.labels(outcome).inc()
@@ -203,19 +223,26 @@ class Service:
             raise ConfigError(f"--image: the policy has no feature {found}; its features are {known}")
 
     async def _reply(self, message: Message, arrived: float, known: _Conversation) -> tuple[Message, str]:
-        dialect, limit = self._dialect, self.limits.max_message
+        dialect, limit = known.dialect, self.limits.max_message
         try:
             if len(message) > limit:
                 raise WireError(f"found a message of {len(message)} bytes, allowed {limit}")
             request = check_request(dialect.decode_request(message), self.schema)
             known.restart |= request.reset or request.begins or request.session != known.session
-            known.session = request.session
+            if known.restart or request.instruction != known.instruction:
+                known.rows.clear()
+            known.session, known.instruction = request.session, request.instruction
             if request.reset:
                 return dialect.reset_response, "reset"
+            if known.rows:
+                return dialect.encode_response(_row(known, request)), "continued"
             done = await self._infer(request, arrived, known)
             if not isinstance(done.outcome, ActionChunk):
                 raise done.outcome
             known.restart = False
+            if dialect.row_by_row:
+                known.rows.extend(done.outcome.actions[: self._executed])
+                return dialect.encode_response(_row(known, request)), "answered"
             timing = {"infer_ms": done.inference_ms, "queued_ms": done.queued_ms, "batch": done.batch}
             if known.seconds:
                 timing["prev_total_ms"] = 1e3 * known.seconds
@@ -224,6 +251,12 @@ class Service:
             return dialect.encode_error(f"invalid request: {error}"), "invalid"
         except VlaRosError as error:
             return dialect.encode_error(str(error)), _OUTCOMES.get(type(error), "failed")
+
+    @property
+    def _executed(self) -> int:
+        """Actions of a chunk that are executed before the next inference, as in the node."""
+        spec = self.schema.spec
+        return self._config.control.execute_steps or spec.execute_steps or spec.horizon
 
     async def _infer(self, request: Request, arrived: float, known: _Conversation) -> Done:
         loop = asyncio.get_running_loop()
@@ -265,6 +298,10 @@ class Service:
         if computed:
             self.metrics.batch.observe(computed[0].batch)
             self.metrics.inference.observe(computed[0].inference_ms / 1e3)
+
+
+def _row(known: _Conversation, request: Request) -> Response:
+    return Response({"actions": known.rows.popleft()[None]}, number=request.number)
 
 
 def _response(chunk: ActionChunk, request: Request, timing_ms: Mapping[str, float]) -> Response:

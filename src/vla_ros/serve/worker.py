@@ -47,11 +47,14 @@ class ExpiredError(VlaRosError):
 
 
 class RobotState:
-    """The worker's state for one connection; only the worker's thread uses it."""
+    """The worker's state for one connection; only the worker's thread uses it.
 
-    def __init__(self) -> None:
+    ``renewed``: each episode has a new session, as in a new process.
+    """
+
+    def __init__(self, renewed: bool = False) -> None:
         self.session: Session | None = None
-        self.instruction = ""
+        self.instruction, self.renewed = "", renewed
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +85,7 @@ class InferenceWorker:
 
     The thread passes the finished jobs of a batch to ``deliver``, which must not block. ``state`` may be read from
     any thread; ``error`` is the exception if the thread or the device failed; ``running`` is the number of requests
-    in the current batch.
+    in the current batch, ``max_batch`` of those in the largest one.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class InferenceWorker:
     ) -> None:
         self.policy, self.state, self.running = policy, WorkerState.LOADING, 0
         self.error: BaseException | None = None
-        self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
+        self._deliver, self.max_batch, self._clock = deliver, max_batch, clock
         self._sizes = [1]
         # SimpleQueue, written in C, wakes the thread without a Condition, which would cost 0.1 ms per request.
         # A job comes with the time of its submission.
@@ -160,7 +163,7 @@ class InferenceWorker:
     def _expected(self, waiting: int) -> float:
         """Return the expected time in seconds to answer a request with ``waiting`` others ahead."""
         rest = max(0.0, self._batch_seconds - (self._clock() - self._began)) if self.running else 0.0
-        return rest + self._batch_seconds * (1 + waiting // self._max_batch)
+        return rest + self._batch_seconds * (1 + waiting // self.max_batch)
 
     def _run(self, progress: Progress) -> None:
         try:
@@ -185,7 +188,7 @@ class InferenceWorker:
     def _prepare(self) -> None:
         """Prepare the policy for batches as large as memory and ``max_batch`` allow."""
         size = 2
-        while size <= self._max_batch:
+        while size <= self.max_batch:
             try:
                 if not self.policy.prepare(size):
                     break
@@ -195,7 +198,7 @@ class InferenceWorker:
             self._sizes.append(size)
             logger.info("prepared for batches of %d", size)
             size *= 2
-        self._max_batch = self._sizes[-1]
+        self.max_batch = self._sizes[-1]
 
     def _take(self) -> bool:
         """Wait for jobs and take all of them; return False once the worker should end."""
@@ -273,6 +276,8 @@ class InferenceWorker:
     def _session(self, job: Job) -> Session:
         """Return the robot's session, reset if the job or a new instruction begins an episode."""
         robot = job.robot
+        if job.reset and robot.renewed:
+            _close(robot)
         if robot.session is None:
             robot.session = self.policy.start_session()
         elif job.reset or robot.instruction != job.observation.instruction:

@@ -90,6 +90,7 @@ class Dialect(ABC):
     port: ClassVar[int] = 8000  # default port
     path: ClassVar[str] = "/"  # default path
     hello: ClassVar[bytes | None] = None  # request for the metadata; None if sent unasked, or if there are none
+    answers_reset: ClassVar[bool] = True  # False if the request that begins an episode gets no response
 
     @abstractmethod
     def encode_request(self, request: Request, metadata: Metadata) -> bytes:
@@ -144,7 +145,9 @@ class Dialect(ABC):
 class ServedDialect(Dialect):
     """A dialect that this package's server speaks, too."""
 
-    reset_response: ClassVar[Message]  # to a request that only begins an episode
+    greets: ClassVar[bool] = True  # True if the server sends the metadata unasked
+    row_by_row: ClassVar[bool] = False  # True if each request gets one action of a chunk, and an episode a session
+    reset_response: Message  # to a request that only begins an episode; empty for none
 
     @abstractmethod
     def encode_metadata(self, name: str, spec: PolicySpec) -> bytes:

@@ -9,6 +9,7 @@ from vla_ros.policies.remote.dialect import Dialect, Metadata
 from vla_ros.policies.remote.gr00t import GR00T, GR00T_FLAT
 from vla_ros.policies.remote.oft import OFT_HTTP
 from vla_ros.policies.remote.openpi import OPENPI, ROBOARENA, SGLANG, VLLM_OMNI
+from vla_ros.policies.remote.vla_eval import VLA_EVAL
 
 DIALECTS: dict[str, Dialect] = {}
 """Maps ``policy.dialect`` to dialects; the first one with an address's scheme is the default for that scheme."""
@@ -19,7 +20,7 @@ def register(*dialects: Dialect) -> None:
     DIALECTS.update({dialect.name: dialect for dialect in dialects})
 
 
-register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT_HTTP)
+register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT_HTTP, VLA_EVAL)
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:

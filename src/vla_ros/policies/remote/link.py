@@ -129,8 +129,10 @@ class Link:
             reset = dialect.encode_reset(request.session, peer.metadata) if request.begins else None
             try:
                 transport.poll(deadline)
-                if reset is not None:
+                if reset is not None and dialect.answers_reset:
                     dialect.check_reset(_exchange(transport, reset, deadline))
+                elif reset is not None:
+                    transport.send(reset, deadline)
                 response = dialect.decode_response(_exchange(transport, message, deadline))
             except ServerSaidError:
                 self._responded()

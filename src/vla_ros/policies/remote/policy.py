@@ -123,7 +123,7 @@ class RemotePolicy(Policy):
         encoded = time.perf_counter()
         response = session.link.request(request, seconds)
         session.begins = False
-        if own and response.number != request.number:
+        if (own or response.number is not None) and response.number != request.number:
             session.link.drop("the server responded to another request")
             found = f"found {response.number}, expected {request.number}"
             raise WireError(f"the server responded to another request: {found}; reconnecting")

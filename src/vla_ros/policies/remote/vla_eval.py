@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.policies.remote.dialect import Message
+from vla_ros.policies.remote.dialect import (
+    Dialect,
+    Message,
+    Metadata,
+    Request,
+    Response,
+    ServerSaidError,
+    action_chunk,
+    is_image,
+)
 from vla_ros.policies.remote.images import encoded_size
 from vla_ros.policies.remote.messages import WireError, array, described, pack, str_keys, text_map, unpack
 
@@ -75,6 +84,43 @@ def check_hello(payload: Mapping[str, Any]) -> None:
         raise WireError(
             f"found protocol_version {str(version)[:40]}, expected {PROTOCOL_VERSION}, which vla-eval 0.8 speaks"
         )
+
+
+class VlaEval(Dialect):
+    """The dialect of vla-eval's model servers, which answer each observation with one action or a chunk.
+
+    Features ``images.NAME`` are images; others, such as ``states``, have the names that the server expects.
+    """
+
+    name, family, path, answers_reset = "vla_eval", "vla_eval", PATH, False
+    hello = pack_message("hello", hello())
+
+    def encode_request(self, request: Request, metadata: Metadata) -> bytes:
+        images = {key.removeprefix("images."): v for key, v in request.features.items() if is_image(v)}
+        others = {key: v for key, v in request.features.items() if not is_image(v)}
+        payload = {"images": images, "task_description": request.instruction or "", **others}
+        return pack_message("observation", payload, request.number or 0)
+
+    def decode_response(self, message: Message) -> Response:
+        found = unpack_message(message)
+        if found.kind == "error":
+            raise ServerSaidError(str(found.payload.get("error")))
+        if found.kind != "action" or "actions" not in found.payload:
+            raise WireError(f"the response is {found.kind} with {described(found.payload)}, expected actions")
+        return Response({"actions": action_chunk(found.payload["actions"], "actions")}, number=found.seq)
+
+    def encode_reset(self, session: str, metadata: Metadata) -> bytes:
+        return pack_message("episode_start", {"task": {"name": session}})
+
+    def decode_metadata(self, message: Message) -> Metadata:
+        found = unpack_message(message)
+        if found.kind != "hello":
+            raise ServerSaidError(str(found.payload.get("error", f"{found.kind}, expected hello")))
+        check_hello(found.payload)
+        return found.payload
+
+
+VLA_EVAL = VlaEval()
 
 
 def _with_images(value: Any) -> Any:

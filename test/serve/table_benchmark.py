@@ -1,0 +1,72 @@
+"""The simulated table-top as a benchmark of vla-eval, which runs it in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vla_eval.benchmarks.base import StepBenchmark, StepResult
+
+from vla_ros.config import load
+from vla_ros.config.files import config_file
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.node.pipeline import build_pipeline
+from vla_ros.sim.table import IMAGE_TOPIC, TableEnvironment
+from vla_ros.sim.world import TableTop
+
+
+class TableBenchmark(StepBenchmark):
+    """Picks cubes; ``log`` is a file for all images, instructions and actions."""
+
+    def __init__(self, seed: int = 0, log: str = "") -> None:
+        super().__init__()
+        self._first, self._log = seed, log
+        self._rows: list[tuple[Any, str, Any]] = []
+        self._world = TableTop()
+        self._table = TableEnvironment(self._world)
+        self._controller = build_pipeline(load([config_file("demo")]), PolicySpec()).controller
+
+    def get_tasks(self) -> list[dict[str, Any]]:
+        return [{"name": "pick"}]
+
+    def get_metadata(self) -> dict[str, Any]:
+        return {"max_steps": 80}
+
+    def get_action_spec(self) -> dict[str, Any]:
+        return {}
+
+    get_observation_spec = get_action_spec
+
+    def reset(self, task: dict[str, Any]) -> Any:
+        self._table.reset(self._first + task["episode_idx"])
+        self._controller.reset()
+        return self._image()
+
+    def _image(self) -> Any:
+        """The camera is mounted upside down; a benchmark of vla-eval sends upright images."""
+        return np.ascontiguousarray(self._table.observe([IMAGE_TOPIC], 1).images[IMAGE_TOPIC][::-1, ::-1])
+
+    def make_obs(self, raw_obs: Any, task: dict[str, Any]) -> dict[str, Any]:
+        self._seen = raw_obs
+        return {"images": {"front": raw_obs}, "task_description": self._table.instruction}
+
+    def step(self, action: dict[str, Any]) -> StepResult:
+        row = np.asarray(action["actions"])
+        assert row.shape == (7,)
+        self._rows.append((self._seen, self._table.instruction, row))
+        [joints] = self._table.observe((), 1).joints
+        [command] = self._controller.command(row, joints, 1, self._table.step_seconds)
+        self._controller.executed()
+        self._table.apply(command)
+        for _ in range(self._table.ticks):
+            self._table.step()
+        return StepResult(self._image(), 0.0, self._table.done, {})
+
+    def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
+        return {"success": self._table.success}
+
+    def cleanup(self) -> None:
+        images, instructions, actions = (np.array(column) for column in zip(*self._rows, strict=True))
+        np.savez(Path(self._log), images=images, instructions=instructions, actions=actions)
+        self._world.close()
