@@ -6,8 +6,6 @@ The real node and a simulated robot run in separate processes. Two joints of eac
 it was computed, so that skipped and repeated steps are visible in the commands.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ Each row runs the simulation and the policy node as separate processes connected
 `--real-time` adds a row with physics in real time and a camera at 10 Hz.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -64,11 +62,7 @@ def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
         command += ["--checkpoint", arguments.checkpoint, "--json", str(figures)]
         command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed)]
         own = () if SHIPPED.get(arguments.checkpoint) else (f"policy.unnorm_key:={DATASET}",)
-        for option in (
-            *own,
-            f"policy.device:={arguments.device}",
-            f"policy.threads:={arguments.threads}",
-        ):
+        for option in (*own, f"policy.device:={arguments.device}", f"policy.threads:={arguments.threads}"):
             command += ["-p", option]
         subprocess.run([*command, *control.options], check=True)
         result = json.loads(figures.read_text(encoding="utf-8"))

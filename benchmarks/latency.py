@@ -7,8 +7,6 @@ stamp that the driver gave the frame to the arrival of the command that carries 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

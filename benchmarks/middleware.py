@@ -11,8 +11,6 @@ waking up to having the frame in the mailbox. Every run ends with the line of ``
 shows the settings in force.
 """
 
-from __future__ import annotations
-
 import argparse
 import array
 import json

@@ -5,8 +5,6 @@ Writes a bag of VGA frames, plays it twice, and prints the processor time per fr
     python benchmarks/replay.py [--frames N] [--storage mcap|sqlite3] [--arm]
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import tempfile

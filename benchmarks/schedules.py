@@ -7,8 +7,6 @@ the `--jobs` then needs a core and a half to itself.
     python benchmarks/schedules.py [--real-time] [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ python benchmarks/serve.py --overhead [--openpi FOLDER]   time of a request beyo
                                                           if FOLDER has openpi_client and openpi.serving
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -8,8 +8,6 @@ because the tile that is fastest alone is not always the fastest in a pass. The 
 the next product is tuned. Kernels are compiled on all cores beforehand.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 It needs ``pip install atheris``. Seeds come from ``fuzz/corpus``; new inputs are kept in a temporary folder.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Every input must be accepted, or refused with our own error, within a second and
 input is written to a file whose name is printed, and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import random

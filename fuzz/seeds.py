@@ -1,7 +1,5 @@
 """Write the seed corpus, small valid examples of everything that is parsed: ``python fuzz/seeds.py``."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

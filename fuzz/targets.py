@@ -1,7 +1,5 @@
 """Fuzz targets: everything that parses external bytes. A target may raise only our own errors."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ with the files that a user would have (``my_robot.yaml``, a photo, a bag, ...). 
 once it is ready; ``vla-ros serve`` serves the rest of its block. Each command must end with status 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -5,8 +5,6 @@
 test/test_architecture.py holds these figures to the limits that docs/architecture.md states.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

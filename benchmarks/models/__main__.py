@@ -8,8 +8,6 @@ cache under torch.compile with CUDA graphs. ``tiny`` needs no checkpoint and run
 only shows that everything works.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib import import_module

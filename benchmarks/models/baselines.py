@@ -1,7 +1,5 @@
 """Baselines over the same weights and images: eager ``generate`` and compiled decoding."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures this machine's bandwidth and arithmetic rate, and derives a lower bound for one inference."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Runs camera messages through the engine, plain and with drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice

@@ -1,7 +1,5 @@
 """Times OpenVLA-OFT from camera messages to its chunk: ``vla-ros bench --model openvla-oft-7b``."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from typing import Any

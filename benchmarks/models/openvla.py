@@ -1,7 +1,5 @@
 """Times OpenVLA from a camera message to an action, with and without drafts: ``vla-ros bench --model tiny``."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

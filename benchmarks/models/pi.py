@@ -1,7 +1,5 @@
 """``vla-ros bench --model pi0|pi05``: camera messages to an un-normalised chunk, with random weights."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The prompt is padded and masked as in training, every step computes its modulati
 of every step. It runs eagerly, or with every layer under ``torch.compile`` inside one CUDA graph.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared parts of the tables of all measurements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vla_ros.bench.times import row

@@ -1,7 +1,5 @@
 """Shared parts of all measurements: the device with its limits, and the figures in every report."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 import time

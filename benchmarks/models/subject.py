@@ -1,7 +1,5 @@
 """Models to measure: a checkpoint, a tiny model, or OpenVLA-7B's architecture with random weights."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,12 +56,7 @@ class Subject:
     weights: DecoderWeights | None = None
 
 
-def open_subject(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantization: str = "none",
-) -> Subject:
+def open_subject(name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Subject:
     """Load or create the model: ``tiny``, ``openvla-7b`` or a checkpoint folder.
 
     With a ``quantization`` it is quantised while loading; the dense decoder never exists in full.

@@ -1,7 +1,5 @@
 """Prepares this process: a Python with the required libraries, the C allocator, a clean end."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

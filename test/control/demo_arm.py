@@ -21,11 +21,7 @@ STAMP, DT = 123_456_789, 0.1
 
 def configure(**sections: dict[str, Any]) -> Config:
     """Options of the demo's arm with changes by section: ``configure(limits={"max_joint_step": 0.1})``."""
-    values = {
-        "robot.urdf": "demo",
-        "robot.gripper_joint_names": list(FINGERS),
-        "control.delta_from": "measured",
-    }
+    values = {"robot.urdf": "demo", "robot.gripper_joint_names": list(FINGERS), "control.delta_from": "measured"}
     for section, values_of in sections.items():
         values.update({f"{section}.{name}": value for name, value in values_of.items()})
     return build(values)

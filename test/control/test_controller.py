@@ -82,10 +82,7 @@ def test_deltas_of_an_arm_that_does_not_follow(delta_from: str, expected: float)
 
 
 def test_a_command_that_was_not_sent_leaves_no_trace() -> None:
-    controller, joints = (
-        control(control={"delta_from": "commanded"}),
-        state(fingers=0.04),
-    )
+    controller, joints = (control(control={"delta_from": "commanded"}), state(fingers=0.04))
     for _ in range(3):
         command = controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
     translation, _ = moved(joints, command.positions)
@@ -159,10 +156,7 @@ LIMITED = [
 
 @pytest.mark.parametrize(("limits", "spec", "wanted", "name"), LIMITED, ids=[f"{case[3]}" for case in LIMITED])
 def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
-    limits: dict[str, object],
-    spec: PolicySpec,
-    wanted: np.ndarray,
-    name: str,
+    limits: dict[str, object], spec: PolicySpec, wanted: np.ndarray, name: str
 ) -> None:
     clamping = control(spec, limits=limits)
     clamping.command(wanted, state(), STAMP, DT)

@@ -66,9 +66,7 @@ def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses() -> None:
     dt=st.floats(0.02, 0.5),
 )
 def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_than_it_may(
-    motions: list[tuple[float, ...]],
-    delta_from: str,
-    dt: float,
+    motions: list[tuple[float, ...]], delta_from: str, dt: float
 ) -> None:
     """Joint states went silent while the arm moved on: the hold is at the last one."""
     controller, measured = control(control={"delta_from": delta_from}), state()

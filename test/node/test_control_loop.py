@@ -231,9 +231,7 @@ FRAMES = st.sampled_from(["good", "good", "good", "undecodable", "cut", "old", "
 
 
 @given(st.lists(st.tuples(FRAMES, st.floats(0.001, 0.4), st.booleans(), st.booleans()), max_size=40))
-def test_every_received_frame_has_exactly_one_outcome(
-    script: list[tuple[str, float, bool, bool]],
-) -> None:
+def test_every_received_frame_has_exactly_one_outcome(script: list[tuple[str, float, bool, bool]]) -> None:
     live = LiveLoop(timeouts__inference=0.3)
     last = 0
     for kind, pause, runs, slow in script:

@@ -99,10 +99,7 @@ def test_a_truncated_message_raises_an_error_that_names_the_topic(keep: int) -> 
 
 @pytest.mark.parametrize(
     ("inputs", "frames", "reason"),
-    [
-        (Snapshot(JOINTS), [message()], Reason.NO_INSTRUCTION),
-        (INPUTS, [None], Reason.INPUT_MISSING),
-    ],
+    [(Snapshot(JOINTS), [message()], Reason.NO_INSTRUCTION), (INPUTS, [None], Reason.INPUT_MISSING)],
 )
 def test_a_missing_input_is_refused_with_its_reason(
     inputs: Snapshot, frames: list[bytes | None], reason: Reason

@@ -173,10 +173,7 @@ def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(robot, ins
     words = ("camera.topics:=[/camera/image_raw, /wrist/image_raw]", "camera.keys:=[image, wrist]")
     node = inside(*words)
     robot.until(lambda: len(robot.commands) > 10, both)
-    robot.until(
-        lambda: robot.says("camera_stale (/wrist/image_raw"),
-        robot.send_frame,
-    )
+    robot.until(lambda: robot.says("camera_stale (/wrist/image_raw"), robot.send_frame)
     before = len(robot.commands)
     robot.until(lambda: len(robot.commands) > before + 3, both)
     frames = node.stats.frames()
@@ -355,12 +352,7 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot, start) -> None:
     ],
 )
 def test_a_schedule_that_the_policy_does_not_support_is_logged_at_start(
-    robot,
-    inside,
-    caplog,
-    options: tuple[str, ...],
-    horizon: int,
-    expected: str,
+    robot, inside, caplog, options: tuple[str, ...], horizon: int, expected: str
 ) -> None:
     policy = HoldPolicy(load())
     policy.spec = replace(policy.spec, horizon=horizon)

@@ -62,12 +62,7 @@ LIMITS = [
     [pytest.param(*case, id=name, marks=pytest.mark.causes(name)) for name, *case in LIMITS],
 )
 def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
-    robot,
-    inside: Inside,
-    request,
-    limit: str,
-    spec: PolicySpec,
-    answer,
+    robot, inside: Inside, request, limit: str, spec: PolicySpec, answer
 ) -> None:
     words = ["control.armed:=false", "limits.on_violation:=stop", f"limits.{limit}"]
     if limit.startswith("workspace"):
@@ -143,10 +138,7 @@ def test_an_inference_begun_before_arming_never_moves_the_arm(robot, inside: Ins
 
 @pytest.mark.causes("input_missing")
 def test_a_missing_or_stale_state_topic_holds(robot, inside: Inside) -> None:
-    node = inside(
-        "robot.state_topics:=[force=/force]",
-        policy=Constant(spec=FORCE),
-    )
+    node = inside("robot.state_topics:=[force=/force]", policy=Constant(spec=FORCE))
     graph = robot.graph
     kind = graph.message("sensor_msgs/msg/JointState")
     force = robot.node.create_publisher(kind, "/force", graph.qos("state_publisher"))

@@ -80,12 +80,7 @@ MOTION, GRIPPER = slice(0, 3), slice(6, 7)
     ("predicted", "level", "reasons"),
     [
         pytest.param(noisy(RECORDED), "good", ["directions agree"], id="a little noise"),
-        pytest.param(
-            changed(MOTION, jitter),
-            "warn",
-            ["no better", "agree only partly"],
-            id="much noise",
-        ),
+        pytest.param(changed(MOTION, jitter), "warn", ["no better", "agree only partly"], id="much noise"),
         *(
             pytest.param(
                 changed(MOTION, lambda motion, axes=axes: motion[:, axes] * (-1, -1, 1)),

@@ -24,8 +24,7 @@ def context(**given: str) -> LaunchContext:
 
 
 @pytest.mark.parametrize(
-    ("namespace", "expected"),
-    [("", "/vla_policy"), ("left", "/left/vla_policy"), ("/a/b/", "/a/b/vla_policy")],
+    ("namespace", "expected"), [("", "/vla_policy"), ("left", "/left/vla_policy"), ("/a/b/", "/a/b/vla_policy")]
 )
 def test_the_name_has_its_namespace(namespace, expected):
     assert node_name(context(namespace=namespace)) == expected

@@ -185,8 +185,7 @@ class Rig:
         assert publisher is not None
         assert manager is not None
         description = program(
-            str(publisher / "lib/robot_state_publisher/robot_state_publisher"),
-            str(folder / "mock.urdf"),
+            str(publisher / "lib/robot_state_publisher/robot_state_publisher"), str(folder / "mock.urdf")
         )
         params = str(folder / "controllers.yaml")
         self.manager = program(

@@ -73,12 +73,7 @@ def wait_for_commands(robot: Any, node: Any, more: int) -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and restarted"])
 def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
-    roudi,
-    policy,
-    robot_process: Callable[[], Any],
-    program,
-    folder: Path,
-    again: bool,
+    roudi, policy, robot_process: Callable[[], Any], program, folder: Path, again: bool
 ) -> None:
     node, robot = policy("control.armed:=true"), robot_process()
     node.wait_for("RouDi is up with chunks up to")

@@ -11,10 +11,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 pytest.importorskip("rosetta_interfaces", reason="rosetta_interfaces is not installed")
 
-pytestmark = [
-    pytest.mark.ros,
-    pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed"),
-]
+pytestmark = [pytest.mark.ros, pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed")]
 
 SCRIPTED = Path(__file__).parents[1] / "node" / "scripted_node.py"
 GOAL = ("/vla_policy/run_policy", "rosetta_interfaces/action/RunPolicy", "{prompt: 'go on'}", "--feedback")

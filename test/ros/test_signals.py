@@ -156,13 +156,7 @@ LOADS = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_a_signal_during_a_long_load_ends_it(
-    robot,
-    policy,
-    load: str,
-    tmp_path,
-    monkeypatch,
-) -> None:
+def test_a_signal_during_a_long_load_ends_it(robot, policy, load: str, tmp_path, monkeypatch) -> None:
     """A policy of a third party, found as any other: by its entry point."""
     (tmp_path / "slow_policy.py").write_text(SLOW_POLICY.format(step=LOADS[load]))
     metadata = tmp_path / "slow_policy-1.0.dist-info"

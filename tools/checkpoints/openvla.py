@@ -1,7 +1,5 @@
 """Writes a checkpoint in the published layout: config.json, safetensors shards with index, tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

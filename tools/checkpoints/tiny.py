@@ -3,8 +3,6 @@
 Its actions are meaningless, but depend on image and instruction, as with a real checkpoint.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

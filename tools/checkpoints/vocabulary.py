@@ -5,8 +5,6 @@ a single space, which closes every prompt, as 29871 does in Llama-2. Words outsi
 bytes, so any text can be encoded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Injects every fault of the table into the real node and prints the outcome: ``python -m tools.faults``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

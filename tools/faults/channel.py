@@ -3,8 +3,6 @@
 Messages are CDR bytes that begin with a ``std_msgs/Header``, whose stamp is in bytes 4 to 12.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Runs one row of the fault table: arms the node, injects faults and calls the judge."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

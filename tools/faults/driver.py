@@ -6,8 +6,6 @@ that the records of a killed robot are complete. Messages pass through a :class:
 Stamps of frames are odd and stamps of joint states even, so the stamp of a command tells a motion from a hold.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import heapq

@@ -1,7 +1,5 @@
 """A gripper's action server and a client of ``~/run_policy``, on the embedded participant."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A second node that contests the arm, the policy node's name or the robot's data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 A motion has the stamp of a frame, and a hold has the stamp of a joint state; any other stamp is a violation.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence

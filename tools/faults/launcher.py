@@ -1,7 +1,5 @@
 """Starts the node as a launch file does, and waits: ``python -m tools.faults.launcher PID_FILE WORD...``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

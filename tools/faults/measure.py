@@ -4,8 +4,6 @@
 percentile.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

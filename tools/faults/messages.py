@@ -1,7 +1,5 @@
 """Serialises and reads the robot's messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ cause the error that they name. ``turn`` moves the first and the last joint on a
 the time that an action is meant for.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

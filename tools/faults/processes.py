@@ -1,7 +1,5 @@
 """Runs the node and the robot as processes, and isolates their DDS traffic."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Records of all messages that the robot sends and receives, as lines of JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -29,7 +27,7 @@ class Record:
         return json.dumps({key: value for key, value in asdict(self).items() if value})
 
     @classmethod
-    def parse(cls, line: str) -> Record:
+    def parse(cls, line: str) -> "Record":
         """Parse a line; raises ValueError if it is not a record, such as a killed process's last line."""
         words: dict[str, Any] = json.loads(line)
         if not isinstance(words, dict) or "kind" not in words:

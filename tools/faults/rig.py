@@ -1,7 +1,5 @@
 """Runs the node and the robot together: arms, gives orders, waits, and collects the robot's records."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading
@@ -74,7 +72,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.status: dict[str, Any] = {}
         self.marks = 0
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> "Rig":
         self._folder = tempfile.TemporaryDirectory(prefix="vla_ros_faults_")
         self.log = Path(self._folder.name) / "log"
         self.trace = Path(self._folder.name) / "trace.jsonl"

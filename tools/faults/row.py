@@ -1,7 +1,5 @@
 """The rows of the fault table: what is injected, and how the node must react."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """The fault table."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ response to another request, ``truncate`` the first half, ``oversize`` two megab
 ``cut`` closes the connection. An empty line ends the fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

@@ -1,7 +1,5 @@
 """Node options for rows of the fault table, with the other row settings that they require."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,11 +48,7 @@ VELOCITY: Mapping[str, Any] = {
     "robot_words": ("--listens", "velocity"),
 }
 AHEAD: Mapping[str, Any] = {
-    "options": {
-        "control.rate_hz": "20.0",
-        "control.schedule": "blend",
-        "limits.max_joint_acceleration": "12.0",
-    },
+    "options": {"control.rate_hz": "20.0", "control.schedule": "blend", "limits.max_joint_acceleration": "12.0"},
     "horizon": 8,
     "seconds": 0.15,
 }

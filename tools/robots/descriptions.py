@@ -4,8 +4,6 @@ The URDFs come from the package ``example-robot-data`` (extra ``robots``) if it 
 simple chains of links with the same joint names.
 """
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Drivers for the robots in ``config/robots`` without ROS; like mock hardware, joints follow commands at once."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

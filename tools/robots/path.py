@@ -1,7 +1,5 @@
 """Compares a measured motion with the path of the policy ``wiggle``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Changes nothing, loads neither torch nor a model, and opens no socket.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import importlib.util

@@ -1,7 +1,5 @@
 """The command ``vla-ros``; the module of a sub-command is imported only when the sub-command runs."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib
@@ -72,9 +70,7 @@ def _first_cause(error: BaseException) -> BaseException:
 def _command(name: str, arguments: Sequence[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
-        prog=f"vla-ros {name}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"vla-ros {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(arguments)))

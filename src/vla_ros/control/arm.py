@@ -6,8 +6,6 @@
 - Limits are always relative to the newest measured position.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

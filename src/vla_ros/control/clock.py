@@ -3,8 +3,6 @@
 A simulated clock advances only when code waits, so replay and tests run the live control loop without waiting.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

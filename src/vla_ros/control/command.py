@@ -1,7 +1,5 @@
 """Commands for an arm and its fingers, and their ROS messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +49,7 @@ class Command:
         """True if the command moves the arm until another one arrives."""
         return not self.hold and (self.twist is not None or self.velocities is not None)
 
-    def stopped(self) -> Command:
+    def stopped(self) -> "Command":
         """Return this command with zero velocity."""
         twist = None if self.twist is None else (np.zeros(3), np.zeros(3))
         velocities = None if self.velocities is None else dict.fromkeys(self.velocities, 0.0)

@@ -14,8 +14,6 @@ Constant translations or rotations have 95 to 107 % of robosuite's length (``tes
 out how far a rotation moves the tip (up to 0.03 m when it begins), which depends on the simulated arm's posture.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Limits steps of the tip, and checks where joint positions would move it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,12 +8,7 @@ from vla_ros.config import LimitsConfig
 from vla_ros.control.limits import Violation, limit_box, limit_length
 from vla_ros.control.reasons import Reason
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import (
-    Pose,
-    rotation_angle,
-    rotation_vector,
-    rotation_vector_matrix,
-)
+from vla_ros.kinematics.transforms import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
 from vla_ros.types import FloatArray
 
 _SLACK = 1.01  # factor by which the error of inverse kinematics may exceed a step limit

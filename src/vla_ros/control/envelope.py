@@ -1,7 +1,5 @@
 """Applies all limits of an arm to a command: joint limits, tip steps, workspace box."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,7 +54,7 @@ class Envelope:
         )
         return positions, violations, wrong
 
-    def around(self, measured: FloatArray, reach: FloatArray) -> Envelope:
+    def around(self, measured: FloatArray, reach: FloatArray) -> "Envelope":
         """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""
         low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
         return replace(self, joints=replace(self.joints, low=low, high=high))

@@ -5,8 +5,6 @@ closed in LIBERO's environment, and some are continuous. Two options, the values
 convention.
 """
 
-from __future__ import annotations
-
 import math
 
 from vla_ros.config import GripperConfig

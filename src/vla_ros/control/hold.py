@@ -1,7 +1,5 @@
 """Computes the positions of a hold: measured arm positions, last commanded finger positions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -3,8 +3,6 @@
 Receiving threads write; the working thread reads a consistent snapshot. Nothing is queued.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import unicodedata

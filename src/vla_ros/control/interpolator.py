@@ -1,7 +1,5 @@
 """Decides when commands are due between two steps of the plan and during deceleration."""
 
-from __future__ import annotations
-
 import math
 
 from vla_ros.control.outcome import StepResult

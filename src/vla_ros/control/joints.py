@@ -4,8 +4,6 @@ On many robots the drivers of the arm and the gripper both publish on ``/joint_s
 complete.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import defaultdict
@@ -56,10 +54,7 @@ class JointStates:
     """
 
     def __init__(
-        self,
-        needed: Iterable[str],
-        speeds: Mapping[str, float] = MappingProxyType({}),
-        own: Iterable[str] = (),
+        self, needed: Iterable[str], speeds: Mapping[str, float] = MappingProxyType({}), own: Iterable[str] = ()
     ) -> None:
         self._needed = frozenset(needed)
         self._own = frozenset(own)

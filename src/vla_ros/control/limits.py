@@ -4,8 +4,6 @@ Whatever the target, the result is finite, and clamping never makes a step large
 are ten times as fast as numpy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class JointLimits:
     @classmethod
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
-    ) -> JointLimits:
+    ) -> "JointLimits":
         """Narrow the URDF's limits by the options; raises ConfigError if a joint has no range left."""
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):

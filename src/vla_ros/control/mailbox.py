@@ -4,8 +4,6 @@ A camera is faster than a model. With a queue between them, every command would 
 waiting frame is always the newest. The caller that replaces or takes an item gets the item, to account for it.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Reads the arm's positions from a joint state, and checks that commands may be based on them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Converts the numbers of an action to joint positions or a pose of the tip."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records of the control loop: an inference, the result of a step, the outcome of a frame."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Limits shorten every command, so an absurd action would move the arm as far as they allow, in a random direction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ A restarted driver publishes after its predecessor has ended; two running driver
 distinguished by publisher id and by kind of data, because a relay forwards everything under one id.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Collection, Hashable, Iterable, Mapping

@@ -8,8 +8,6 @@ is the configured rate, plus 1 % for a camera whose clock runs slightly fast.
 The remaining steps of a chunk are scheduled separately: each is due a period after the previous one was due.
 """
 
-from __future__ import annotations
-
 import math
 
 _SHORTEST = 0.9  # shortest time between two steps, in periods

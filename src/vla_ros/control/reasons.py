@@ -4,8 +4,6 @@
 ``docs/safety.md`` has the table with triggers, timeouts and tests.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
@@ -29,7 +27,7 @@ class Reason(str, Enum):
     level: Level
     description: str
 
-    def __new__(cls, value: str, level: Level, description: str) -> Reason:
+    def __new__(cls, value: str, level: Level, description: str) -> "Reason":
         """Return a member with a level and a description."""
         member = str.__new__(cls, value)
         member._value_ = value

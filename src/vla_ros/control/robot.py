@@ -1,7 +1,5 @@
 """Commands all arms together: if the command of one arm is refused, none is sent."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -5,8 +5,6 @@ reason of level stop keeps it there until a person resets. The first stop wins: 
 After a reset the arm is disarmed; arming it again is a separate request.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter, deque

@@ -19,8 +19,6 @@ The schedules (``control.schedule``) differ in when the policy infers and in how
   more step or, if the arm has come to rest, at its last action.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A suspended process (SIGSTOP, a cgroup freezer, a paused container, a machine th
 as if nothing had happened: with commands computed before, and with messages that waited in sockets meanwhile.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

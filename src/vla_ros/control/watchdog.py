@@ -4,8 +4,6 @@ Pure logic: callers report events and supply the time. Silence is measured on a 
 ages are measured on the ROS clock, which stamps refer to.
 """
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Access to the ROS 2 graph: one small Node interface on rclpy or the embedded DDS participant."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 import sys

@@ -4,8 +4,6 @@ The variables have rcl's meaning ("Improved Dynamic Discovery" in the documentat
 that the default range is this host, so that nobody drives a neighbour's robot by accident.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It uses only the Node interface, so it works the same under rclpy and the embedded participant.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

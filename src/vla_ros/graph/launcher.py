@@ -5,8 +5,6 @@ not help: it is sent when the *thread* that started the process ends, and gets l
 between.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

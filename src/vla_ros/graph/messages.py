@@ -94,10 +94,7 @@ def _own_definitions() -> dict[str, Any]:
             f"{name}_GetResult_Response": f"int8 status\n{name}_Result result",
         }
         if feedback:
-            texts |= {
-                f"{name}_Feedback": feedback[0],
-                f"{name}_FeedbackMessage": f"{_ID}{name}_Feedback feedback",
-            }
+            texts |= {f"{name}_Feedback": feedback[0], f"{name}_FeedbackMessage": f"{_ID}{name}_Feedback feedback"}
     # rosbags renames every type to a message, so only the value is used.
     return {name: next(iter(get_types_from_msg(text or _EMPTY, name).values())) for name, text in texts.items()}
 

@@ -3,8 +3,6 @@
 Follows "Topic and Service name mapping to DDS" of design.ros2.org, and rcl of Jazzy for ``--ros-args``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

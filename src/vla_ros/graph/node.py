@@ -42,10 +42,7 @@ def say(logger: Logger, message: str, severity: Severity) -> None:
         logger.info(message)
 
 
-_DEFAULTS: dict[signal.Signals, Any] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-}
+_DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Interrupts:

@@ -1,7 +1,5 @@
 """Where a message comes from, as the middleware says."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ Attributes and enumeration members are named as in ``rclpy.qos``, so that the sa
 backends.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any

@@ -1,7 +1,5 @@
 """Creates the endpoints of a node one by one and destroys them together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

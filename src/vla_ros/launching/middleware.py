@@ -6,13 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launch.actions import (
-    LogInfo,
-    OpaqueFunction,
-    SetEnvironmentVariable,
-    TimerAction,
-    UnsetEnvironmentVariable,
-)
+from launch.actions import LogInfo, OpaqueFunction, SetEnvironmentVariable, TimerAction, UnsetEnvironmentVariable
 
 from launch import LaunchContext
 from vla_ros.errors import VlaRosError

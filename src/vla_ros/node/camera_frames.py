@@ -1,7 +1,5 @@
 """Keeps the newest frame of each camera and reports exactly one outcome per frame."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vla_ros.control.mailbox import Mailbox

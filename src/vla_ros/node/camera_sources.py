@@ -1,7 +1,5 @@
 """Follows one publisher per camera topic and checks that its frames stay consistent."""
 
-from __future__ import annotations
-
 from vla_ros.config import CameraConfig
 from vla_ros.control.clock import Now
 from vla_ros.control.publishers import CompetingSources, DataSource, DataSources

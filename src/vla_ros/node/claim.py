@@ -4,8 +4,6 @@ Discovery may take seconds. An abstract Unix socket decides at once, and the ker
 ends. Nodes on other hosts, or in containers with their own network, are found by discovery only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """State shared by the parts of a running node, and the only place that reports the outcome of a frame."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from logging import Logger
 from typing import Protocol

@@ -4,8 +4,6 @@ Receiving threads only store data; the loop decides and sends. It uses each fram
 timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread, replay and tests on a simulated clock.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ On one host a :class:`~vla_ros.node.claim.Claim` decides. Discovery finds nodes 
 moment and does not report processes that were killed before this node started.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from logging import Logger

@@ -1,7 +1,5 @@
 """Executes the steps of the plan, the commands between them, and the deceleration after the last one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

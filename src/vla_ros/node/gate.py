@@ -4,8 +4,6 @@ Everything is written within :meth:`CommandGate.writing`, under the lock of :cla
 once, and once a stop has returned, no motion is written.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

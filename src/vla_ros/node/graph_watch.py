@@ -1,7 +1,5 @@
 """Looks ten times a second for nodes that command the same topics or have this node's name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Sends finger positions as goals to a gripper's action server, without waiting for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keeps recent frames of the cameras whose past images a policy uses, with the measurements at each arrival."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ vla-ros infer --checkpoint DIR --image front.png --instruction "pick up the cup"
 vla-ros infer --config robot.yaml --image front=a.png --image wrist=b.png --state joints=0,0.4,0,-2,0,2,0
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

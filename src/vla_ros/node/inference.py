@@ -5,8 +5,6 @@ On its own thread, an inference starts when the remaining steps last about as lo
 number of its steps that will have been executed when the chunk arrives.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading

@@ -5,8 +5,6 @@ then the control loop runs on the graph thread until nothing is due at that time
 speed of the machine nor on the order in which messages arrive.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

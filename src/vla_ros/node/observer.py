@@ -1,7 +1,5 @@
 """Builds the policy's observations from camera messages and measurements."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Everything is sent through a :class:`~vla_ros.node.gate.CommandGate`, so that no
 motion follows a stop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts between a source of actions and the robot, made for one spec and one set of options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Its methods are the transitions of a managed ROS 2 node: ``configure`` loads, ``
 holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node both call them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -242,13 +240,7 @@ class PolicyNode:
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
         self._telemetry = Telemetry(
-            wiring,
-            self._options,
-            pipeline.binding.spec,
-            pipeline.controller,
-            self.safety,
-            self.stats,
-            self.inputs,
+            wiring, self._options, pipeline.binding.spec, pipeline.controller, self.safety, self.stats, self.inputs
         )
         self._watchdog = Watchdog(
             self._options,

@@ -3,8 +3,6 @@
 Camera frames stay serialised here: only the header is read, and no image is decoded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,9 +125,7 @@ class StateReceiver:
         several = len(controller.arms) > 1  # then each message covers its own arm's joints
         self._joint_states = {
             arm.name: JointStates(
-                arm.arm_names,
-                arm.joint_speeds,
-                (*arm.arm_names, *options.measured_fingers) if several else (),
+                arm.arm_names, arm.joint_speeds, (*arm.arm_names, *options.measured_fingers) if several else ()
             )
             for arm, options in zip(controller.arms, config.arms, strict=True)
         }

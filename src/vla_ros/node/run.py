@@ -5,8 +5,6 @@ ROS, signals replace the services: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets 
 node).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

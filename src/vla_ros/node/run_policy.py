@@ -1,7 +1,5 @@
 """The action server ``~/run_policy`` for behaviour trees: each goal sets one instruction until it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Switches MoveIt Servo to twist commands, which it ignores until then."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vla_ros.graph.wiring import Wiring

@@ -1,7 +1,5 @@
 """The node's parts without a graph, on a simulated clock: for replay and for the demo in simulated time."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ A source proposes actions. The schedule decides when they are due, the robot's c
 :class:`~vla_ros.control.safety.Safety` decide what may reach the arm.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from vla_ros.config import Config
@@ -61,7 +59,7 @@ class PolicySource(ActionSource):
         self._policy.load(progress)
         self.start()
 
-    def start(self) -> PolicySource:
+    def start(self) -> "PolicySource":
         """Start a session of the loaded policy."""
         self._session = self._policy.start_session()
         self.spec = self._policy.spec

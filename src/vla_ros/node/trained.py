@@ -1,7 +1,5 @@
 """Describes how a policy's actions will be executed, compared with its training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Opens rosbag2 bags: folders or single files, which may be split, compressed or damaged."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -69,7 +67,7 @@ class Bag:
             reasons = "; ".join(map(str, self._losses)) or "no storage file"
             raise BagError(f"{path}: nothing can be read: {reasons}")
 
-    def __enter__(self) -> Bag:
+    def __enter__(self) -> "Bag":
         return self
 
     def __exit__(self, *details: object) -> None:

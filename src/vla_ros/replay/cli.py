@@ -4,8 +4,6 @@ Reads rosbag2 folders, .mcap and .db3 files (also zstd), from Humble to Lyrical.
 file and an HTML report on request. Ctrl-C keeps partial results; the same command with the same --json resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Prints each figure of both results, which result is better, and the options that
 the 95 % intervals do not overlap, because then the choice of episodes does not explain the difference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Plays all bags, sequentially or in parallel; partial results survive an interruption."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

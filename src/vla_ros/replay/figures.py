@@ -1,7 +1,5 @@
 """Computes the figures of the JSON file from the samples of all bags; docs/replay.md explains each figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs the live node's control loop over a recording, on a simulated clock."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -62,13 +60,7 @@ class LiveRun:
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
         self.node = SimulatedNode(
-            options,
-            source,
-            pipeline,
-            clock,
-            sink,
-            lambda commands: None,
-            watched=replace(config, timeouts=watched),
+            options, source, pipeline, clock, sink, lambda commands: None, watched=replace(config, timeouts=watched)
         )
 
     def run(self, enough: Callable[[], bool]) -> None:

@@ -4,8 +4,6 @@ A finished file is read chunk by chunk through its index, so damage is limited t
 recorder lost power has no index: it is scanned once when it is opened, up to its last whole record.
 """
 
-from __future__ import annotations
-
 import bisect
 import struct
 from collections.abc import Collection, Iterator

@@ -5,8 +5,6 @@ numbers are NaN and left out; a figure without data is NaN. ``episodes`` is int6
 not taken across episodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ forcing), and only the first action of a chunk is compared. Otherwise :mod:`vla_
 control loop on a simulated clock.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter, defaultdict

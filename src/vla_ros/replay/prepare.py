@@ -1,7 +1,5 @@
 """Adapts options to a bag, and reads single frames again."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping

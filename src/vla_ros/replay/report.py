@@ -1,7 +1,5 @@
 """The HTML report of a replay: verdict, actions over time, errors, latency, and the worst moments."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The result of a replay: verdict, JSON file, and the lines on the terminal."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

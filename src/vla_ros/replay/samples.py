@@ -1,7 +1,5 @@
 """Results of all played frames as arrays, in memory and on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter
@@ -58,7 +56,7 @@ class Samples:
     def compared(self) -> IntArray:
         return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
 
-    def take(self, rows: IntArray) -> Samples:
+    def take(self, rows: IntArray) -> "Samples":
         """Return the frames ``rows``; the counters still count all frames."""
         taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
         for name in _TABLES:

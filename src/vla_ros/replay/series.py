@@ -1,7 +1,5 @@
 """Reads the joint states, commands, actions and instructions of a bag into arrays."""
 
-from __future__ import annotations
-
 import bisect
 from array import array
 from collections import Counter

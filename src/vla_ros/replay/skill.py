@@ -6,8 +6,6 @@ no factor between metres and radians is right for every tool. docs/replay.md ("B
 counted separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ rosbag2_storage_sqlite3 writes the tables ``topics(id, name, type, serialization
 topic_id, timestamp, data)``.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import struct
 from collections.abc import Collection, Iterator

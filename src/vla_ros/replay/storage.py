@@ -1,7 +1,5 @@
 """Recorded messages and what could not be read; decompression that cannot exhaust memory."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds the topics of a bag by type and name; if several fit, asks a person or rejects the bag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A change is recommended only if it makes the actions far better on the same frames, which rules out chance.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

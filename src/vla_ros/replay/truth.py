@@ -1,7 +1,5 @@
 """Pairs recorded actions with frames and converts them to the policy's action format (rules: docs/replay.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

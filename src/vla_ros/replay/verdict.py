@@ -4,8 +4,6 @@ The rules look for silent failures, such as an upside-down image, statistics of 
 gripper, or a model that does not receive the image. Each reason names the option to check.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

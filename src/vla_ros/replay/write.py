@@ -1,7 +1,5 @@
 """Writes predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

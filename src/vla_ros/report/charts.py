@@ -3,8 +3,6 @@
 Sizes are in SVG units; a chart that is 360 wide is readable on a phone and fills a card on a desktop.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

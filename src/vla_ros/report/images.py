@@ -1,7 +1,5 @@
 """Images embedded in the page as data URIs, and animations of sprite sheets."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Every function here returns :class:`Markup`; plain ``str`` arguments are text an
 instruction or a topic name from an untrusted bag never becomes part of the page's code.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable
 

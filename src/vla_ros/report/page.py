@@ -1,7 +1,5 @@
 """Lays out a report's page: document, verdict, tiles, tables, sections; one file that fetches nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence

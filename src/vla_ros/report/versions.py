@@ -1,7 +1,5 @@
 """Software versions and machine of a measurement, so that the measurement can be reproduced."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Draws the debug image: what the policy saw, its action and the state of the arm."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

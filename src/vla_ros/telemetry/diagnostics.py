@@ -4,8 +4,6 @@ Levels are those of ``diagnostic_msgs/DiagnosticStatus``. Names are ``<node>: <p
 writes them, so that ``diagnostic_aggregator`` groups them by its usual prefix rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures how steadily the plan is executed, for diagnostics, ``vla-ros top``, metrics, the demo and replay."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

@@ -4,8 +4,6 @@ A full, slow or missing disk never delays a command: lines go through a bounded 
 first error ends the recording with one line in the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

@@ -4,8 +4,6 @@ prometheus_client collects and formats the metrics. Its own servers look up the 
 hanging client occupy a thread; here one thread, with a timeout, serves all clients.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import TCPServer

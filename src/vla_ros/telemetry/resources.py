@@ -3,8 +3,6 @@
 Read from ``/proc``; empty on systems without it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Only the 4096 newest times of each stage are kept. The receiving and control thr
 lock and compute without it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping

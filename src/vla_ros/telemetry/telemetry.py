@@ -4,8 +4,6 @@ Nothing here makes decisions or delays a command: expensive work runs on the gra
 only for topics that have subscribers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ It uses no DDS listeners, which deadlock with Python's interpreter lock, but one
 Samples remain CDR bytes until a callback needs a message, and writers keep the last N samples and never block.
 """
 
-from __future__ import annotations
-
 from vla_ros.graph.dds.graph import DdsGraph
 
 __all__ = ["DdsGraph"]

@@ -4,8 +4,6 @@
 ROS process publishes one for its nodes, transient-local, whenever something changes.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Publishers, subscriptions and timers of the embedded participant, with rclpy's interface."""
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

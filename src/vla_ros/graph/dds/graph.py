@@ -1,7 +1,5 @@
 """The embedded participant's graph: nodes, message classes, and the loop that runs callbacks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,10 +47,7 @@ class DdsGraph(Graph):
     """The graph of the embedded participant; :meth:`spin` waits on the participant's wait set."""
 
     def __init__(
-        self,
-        args: Sequence[str] = (),
-        environment: DdsEnvironment | None = None,
-        log_level: str = "info",
+        self, args: Sequence[str] = (), environment: DdsEnvironment | None = None, log_level: str = "info"
     ) -> None:
         super().__init__()
         self.arguments = parse_ros_arguments(args)

@@ -1,7 +1,5 @@
 """The DDS participant of one graph: domain, wait set, endpoints, and deletion in the right order."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

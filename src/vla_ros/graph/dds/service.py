@@ -3,8 +3,6 @@
 Peers on rmw_fastrtps cannot be reached: they match responses by RTPS headers that this library cannot write.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 import threading

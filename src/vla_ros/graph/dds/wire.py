@@ -1,7 +1,5 @@
 """DDS types of ROS messages, with CDR bytes as samples, and their names on the wire."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any
