@@ -270,7 +270,7 @@ def test_goals_of_libero(gantry: str) -> None:
     compared = 0
     for row, action in enumerate(found["action"]):
         joints = gantry_joints(found["position"][row], found["orientation"][row])
-        turns = not np.isclose(0.5 * action[3:], 0).all()
+        turns = action[3:].any()
         expected = found["goal_orientation"][row]
         if turns:
             control.reset()  # goals do not depend on the measured pose of the step before
@@ -282,6 +282,20 @@ def test_goals_of_libero(gantry: str) -> None:
         np.testing.assert_allclose(pose.position, found["goal_position"][row], atol=2e-5)
         np.testing.assert_allclose(pose.rotation, expected, atol=2e-5)
     assert compared > 40
+
+
+def test_only_a_rotation_of_exactly_zero_keeps_the_orientation(gantry: str) -> None:
+    """Robosuite compares each number with ``math.isclose``, whose tolerance is relative: none at zero."""
+    config = libero(gantry, "goal")
+    control, where = controller(config), kinematics(config)
+    here, there = (
+        gantry_joints(np.zeros(3), rotation_vector_matrix(np.array(turn))) for turn in ([0, 0, 0], [0.2, 0, 0])
+    )
+    for rotation, expected in ((0.0, here), (1e-9, there)):
+        control.reset()
+        sent(control, [*[0.0] * 5, 1e-3, 0.0], measured(here), 0.05)  # the goal is where the arm is
+        found = where.forward(sent(control, [*[0.0] * 5, rotation, 0.0], measured(there), 0.05)[:8])
+        np.testing.assert_allclose(found.rotation, where.forward(expected).rotation, atol=1e-3)
 
 
 def test_an_arm_that_follows_moves_as_robosuites_controller_does(gantry: str) -> None:

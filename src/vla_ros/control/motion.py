@@ -25,7 +25,6 @@ _CHOOSE = (
     "goals, for a simulator with that controller; a stiff arm moves four times as far as in the demonstrations. "
     "motion sends the motion that the controller makes of them, for an arm"
 )
-_ZERO = 1e-8  # rad; robosuite's tolerance for a rotation of zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +123,7 @@ class TipMotion:
         if control.delta_form == "step":
             self._made = _Followed(goal, goal.rotation)
             return goal
-        turning = bool(np.any(np.abs(angles) > _ZERO))
+        turning = bool(np.any(angles))  # robosuite, too, compares with exactly zero
         if not turning:
             goal = Pose(goal.position, start.rotation if self._last is None else self._last.goal)
         end, response = goal, AT_REST
