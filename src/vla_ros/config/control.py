@@ -11,6 +11,8 @@ VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
 ARM_OUTPUTS = (*VELOCITY_OUTPUTS, "joint_group_command")
 """Outputs that cannot carry finger positions."""
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *ARM_OUTPUTS)
+ENVIRONMENT = "environment"
+"""Output of an arm in a simulator that takes actions in its own units; it has no message type."""
 SCHEDULES = ("auto", "sync", "append", "blend", "ensemble", "rtc")
 
 
@@ -37,7 +39,11 @@ class ControlConfig:
         1000,
         live=True,
     )
-    output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
+    output: str = option(
+        "joint_state",
+        "Message type of the command. environment: the action itself (vla-ros eval)",
+        choices=(*OUTPUTS, ENVIRONMENT),
+    )
     max_overshoot: float = option(
         10.0,
         "A chunk is invalid if a number is this many times further from the middle than the range of the robot, or "

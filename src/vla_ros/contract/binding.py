@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vla_ros.config import ArmConfig, Config, ControlConfig
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.components import MOTIONS, UNUSED, Component
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec
@@ -220,7 +221,7 @@ def _action_rows(columns: Sequence[tuple[Component, slice]], arms: Mapping[str, 
         topic, joints = arm.config.command, arm.joints
         if component.quantity == "gripper":
             topic, joints = arm.config.gripper_topic or topic, arm.fingers
-            if config.gripper.mode == "none" or not joints:
+            if arm.config.output != ENVIRONMENT and (config.gripper.mode == "none" or not joints):
                 yield "action", str(component), size, "ignored (gripper.mode none, or no gripper_joint_names)"
                 continue
         frame = (

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.control.reasons import Refused
+from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
 
 _LEAST_DURATION = 0.1
@@ -42,6 +44,9 @@ class Command:
     frame_id: str = ""  # frame of the twist
     twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None
     velocities: Mapping[str, float] | None = None  # rad/s or m/s by joint, for a velocity output; else None
+    # Float64 [D] in the units of an environment, NaN in the columns of other arms, for the output ``environment``
+    # (:mod:`vla_ros.control.environment_arm`); else None.
+    action: FloatArray | None = None
     refused: Refused | None = None  # why this arm holds while others move (``control.arms_hold_alone``), or None
 
     @property
@@ -81,6 +86,8 @@ def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command 
 
 def message_type(output: str) -> str:
     """Return the ROS type for ``control.output`` or ``gripper.output``, as ``pkg/msg/Type``."""
+    if output == ENVIRONMENT:
+        raise ConfigError("control.output: found environment, which only vla-ros eval can send; choose another")
     return _TYPES[output]
 
 

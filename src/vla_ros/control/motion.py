@@ -43,12 +43,8 @@ class JointMotion:
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float, control: ControlConfig) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
-        if self.clips and control.clip != "none":
-            largest = control.clip_at[0]
-            if control.clip == "each":
-                numbers = np.clip(numbers, -largest, largest)
-            else:
-                numbers = numbers / max(float(np.abs(numbers).max()) / largest, 1.0)
+        if self.clips:
+            numbers = clip_shares(numbers, control)
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -146,6 +142,16 @@ def clip(numbers: FloatArray, control: ControlConfig, group: int) -> FloatArray:
         return np.clip(numbers, -largest, largest)
     if control.clip == "together":
         return numbers / max(math.hypot(*numbers.tolist()) / largest, 1.0)
+    return numbers
+
+
+def clip_shares(numbers: FloatArray, control: ControlConfig) -> FloatArray:
+    """Apply ``control.clip`` to velocities [N] that are shares of the largest one."""
+    largest = control.clip_at[0]
+    if control.clip == "each":
+        return np.clip(numbers, -largest, largest)
+    if control.clip == "together":
+        return numbers / max(float(np.abs(numbers).max()) / largest, 1.0)
     return numbers
 
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
+from vla_ros.control.environment_arm import EnvironmentArm
 from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.plausibility import Plausibility
 from vla_ros.control.reasons import Level, Reason, Refused
@@ -23,6 +25,9 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
 
 Made = TypeVar("Made", bound=Command | None)
+
+AnyArm = ArmController | EnvironmentArm
+"""Makes the commands of one arm."""
 
 ArmJoints = JointState | Mapping[str, JointState] | None
 """Joint states by arm, for the arms that have one, or one joint state with the joints of all arms."""
@@ -52,7 +57,6 @@ class RobotController:
     """
 
     def __init__(self, config: Config, spec: PolicySpec, kinematics: Mapping[str, Kinematics]) -> None:
-        names = [arm.name for arm in config.arms]
         counts = {
             arm.name: len(kinematics[arm.name].joint_names if arm.name in kinematics else arm.robot.joint_names)
             for arm in config.arms
@@ -61,9 +65,13 @@ class RobotController:
         self._spec, self._kinematics = spec, kinematics
         columns = self._columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
-        self.arms = tuple(
-            ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
-            for name in names
+        self.arms: tuple[AnyArm, ...] = tuple(
+            EnvironmentArm(config, columns, arm.name)
+            if arm.output == ENVIRONMENT
+            else ArmController(
+                config, [each for each in columns if each[0].arm == arm.name], kinematics.get(arm.name), arm.name
+            )
+            for arm in config.arms
         )
         # Joint state by arm: of the last command that was sent, and of those made since then.
         self._known: dict[str, JointState | None] = {}
@@ -180,7 +188,7 @@ class RobotController:
         return tuple(each for each in made if isinstance(each, Command))
 
     def _command_or_hold(
-        self, arm: ArmController, made: Command | Refused | None, joints: ArmJoints
+        self, arm: AnyArm, made: Command | Refused | None, joints: ArmJoints
     ) -> Command | Refused | None:
         """Return the arm's command, or a hold at the joint state of its last command, once."""
         self._used[arm.name] = of_arm(joints, arm.name)
@@ -224,7 +232,7 @@ class RobotController:
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
-    def _try(self, arm: ArmController, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
+    def _try(self, arm: AnyArm, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
         """Return the result of ``make``, or its refusal with the name of the arm if there are several."""
         try:
             return make(*arguments)

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from vla_ros.contract.state_topics import read_state_message
-from vla_ros.control.arm import ArmController
 from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.publishers import CompetingSources
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.robot import RobotController
+from vla_ros.control.robot import AnyArm, RobotController
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
 from vla_ros.graph.origin import Origin
@@ -166,7 +165,7 @@ class StateReceiver:
         for states in self._joint_states.values():
             states.forget()
 
-    def _wrong(self, joints: JointState, arm: ArmController) -> str:
+    def _wrong(self, joints: JointState, arm: AnyArm) -> str:
         """Return why a joint state is unusable, or ""."""
         if len(joints.names) != len(joints.positions):
             return f"{len(joints.names)} names and {len(joints.positions)} positions"

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vla_ros.config import ArmConfig, ControlConfig
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.action import velocity_scale
+from vla_ros.contract.benchmark import gripper_ends
 from vla_ros.contract.binding import Binding
 from vla_ros.contract.components import Component
 from vla_ros.contract.state import Arm
@@ -44,7 +46,12 @@ def _units(binding: Binding, arms: Mapping[str, Arm]) -> Iterator[str]:
 
 def _unit(part: Component, arm: Arm, control: ControlConfig) -> Iterator[str]:
     gripper, kinematics = arm.config.gripper, arm.kinematics
-    if part.quantity == "tip_delta":
+    ends = gripper.closed_position, gripper.open_position
+    same = part.quantity != "gripper" or gripper_ends(part, gripper) == ends
+    if arm.config.output == ENVIRONMENT and same:
+        yield "passed on in the environment's units"
+        yield from _clipped(control) if part.quantity in ("tip_delta", "joint_velocity") else ()
+    elif part.quantity == "tip_delta":
         scales = f"{control.translation_scale:g} m and {control.rotation_scale:g} rad"
         yield f"1 is {scales} ({part.form or control.rotation})"
         yield from _clipped(control)
