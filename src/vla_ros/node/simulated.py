@@ -1,4 +1,4 @@
-"""The node's parts without a graph, on a simulated clock: for replay and for the demo in simulated time."""
+"""The node's parts without a graph, mostly on a simulated clock: for replay, the demo and evaluation."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from functools import partial
 
 from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.binding import with_rate
-from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.clock import Clock
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
@@ -37,7 +37,7 @@ class SimulatedNode:
         config: Config,
         source: ActionSource,
         pipeline: ActionPipeline,
-        clock: SimulatedClock,
+        clock: Clock,
         sink: Sink,
         driver: Callable[[Sequence[Command]], None],
         watched: Config | None = None,

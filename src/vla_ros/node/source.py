@@ -60,7 +60,8 @@ class PolicySource(ActionSource):
         self.start()
 
     def start(self) -> "PolicySource":
-        """Start a session of the loaded policy."""
+        """Start a new session of the loaded policy, which ends the previous one."""
+        self._session.close()
         self._session = self._policy.start_session()
         self.spec = self._policy.spec
         return self

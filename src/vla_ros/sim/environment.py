@@ -86,6 +86,8 @@ class EpisodeOptions:
     # Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
     step_timeout: float = 30.0
     camera_hz: float = 10.0  # camera rate; in lockstep a frame is published at each control step
+    waits: bool = True  # without lockstep: the environment waits for the first command of an episode
+    film: bool = False  # keep the first camera's image of every frame
 
 
 class Episode:
