@@ -61,7 +61,9 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "src"},
     packages=find_packages("src"),
-    package_data={NAME: ["py.typed", "config/presets/*.yaml", "sim/assets/*", "policies/*/demo_checkpoint/*"]},
+    package_data={
+        NAME: ["py.typed", "config/presets/*.yaml", "sim/assets/*", "eval/*.yaml", "policies/*/demo_checkpoint/*"]
+    },
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),
         ("share/vla_ros", ["package.xml"]),

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
     "infer": ("vla_ros.node.infer", "ask a policy about one observation from files"),
     "demo": ("vla_ros.sim.demo", "watch a policy move the simulated arm; can write a report"),
+    "eval": ("vla_ros.eval.cli", "score a policy on benchmarks, with the node in the loop"),
     "serve": ("vla_ros.serve.cli", "serve a policy to robots on other machines"),
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),

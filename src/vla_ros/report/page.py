@@ -21,7 +21,9 @@ LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
     """Return a complete HTML file; its content security policy does not allow the page to fetch anything."""
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    policy = (
+        "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    )
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),

@@ -1,0 +1,1 @@
+"""Scores a policy on benchmarks, with the node in the loop."""

@@ -1,0 +1,284 @@
+"""`vla-ros eval` on a small benchmark of vla-eval's own classes, in a process of its own, and on the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "data" / "reach"
+COMMAND = (sys.executable, "-m", "vla_ros.cli")
+REACH = ("reach_benchmark:Reach", "--policy", "reach")
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The benchmark and its policy can be imported, and its actions are logged."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), *sys.path]))
+    monkeypatch.setenv("REACH_LOG", str(tmp_path / "actions"))
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, "eval", *words], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def evaluate(*words: str) -> dict[str, Any]:
+    command(*words, "--json", "out.json")
+    found: dict[str, Any] = json.loads(Path("out.json").read_text())
+    return found
+
+
+def episodes(found: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(task["task"], one["episode_id"]): one for task in found["tasks"] for one in task["episodes"]}
+
+
+def outcome(found: dict[str, Any]) -> dict[tuple[str, int], tuple[Any, int]]:
+    return {key: (one["metrics"].get("success"), one["steps"]) for key, one in episodes(found).items()}
+
+
+def actions(path: Path | str = "actions") -> list[list[float]]:
+    return [[float.fromhex(text) for text in line.split()] for line in Path(path).read_text().splitlines()]
+
+
+def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path: Path, monkeypatch: Any) -> None:
+    """Through the node, and as rows of the policy's chunks in vla-eval's synchronous loop, without the node."""
+    found = evaluate(*REACH, "--episodes", "3", "--seed", "5")
+    assert (found["success_rate"], found["episodes"], found["errors"]) == (1.0, 6, 0)
+    assert found["low"] == pytest.approx(0.6097, abs=1e-4)
+    assert [found[f"{what}_share"] for what in ("held", "limited", "refused")] == [0.0, 0.0, 0.0]
+    through_the_node = actions()
+
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    monkeypatch.setenv("REACH_LOG", str(tmp_path / "plain"))
+    from reach_benchmark import Reach  # type: ignore[import-not-found]
+    from reach_policy import ReachPolicy  # type: ignore[import-not-found]
+    from vla_eval.runners.sync_runner import SyncEpisodeRunner
+
+    from vla_ros.config import load
+    from vla_ros.types import Observation
+
+    policy = ReachPolicy(load([], ["policy.name:=reach"]))
+
+    class Rows:
+        """A connection to a model server that keeps the chunk and sends one row at a time."""
+
+        async def start_episode(self, payload: Any) -> None:
+            self.rows: list[Any] = []
+
+        async def end_episode(self, payload: Any) -> None:
+            pass
+
+        async def act(self, observation: dict[str, Any]) -> dict[str, Any]:
+            if not self.rows:
+                state = {"state": observation["states"]}
+                observed = Observation({}, observation["task_description"], 0, state)
+                self.rows = list(policy.infer(policy.start_session(), observed).actions)
+            return {"actions": self.rows.pop(0)}
+
+    benchmark = Reach(seed=5, send_state=True)
+    for task in benchmark.get_tasks():
+        for index in range(3):
+            asyncio.run(
+                SyncEpisodeRunner().run_episode(benchmark, {**task, "episode_idx": index}, Rows(), max_steps=30)
+            )
+    assert through_the_node == actions(tmp_path / "plain")
+
+
+def test_vla_evals_own_tools_read_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    from vla_eval.results.collector import _build_task_result
+    from vla_eval.results.export import print_export_summary
+
+    found = evaluate(*REACH, "--episodes", "6", "-p", "policy.gain:=-1.0")
+    print_export_summary([found])
+    shown = capsys.readouterr().out
+    assert "Overall" in shown
+    assert "0.0%" in shown
+    assert "2 episodes had errors" in shown  # initial state 5 of either task does not exist
+    for task in found["tasks"]:
+        theirs = _build_task_result(task["task"], task["episodes"], found["metric_keys"])
+        assert {name: task[name] for name in ("num_episodes", "num_errors", "mean_success")} == {
+            name: theirs[name] for name in ("num_episodes", "num_errors", "mean_success")
+        }
+    last = episodes(found)["go left", 5]
+    assert last["failure_detail"] == "initial state 5 does not exist: the task has 5"
+    assert (found["success_rate"], found["episodes"], found["errors"]) == (0.0, 12, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("raise@left/1/0", "RuntimeError: the simulator broke"),
+        ("raise@left/1/3", "RuntimeError: the simulator broke"),
+        ("die@left/1/2", "the process ended with status 7; its last lines: out of memory"),
+        ("size@left/1/2", "'top' is (33, 33, 3), in the first episode it was (32, 32, 3)"),
+        ("hang@left/1/2", "no answer to 'step' within 1 s (--step-timeout)"),
+    ],
+)
+def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_on(wrong: str, said: str) -> None:
+    found = evaluate(*REACH, "--episodes", "3", "-b", f"wrong={wrong}", "--step-timeout", "1")
+    assert (found["episodes"], found["errors"], found["success_rate"]) == (6, 1, 1.0)
+    bad = episodes(found)["go left", 1]
+    assert said in bad["failure_detail"]
+    assert "success" not in bad["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing:Nope", "--policy", "reach"), "No module named 'nothing'"),
+        (("reach_benchmark:Nope", "--policy", "reach"), "reach_benchmark:Nope cannot be opened"),
+        (("missing.yaml",), "missing.yaml: no such file"),
+        (("libero", "--policy", "reach"), "found benchmark 'libero', expected table"),
+        ((*REACH, "--python", "/nowhere/python"), "--python: '/nowhere/python' does not exist"),
+        ((*REACH, "-b", "send_state=false"), "state 'state' of 4 numbers: Reach sends the vectors none"),
+        ((*REACH, "-p", "camera.keys:=[image, wrist]", "-p", "camera.topics:=[/a/b, /c/d]"), "Reach sends top"),
+        ((*REACH, "-p", "policy.dimension:=8"), "have 8 numbers"),
+        ((*REACH, "--tasks", "up"), "--tasks: found 'up', expected numbers or parts of names of: 0 go left"),
+        ((*REACH, "-b", "wrong=raise@left/0/0", "--tasks", "0", "--episodes", "1"), "no episode can be begun"),
+        ((*REACH, "--delay-ms", "5"), "need --live HZ"),
+        ((*REACH, "--resume"), "--resume: needs --json FILE"),
+        (("libero_spatial@mine", "--policy", "reach"), "found protocol 'mine' of libero_spatial, expected one of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_sides(words: tuple[str, ...], said: str) -> None:
+    assert said in command(*words, status=1).stderr
+
+
+def test_live_holds_between_chunks_and_does_not_depend_on_the_machine() -> None:
+    live = ("--episodes", "2", "--live", "20", "--delay-ms", "200", "--schedule", "sync")
+    first = evaluate(*REACH, *live)
+    sent = actions()
+    assert first["success_rate"] == 1.0
+    assert first["held_share"] > 0.4
+    moving = 4  # the first chunk arrives after four steps
+    assert [row[:6] for row in sent[:moving]] == [[0.0] * 6] * moving
+    assert (sent[0][6], any(sent[moving][:2])) == (-1.0, True)  # open
+    after = next(row for row in sent[moving:] if not any(row[:2]))
+    assert after[6] == sent[moving][6]  # the last gripper
+    Path("actions").unlink()
+    assert outcome(evaluate(*REACH, *live)) == outcome(first)
+    assert actions() == sent
+    waits = evaluate(*REACH, "--episodes", "2")
+    assert max(one["steps"] for one in episodes(waits).values()) < min(
+        one["steps"] for one in episodes(first).values()
+    )
+
+
+def test_the_wall_clock_does_not_wait_either() -> None:
+    found = evaluate(*REACH, "--episodes", "1", "--live", "20", "--clock", "wall")
+    assert found["success_rate"] == 1.0
+    assert found["mode"] == "live_wall"
+    assert all(one["elapsed_sec"] >= 0.9 * one["seconds"] for one in episodes(found).values())
+
+
+def test_what_the_node_changes_is_counted() -> None:
+    """Numbers beyond 1 are clipped if ``control.clip`` says so; another convention of the gripper is converted."""
+    free = evaluate(*REACH, "--episodes", "1", "-p", "policy.gain:=5.0")
+    assert (free["limited_share"], np.abs(actions()).max() > 1) == (0.0, True)
+    Path("actions").unlink()
+    clipped = evaluate(*REACH, "--episodes", "1", "-p", "policy.gain:=5.0", "-p", "control.clip:=each")
+    assert clipped["limited_share"] > 0
+    assert np.abs(actions()).max() == 1.0
+    Path("actions").unlink()
+    other = evaluate(*REACH, "--episodes", "1", "-p", "policy.open_value:=1.0")
+    assert other["success_rate"] == 1.0
+    assert {row[6] for row in actions()} == {-1.0, 1.0}
+
+
+def test_resume_runs_what_is_missing_or_was_an_error(tmp_path: Path) -> None:
+    whole = outcome(evaluate(*REACH, "--episodes", "3"))
+    Path("out.episodes.jsonl").unlink()
+    evaluate(*REACH, "--episodes", "1")
+    Path("actions").unlink()
+    with Path("out.episodes.jsonl").open("a") as log:
+        log.write('{"task": "go right", "state": 1, "success": null, "error": "died"}\n{"task": "go ri')
+    assert outcome(evaluate(*REACH, "--episodes", "3", "--resume")) == whole
+    ran = sum(steps for (_, state), (_, steps) in whole.items() if state)
+    assert len(actions()) == ran
+    again = command(*REACH, "--episodes", "3", "--resume", "--json", "out.json")
+    assert "every episode has been run already" in again.stdout
+    other = command(*REACH, "--resume", "--json", "out.json", "-p", "policy.gain:=0.5", status=1)
+    assert "was made with param = []" in other.stderr
+
+
+def test_shards_give_the_same_results_as_one_process() -> None:
+    Path("two.yaml").write_text(
+        "benchmarks:\n"
+        "- {benchmark: 'reach_benchmark:Reach', subname: a, episodes_per_task: 2, params: {seed: 1}}\n"
+        "- {benchmark: 'reach_benchmark:Reach', subname: b, episodes_per_task: 2, tasks: [go left], max_steps: 3}\n"
+    )
+    one = outcome(evaluate("two.yaml", "--policy", "reach"))
+    assert set(one) == {(f"Reach_a: go {way}", index) for way in ("left", "right") for index in (0, 1)} | {
+        ("Reach_b: go left", index) for index in (0, 1)
+    }
+    assert {value for (task, _), value in one.items() if task.startswith("Reach_b")} == {(False, 3)}
+    assert outcome(evaluate("two.yaml", "--policy", "reach", "--shards", "2")) == one
+
+
+def test_two_results_are_compared_by_pairs() -> None:
+    command(*REACH, "--episodes", "3", "--json", "a.json")
+    command(*REACH, "--episodes", "5", "--json", "b.json", "-p", "policy.gain:=-1.0")
+    shown = command("--compare", "a.json", "b.json").stdout
+    assert "a.json: 6 of 6, 100.0 %" in shown
+    assert "b.json: 0 of 6, 0.0 %" in shown
+    assert (
+        "6 only in the first, 0 only in the second; McNemar's exact p = 0.03125: a difference; 4 episodes" in shown
+    )
+    assert "lost: go left, state 0" in shown
+    assert "cannot be read" in command("--compare", "a.json", "c.json", status=1).stderr
+
+
+def test_the_report_shows_failures_first() -> None:
+    pytest.importorskip("av")
+    evaluate(*REACH, "--episodes", "2", "-b", "wrong=raise@left/1/3", "--max-steps", "11", "--report", "r.html")
+    page = Path("r.html").read_text()
+    cards = page.split("Failures first.")[1].split("<h2>")[0]
+    assert page.count("data:video/mp4;base64,") == len(list(Path("r_videos").iterdir())) >= 3
+    assert cards.index("failure") < cards.index("success")
+    assert "the simulator broke" in page
+
+
+def test_ctrl_c_keeps_what_is_done() -> None:
+    words = [*COMMAND, "eval", *REACH, "--episodes", "2", "-b", "wrong=hang@right/0/1", "--json", "out.json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("go left 1"):
+            break
+    time.sleep(0.1)  # any moment of the next episode will do
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, rest
+    found = json.loads(Path("out.json").read_text())
+    assert (found["episodes"], found["success_rate"]) == (2, 1.0)
+
+
+@pytest.mark.slow
+def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
+    """The demo runs the node in another process, over the graph; this runs it in the same process."""
+    found = evaluate("table", "--checkpoint", "demo", "--episodes", "3", "--seed", "0", "--sync")
+    demo = (*COMMAND, "demo", "--checkpoint", "demo", "--episodes", "3", "--seed", "0", "--lockstep")
+    subprocess.run([*demo, "--json", "demo.json"], check=True, capture_output=True, timeout=200)
+    theirs = json.loads(Path("demo.json").read_text())["episodes"]
+    ours = episodes(found)
+    assert [(one["success"], one["steps"], one["instruction"]) for one in theirs] == [
+        (
+            ours["table", seed]["metrics"]["success"],
+            ours["table", seed]["steps"],
+            ours["table", seed]["instruction"],
+        )
+        for seed in range(3)
+    ]
+    assert found["success_rate"] == 1.0
