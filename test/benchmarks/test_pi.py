@@ -1,5 +1,3 @@
-"""`python -m benchmarks.models pi05`: its keys on a CPU, and plain PyTorch against the engine."""
-
 import json
 from dataclasses import replace
 

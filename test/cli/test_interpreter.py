@@ -11,7 +11,6 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python that has nothing."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=False)
     return str(folder / "bin" / "python")

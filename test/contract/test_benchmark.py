@@ -1,7 +1,3 @@
-"""What is known of vla-eval's benchmarks, compared with their own classes and with its published servers."""
-
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

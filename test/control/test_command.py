@@ -38,7 +38,6 @@ def rclpy_class(name: str) -> Any:
 
 @pytest.fixture(params=["rosbags", pytest.param("rclpy", marks=pytest.mark.ros)])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Returns message classes by ``pkg/msg/Type``."""
     return rclpy_class if request.param == "rclpy" else STORE.types.__getitem__
 
 

@@ -24,7 +24,6 @@ NEAR = HOME + 0.02
 
 
 def moved(joints: JointState, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Translation [3] and rotation [3, 3] of the tip in base axes."""
     before, after = ARM.forward(joints.positions[:7]), ARM.forward(positions[:7])
     return after.position - before.position, after.rotation @ before.rotation.T
 

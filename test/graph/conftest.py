@@ -121,7 +121,6 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def open_here(backend: str) -> Iterator[Callable[..., Any]]:
-    """Opens graphs of the backend under test in this process, and closes them."""
     from vla_ros.graph import open_graph
 
     with ExitStack() as opened:
@@ -130,13 +129,11 @@ def open_here(backend: str) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def graph(open_here: Callable[..., Any]) -> Any:
-    """A graph of the backend under test."""
     return open_here()
 
 
 @pytest.fixture
 def start_peer(backend: str) -> Iterator[Callable[..., Process]]:
-    """Starts other processes of the backend under test."""
     with ExitStack() as started:
 
         def make(*args: str) -> Process:
@@ -149,7 +146,6 @@ def start_peer(backend: str) -> Iterator[Callable[..., Process]]:
 
 @pytest.fixture
 def peer(start_peer: Callable[..., Process]) -> Process:
-    """One other process of the backend under test."""
     return start_peer()
 
 

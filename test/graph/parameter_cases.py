@@ -48,7 +48,6 @@ class Case:
     files: tuple[str, ...]
 
     def write(self, folder: Path) -> list[str]:
-        """Write the files, and return the command line."""
         for number, text in enumerate(self.files):
             (folder / f"{number}.yaml").write_text(text)
         names = [str(folder / f"{number}.yaml") for number in range(len(self.files))]
@@ -124,7 +123,6 @@ def _case(draw: random.Random) -> Case:
 
 
 def cases(count: int = 200, seed: int = 28) -> Iterator[Case]:
-    """Yield the cases."""
     draw = random.Random(seed)
     for _ in range(count):
         yield _case(draw)

@@ -62,7 +62,6 @@ class Peer:
         self.timers[topic] = self.node.create_timer(period, send)
 
     def do_repeat(self, topic: str, cdr: str, period: float) -> None:
-        """Publish the same bytes again and again."""
         data = base64.b64decode(cdr)
         self.timers[topic] = self.node.create_timer(period, lambda: self.publishers[topic].publish(data))
 

@@ -32,24 +32,18 @@ CONFIGURATION = (
 
 @dataclass
 class Time(IdlStruct, typename="builtin_interfaces::msg::dds_::Time_"):
-    """builtin_interfaces/msg/Time."""
-
     sec: int32
     nanosec: uint32
 
 
 @dataclass
 class Header(IdlStruct, typename="std_msgs::msg::dds_::Header_"):
-    """std_msgs/msg/Header."""
-
     stamp: Time
     frame_id: str
 
 
 @dataclass
 class JointState(IdlStruct, typename="sensor_msgs::msg::dds_::JointState_"):
-    """sensor_msgs/msg/JointState."""
-
     header: Header
     name: sequence[str]
     position: sequence[float64]

@@ -109,7 +109,6 @@ class Robot:
         return int(self.node.get_clock().now().nanoseconds)
 
     def joint_state(self, names: Sequence[str], positions: Sequence[float], stamp: int | None = None) -> Any:
-        """A ``sensor_msgs/JointState``, measured now unless it has a stamp."""
         make = self.graph.message
         seconds, nanoseconds = divmod(self.now() if stamp is None else stamp, 1_000_000_000)
         time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
@@ -265,7 +264,6 @@ def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
 
 
 def scripted_policy() -> Policy:
-    """The policy of scripted_node.py, which does what the instruction says."""
     spec = importlib.util.spec_from_file_location("scripted_node", HERE / "scripted_node.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

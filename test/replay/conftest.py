@@ -26,7 +26,6 @@ def store():
 
 @pytest.fixture(scope="session")
 def make():
-    """Messages by short names, with stamps in nanoseconds."""
     message = message_types("jazzy").message
 
     def header(stamp, frame="camera"):
@@ -99,7 +98,6 @@ def small_recording(make):
 
 @pytest.fixture
 def recording(make, small_recording):
-    """Two episodes."""
     return small_recording + episode(make, make.start + 2_000_000_000, "pick up the blue ball")
 
 

@@ -219,7 +219,6 @@ def test_a_bomb_does_not_fill_the_memory():
 
 
 def record(kind, body):
-    """One record of an MCAP file."""
     return struct.pack("<BQ", kind, len(body)) + body
 
 

@@ -119,7 +119,6 @@ class Robot:
         self._note(self.log, message.msg)
 
     def wait(self, condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
-        """Wait until ``condition()`` is true, and return it."""
         deadline = time.monotonic() + timeout
         while True:
             answer = condition()
@@ -131,7 +130,6 @@ class Robot:
                 self._changed.wait(min(left, 0.05))
 
     def drive(self, rate: float = 20.0) -> None:
-        """Send joint states and frames from now on."""
         self.node.create_timer(1 / rate, self.send)
 
     def send(self) -> None:
@@ -153,7 +151,6 @@ class Robot:
         return command.header.stamp.sec * 10**9 + command.header.stamp.nanosec in self.stamps
 
     def call(self, kind: Any, name: str, request: Any, timeout: float = 20.0) -> Any:
-        """Call a service."""
         client = self._clients.get(name)
         if client is None:
             client = self._clients[name] = self.node.create_client(kind, name)
@@ -163,7 +160,6 @@ class Robot:
         return future.result()
 
     def state(self) -> str:
-        """Label of the life-cycle state."""
         from lifecycle_msgs.srv import GetState
 
         return self.call(GetState, f"{self.target}/get_state", GetState.Request()).current_state.label
@@ -177,14 +173,12 @@ class Robot:
         return self.call(ChangeState, f"{self.target}/change_state", request).success
 
     def enable(self, armed: bool = True) -> tuple[bool, str]:
-        """``~/enable``."""
         from std_srvs.srv import SetBool
 
         answer = self.call(SetBool, f"{self.target}/enable", SetBool.Request(data=armed))
         return answer.success, answer.message
 
     def close(self) -> None:
-        """Leave the graph."""
         self._running = False
         self._thread.join(5)
         self.node.destroy_node()
@@ -204,11 +198,9 @@ class Program:
 
     @property
     def output(self) -> str:
-        """What it has said so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, text: str, timeout: float = 30.0) -> None:
-        """Wait until it says ``text``."""
         deadline = time.monotonic() + timeout
         while text not in self.output:
             assert self.process.poll() is None, f"it ended before it said {text!r}:\n{self.output}"
@@ -216,7 +208,6 @@ class Program:
             time.sleep(0.02)
 
     def end(self, number: int = signal.SIGINT, timeout: float = 20.0) -> int:
-        """Send a signal, and wait at most ``timeout`` seconds for the end."""
         self.process.send_signal(number)
         try:
             return self.process.wait(timeout)
@@ -224,7 +215,6 @@ class Program:
             pytest.fail(f"did not end within {timeout} s of {signal.Signals(number).name}:\n{self.output}")
 
     def close(self) -> None:
-        """Kill what is left of it and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -233,7 +223,6 @@ class Program:
 
 @pytest.fixture
 def robot() -> Iterator[Robot]:
-    """See :class:`Robot`."""
     made = Robot()
     yield made
     made.close()
@@ -241,7 +230,6 @@ def robot() -> Iterator[Robot]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Start a program; ended with the test."""
     started: list[Program] = []
 
     def start(*command: str) -> Program:
@@ -254,20 +242,16 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def parameters(*options: str) -> list[str]:
-    """Options as ROS arguments."""
     return ["--ros-args", *(word for option in options for word in ("-p", option))]
 
 
 @pytest.fixture
 def quick() -> Callable[..., list[str]]:
-    """Quick options and those that are given, as ROS arguments."""
     return lambda *options: parameters(*QUICK, *options)
 
 
 @pytest.fixture
 def policy(program: Callable[..., Program]) -> Callable[..., Program]:
-    """Start the managed node with quick options and those that are given."""
-
     def start(*options: str, quick: Sequence[str] = QUICK) -> Program:
         return program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *parameters(*quick, *options))
 

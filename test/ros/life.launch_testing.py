@@ -45,7 +45,6 @@ class Life(unittest.TestCase):
     """While the launch is up."""
 
     def setUp(self) -> None:
-        """A robot with its camera running."""
         self.robot = Robot()
         self.addCleanup(self.robot.close)
         self.robot.drive()

@@ -89,7 +89,6 @@ class Words:
 
 
 def other(robot: Any, program: Callable[..., Any], what: str) -> Any:
-    """Another program on the graph."""
     words = (what, ",".join(robot.names), ",".join(map(str, robot.home)))
     return program(sys.executable, "-c", OTHER, *words)
 
@@ -120,7 +119,6 @@ CASES = {
 
 
 def publishers(robot: Any, what: str) -> list[str]:
-    """Names of the nodes that publish it."""
     topic = {"command": COMMAND, "joints": "/joint_states", "camera": "/camera/image_raw"}[what]
     return [each.node_name for each in robot.node.get_publishers_info_by_topic(topic)]
 

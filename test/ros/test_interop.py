@@ -68,7 +68,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start_ros(rmw: str) -> Iterator[Callable[..., Any]]:
-    """Starts real rclpy processes on the middleware under test."""
     started = []
 
     def make(**env: str) -> Any:

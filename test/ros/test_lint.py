@@ -46,7 +46,6 @@ def test_package_xml_is_of_format_3() -> None:
 
 
 def _imported() -> set[str]:
-    """Names of the modules that the code imports, anywhere."""
     found: set[str] = set()
     for folder in ("src", "launch"):
         for file in sorted((ROOT / folder).rglob("*.py")):

@@ -140,7 +140,6 @@ CASES += tuple(
 
 
 def prefix(package: str) -> Path | None:
-    """Where a ROS package is installed."""
     from ament_index_python.packages import PackageNotFoundError, get_package_prefix
 
     try:
@@ -217,7 +216,6 @@ class Rig:
         self._bool, self._string = Bool, String
 
     def drive(self) -> None:
-        """Send frames from now on."""
         from vla_ros.vision.messages import encode_image
 
         def send() -> None:
@@ -228,7 +226,6 @@ class Rig:
         self.robot.node.create_timer(0.05, send)
 
     def start(self, *options: str) -> Any:
-        """The node, armed."""
         words = (
             f"robot.urdf:={self.file if len(self.case.prefixes) == 1 else ''}",
             f"robot.tip_frame:={ROBOTS[self.case.name].tip}",
@@ -241,7 +238,6 @@ class Rig:
         return self.program(sys.executable, "-m", "vla_ros.cli", "run", "--config", self.case.name, *given)
 
     def stop(self) -> None:
-        """Press the stop button."""
         self._stop.publish(self._bool(data=True))
 
 

@@ -47,7 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def roudi(program: Callable[..., Any], folder: Path) -> Any:
-    """A RouDi that is up."""
     return start_roudi(program, folder)
 
 
@@ -59,7 +58,6 @@ def start_roudi(program: Callable[..., Any], folder: Path) -> Any:
 
 
 def commands(robot: Any) -> int:
-    """How many commands the robot has heard."""
     return max(map(int, re.findall(r"commands: (\d+)\n", robot.output)), default=0)
 
 

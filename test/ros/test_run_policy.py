@@ -19,7 +19,6 @@ GOAL = ("/vla_policy/run_policy", "rosetta_interfaces/action/RunPolicy", "{promp
 
 @pytest.fixture(params=["rclpy", "dds"])
 def node(request: pytest.FixtureRequest, robot: Any, program: Callable[..., Any]) -> Any:
-    """An armed node without an instruction."""
     if request.param == "dds" and os.environ.get("RMW_IMPLEMENTATION") != "rmw_cyclonedds_cpp":
         pytest.skip("services of the embedded participant are those of rmw_cyclonedds_cpp")
     quick = [option for option in robot.quick if not option.startswith("policy.instruction")]

@@ -1,7 +1,5 @@
 """A policy that shows in its answer what it was asked, and a server for it."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +85,6 @@ def policy() -> Iterator[Mirror]:
 
 @pytest.fixture
 def serving(policy: Mirror) -> Iterator[Callable[..., tuple[Service, int]]]:
-    """Starts a server for ``policy``, with arguments of :func:`served`."""
     with contextlib.ExitStack() as stack:
 
         def start(**given: Any) -> tuple[Service, int]:

@@ -1,7 +1,5 @@
 """A policy server on a thread of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -45,7 +43,6 @@ def served(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline

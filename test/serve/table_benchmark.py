@@ -1,7 +1,5 @@
 """The simulated table-top as a benchmark of vla-eval, which runs it in a process of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

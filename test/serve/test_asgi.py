@@ -1,7 +1,3 @@
-"""The server as an ASGI application, and as Ray Serve's where Ray is installed."""
-
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""The demo's checkpoint through the wire: the same bits as in one process."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

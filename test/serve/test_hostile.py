@@ -1,7 +1,3 @@
-"""What one client may cost the others: floods, huge messages and images, file descriptors."""
-
-from __future__ import annotations
-
 import resource
 import socket
 import subprocess
@@ -100,7 +96,7 @@ def few_descriptors(tmp_path: Path, most: int) -> Iterator[tuple[int, Path]]:
             server.terminate()
 
 
-def test_a_server_out_of_file_descriptors_refuses_and_recovers(tmp_path: Path) -> None:
+def test_a_server_out_of_file_descriptors_refuses_and_recovers(tmp_path) -> None:
     with few_descriptors(tmp_path, 100) as (port, log):
         with ExitStack() as stack:
             for _ in range(150):

@@ -1,7 +1,3 @@
-"""The client policy with this package's server."""
-
-from __future__ import annotations
-
 import logging
 import shutil
 import subprocess
@@ -10,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +70,7 @@ def remote() -> Iterator[Callable[[Config], RemotePolicy]]:
         policy.close()
 
 
-def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -> None:
+def test_chunks_are_equal_to_the_bit(serving: Start, remote, policy) -> None:
     _, port = serving()
     client = remote(config(port))
     session = client.start_session()
@@ -96,13 +91,13 @@ def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -
     session.close()
 
 
-def test_the_client_has_the_served_policys_spec(serving: Start, remote: Any, policy: Any) -> None:
+def test_the_client_has_the_served_policys_spec(serving: Start, remote, policy) -> None:
     _, port = serving()
     assert remote(config(port)).spec == policy.spec
     assert decode_spec(encode_spec("mirror", policy.spec)) == policy.spec
 
 
-def test_sessions_are_separate_and_can_be_reset(serving: Start, remote: Any, policy: Any) -> None:
+def test_sessions_are_separate_and_can_be_reset(serving: Start, remote, policy) -> None:
     _, port = serving()
     client = remote(config(port))
     one, two = client.start_session(), client.start_session()
@@ -114,7 +109,7 @@ def test_sessions_are_separate_and_can_be_reset(serving: Start, remote: Any, pol
     two.close()
 
 
-def test_images_can_be_sent_as_jpegs(serving: Start, remote: Any) -> None:
+def test_images_can_be_sent_as_jpegs(serving: Start, remote) -> None:
     _, port = serving()
     client = remote(config(port, "policy.jpeg_quality:=95"))
     session = client.start_session()
@@ -122,7 +117,7 @@ def test_images_can_be_sent_as_jpegs(serving: Start, remote: Any) -> None:
     session.close()
 
 
-def test_a_missed_deadline_is_a_lost_server(serving: Start, remote: Any, policy: Any) -> None:
+def test_a_missed_deadline_is_a_lost_server(serving: Start, remote, policy) -> None:
     _, port = serving()
     client = remote(config(port, "timeouts.inference:=0.2"))
     session = client.start_session()
@@ -137,9 +132,7 @@ def test_a_missed_deadline_is_a_lost_server(serving: Start, remote: Any, policy:
     session.close()
 
 
-def test_the_answer_to_another_request_is_refused(
-    serving: Start, remote: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_to_another_request_is_refused(serving: Start, remote, monkeypatch) -> None:
     _, port = serving()
     client = remote(config(port))
     session = client.start_session()
@@ -160,7 +153,7 @@ def answers(client: RemotePolicy, session: Any) -> bool:
 
 
 def test_the_key_is_read_from_a_file_or_the_environment_and_not_shown(
-    serving: Start, remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serving: Start, remote, tmp_path, monkeypatch, caplog
 ) -> None:
     caplog.set_level(logging.DEBUG)
     _, port = serving(key="a-secret-of-mine")
@@ -177,9 +170,7 @@ def test_the_key_is_read_from_a_file_or_the_environment_and_not_shown(
         remote(config(port, "policy.api_key_file:=/nowhere"))
 
 
-def test_robots_connect_over_tls(
-    serving: Start, remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_robots_connect_over_tls(serving: Start, remote, tmp_path, monkeypatch) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl to make a certificate")
@@ -214,7 +205,7 @@ def test_robots_connect_over_tls(
         {"rate_hz": np.nan},
     ],
 )
-def test_damaged_metadata_are_refused(policy: Any, changed: dict[str, Any]) -> None:
+def test_damaged_metadata_are_refused(policy, changed: dict[str, Any]) -> None:
     with pytest.raises(WireError, match=r"do not describe a policy .*(found|Error)"):
         decode_spec({**encode_spec("mirror", policy.spec), **changed})
 
@@ -273,7 +264,7 @@ def test_metadata_are_compared_with_the_features(
         (GR00T if "version" in metadata else OPENPI).check(metadata, bound, ("gripper",))
 
 
-def test_the_order_of_named_actions_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_order_of_named_actions_is_logged_once(caplog) -> None:
     policy = create(config(1))
     assert isinstance(policy, RemotePolicy)
     named = {"arm": np.zeros((2, 5)), "gripper": np.ones((2, 1))}
@@ -300,7 +291,7 @@ def test_other_processors_need_the_whole_image(processor: ImageProcessor | None)
 
 
 @pytest.mark.parametrize(("family", "scenario"), [("roboarena", "default_config"), ("sglang", "openpi_policy")])
-def test_images_get_the_size_that_another_server_states(family: str, scenario: str, remote: Any) -> None:
+def test_images_get_the_size_that_another_server_states(family: str, scenario: str, remote) -> None:
     requests = []
 
     def answers(connection: Any) -> None:

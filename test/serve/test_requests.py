@@ -1,7 +1,3 @@
-"""Requests as the server reads and checks them, and its responses."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -155,7 +151,7 @@ def test_a_response_is_openpis_and_extended_for_our_client() -> None:
 
 
 @pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": np.nan}])
-def test_a_wrong_extension_is_ignored(extension: Any) -> None:
+def test_a_wrong_extension_is_ignored(extension) -> None:
     request = read({**GOOD, OWN: extension})
     assert (request.number, request.deadline_s, request.begins) == (None, 0.0, False)
 
@@ -177,7 +173,7 @@ def test_a_wrong_extension_is_ignored(extension: Any) -> None:
         (False, {"actions": np.zeros((3, 2)), "delay": 0}, "this policy cannot continue"),
     ],
 )
-def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, reason: str) -> None:
+def test_the_chunk_to_continue_is_checked(continues: bool, previous, reason: str) -> None:
     known = RequestSchema(PolicySpec(dimension=2, horizon=4, continues_chunks=continues))
     message = {"image": IMAGE, "prompt": "go", OWN: {"previous": previous}}
     if reason:

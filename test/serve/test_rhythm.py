@@ -1,7 +1,3 @@
-"""Batches form from robots whose next request is due: the worker on a simulated clock, in virtual time."""
-
-from __future__ import annotations
-
 import heapq
 import itertools
 import queue
@@ -117,7 +113,7 @@ def test_eight_robots_share_batches(gap: float) -> None:
 
 
 @pytest.mark.parametrize("robots", [1, 2, 3, 5, 7, 12, 15, 32])
-def test_no_number_of_robots_is_served_worse(robots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_number_of_robots_is_served_worse(robots: int, monkeypatch) -> None:
     after = Simulation([steady(0.003)] * robots, 10.0)
     without_waiting(monkeypatch)
     before = Simulation([steady(0.003)] * robots, 10.0)
@@ -132,7 +128,7 @@ def adversary(number: int, turn: int = 0) -> float:
 
 
 @pytest.mark.parametrize("adversaries", [1, 8])
-def test_robots_that_stay_away_cost_little(adversaries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_robots_that_stay_away_cost_little(adversaries: int, monkeypatch) -> None:
     good = [steady(0.05)] * 3  # never due themselves, so that waits are only ever for the others
     bad = [lambda number, turn=turn: adversary(number, turn) for turn in range(adversaries)]
     after = Simulation([*good, *bad], 30.0)

@@ -1,7 +1,3 @@
-"""The server over real sockets: access, answers during an inference, hostile clients, the command."""
-
-from __future__ import annotations
-
 import http.client
 import os
 import random
@@ -40,7 +36,6 @@ def request(level: int = 0, **more: Any) -> bytes:
 
 @contextmanager
 def robot(port: int, **given: Any) -> Iterator[ClientConnection]:
-    """A connected robot that has read the metadata."""
     with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None, **given) as connection:
         assert unpack(connection.recv(PATIENCE))["server"] == "vla_ros"
         yield connection
@@ -72,7 +67,7 @@ def test_answers_contain_chunks_and_times(serving: Start) -> None:
     assert {"infer_ms", "prev_total_ms", "queued_ms", "batch"} == set(second["server_timing"])
 
 
-def test_disconnected_robots_do_not_count_as_waiting(serving: Start, policy: Any) -> None:
+def test_disconnected_robots_do_not_count_as_waiting(serving: Start, policy) -> None:
     service, port = serving(limits=Limits(max_batch=1, seconds=10.0))
     with robot(port) as first, robot(port) as last, ThreadPoolExecutor(2) as pool:
         ask(first, request())
@@ -92,7 +87,7 @@ def test_disconnected_robots_do_not_count_as_waiting(serving: Start, policy: Any
         assert [isinstance(answer.result(PATIENCE), dict) for answer in answers] == [True, True]
 
 
-def test_simultaneous_requests_are_one_batch(serving: Start, policy: Any) -> None:
+def test_simultaneous_requests_are_one_batch(serving: Start, policy) -> None:
     service, port = serving(limits=Limits(max_batch=8))
     with ExitStack() as stack, ThreadPoolExecutor(5) as pool:
         robots = [stack.enter_context(robot(port)) for _ in range(5)]
@@ -107,7 +102,7 @@ def test_simultaneous_requests_are_one_batch(serving: Start, policy: Any) -> Non
     assert policy.batches == [1, 4]
 
 
-def test_healthz_and_new_robots_are_served_during_an_inference(serving: Start, policy: Any) -> None:
+def test_healthz_and_new_robots_are_served_during_an_inference(serving: Start, policy) -> None:
     _, port = serving()
     with robot(port) as one:
         policy.may_answer.clear()
@@ -164,7 +159,7 @@ def test_a_reset_a_session_a_flag_or_an_instruction_begins_an_episode(serving: S
     assert seen == [1, 2, 1, 2, 1, 2, 1, 1, 2]
 
 
-def test_an_expired_request_is_answered_without_inference(serving: Start, policy: Any) -> None:
+def test_an_expired_request_is_answered_without_inference(serving: Start, policy) -> None:
     _, port = serving()
     with robot(port) as one:
         assert "deadline exceeded: queued " in ask(one, request(vla_ros={"deadline_ms": -5.0}))
@@ -172,7 +167,7 @@ def test_an_expired_request_is_answered_without_inference(serving: Start, policy
     assert policy.batches == [1]
 
 
-def test_a_robot_that_disconnects_is_forgotten(serving: Start, policy: Any) -> None:
+def test_a_robot_that_disconnects_is_forgotten(serving: Start, policy) -> None:
     service, port = serving()
     policy.may_answer.clear()
     with robot(port) as one, robot(port) as two:
@@ -219,9 +214,7 @@ def test_the_server_survives_damaged_requests_and_broken_handshakes(serving: Sta
     assert get(port, "/healthz")[0] == 200
 
 
-def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(
-    policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(policy, monkeypatch) -> None:
     loaded: list[float] = []
     monkeypatch.setattr(policy, "load", lambda progress: loaded.append(1.0))
     with pytest.raises(ConfigError, match="no feature front; its features are image, state"):
@@ -235,7 +228,7 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(
         Service(policy, own_metadata={"day": date(2026, 1, 1)})
 
 
-def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) -> None:
+def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path) -> None:
     key = tmp_path / "key"
     key.write_text("a-secret-of-mine\n")
     command = [sys.executable, "-m", "vla_ros.cli", "serve", "--port", "0", "--policy", "hold", "--api-key-file"]
@@ -273,7 +266,7 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path: Path) 
         (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
     ],
 )
-def test_wrong_options_are_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(words: list[str], reason: str, capsys) -> None:
     interval = sys.getswitchinterval()
     try:
         assert main(["serve", "--policy", "hold", "--port", "0", *words]) == 1

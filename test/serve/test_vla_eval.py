@@ -1,7 +1,3 @@
-"""vla-eval's protocol at /vla-eval: its real client and runner drive this server."""
-
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -85,7 +81,7 @@ def seen(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_vla_eval_runs_the_demos_checkpoint_and_gets_the_actions_of_one_process(tmp_path: Path) -> None:
+def test_vla_eval_runs_the_demos_checkpoint_and_gets_the_actions_of_one_process(tmp_path) -> None:
     demo = load([config_file("demo")], ["policy.self_test:=false"])
     log = tmp_path / "log.npz"
     with served(create(demo), config=demo) as (_, port):
@@ -116,7 +112,7 @@ def test_vla_eval_runs_the_demos_checkpoint_and_gets_the_actions_of_one_process(
 
 @pytest.mark.parametrize("image_format", ["png", "jpeg", "raw"])
 def test_an_observation_is_answered_with_one_row_and_its_number(
-    policy: Mirror, serving: Start, monkeypatch: pytest.MonkeyPatch, image_format: str
+    policy: Mirror, serving: Start, monkeypatch, image_format: str
 ) -> None:
     monkeypatch.setattr(numpy_codec, "_image_format", image_format)
     _, port = serving()
@@ -206,9 +202,7 @@ def test_health_and_config_can_only_be_read(serving: Start) -> None:
     assert service.worker.max_batch == before
 
 
-def test_a_benchmark_that_does_not_read_for_long_stays_connected(
-    serving: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_that_does_not_read_for_long_stays_connected(serving: Start, monkeypatch) -> None:
     monkeypatch.setattr(server, "_PING", 0.05)
     _, port = serving()
 
@@ -299,9 +293,7 @@ def test_the_option_image_decides_first() -> None:
     assert policy.observed[0].images["image"][0, 0, 0] == 1
 
 
-def test_a_policy_whose_action_does_not_fit_is_refused_at_hello(
-    policy: Mirror, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_whose_action_does_not_fit_is_refused_at_hello(policy: Mirror, caplog) -> None:
     joints = load((), ["features.action:=[arm.joint_position, 'arm.gripper[0..1]']"])
     policy.spec = complete(PolicySpec(action=(), dimension=8, instructed=False), joints)
 

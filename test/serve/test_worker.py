@@ -1,7 +1,3 @@
-"""The inference thread: batches, order, deadlines, capacity, failures and its end."""
-
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -68,7 +64,7 @@ def test_waiting_requests_are_answered_as_batches_in_order(bench: Bench) -> None
     assert threading.get_ident() not in bench.policy.threads
 
 
-def test_batches_have_the_prepared_sizes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_have_the_prepared_sizes(policy, monkeypatch) -> None:
     def prepare(batch: int) -> bool:
         if batch > 4:
             raise OutOfMemoryError("no room for 8")
@@ -84,7 +80,7 @@ def test_batches_have_the_prepared_sizes(policy: Any, monkeypatch: pytest.Monkey
     assert bench.worker.stop(PATIENCE)
 
 
-def test_a_policy_without_batches_answers_one_by_one(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_batches_answers_one_by_one(policy, monkeypatch) -> None:
     monkeypatch.setattr(policy, "prepare", lambda batch: False)
     bench = Bench(policy)
     bench.busy()
@@ -162,7 +158,7 @@ def test_draining_answers_waiting_requests_and_accepts_no_more(bench: Bench) -> 
     assert bench.worker.state is WorkerState.ENDED
 
 
-def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch) -> None:
     def lost(requests: Any) -> Any:
         raise DeviceLostError("CUDA error: an illegal memory access was encountered")
 
@@ -175,7 +171,7 @@ def test_a_lost_device_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyP
         bench.ask()
 
 
-def test_an_error_of_loading_is_raised(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_loading_is_raised(policy, monkeypatch) -> None:
     def load(progress: Any) -> None:
         raise VlaRosError("no such checkpoint")
 

@@ -1,5 +1,3 @@
-"""The URDF, the MJCF and the numpy kinematics describe one and the same arm."""
-
 import xml.etree.ElementTree as ElementTree
 
 import mujoco

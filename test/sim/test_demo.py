@@ -1,5 +1,3 @@
-"""`vla-ros demo` as a user runs it: two processes over DDS."""
-
 import json
 import os
 import signal

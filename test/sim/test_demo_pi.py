@@ -1,5 +1,3 @@
-"""The small pi0.5 of the package: its options, its chunks, and success over the graph."""
-
 import argparse
 import subprocess
 import sys
@@ -62,7 +60,7 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_keeps_finished_rows(tmp_path: Path) -> None:
+def test_the_benchmark_keeps_finished_rows(tmp_path) -> None:
     script, figures = Path(__file__).parents[2] / "benchmarks" / "schedules.py", tmp_path / "table.json"
     words = ["--episodes", "1", "--delays", "100", "--json", str(figures), "--schedules", "sync"]
 
@@ -79,7 +77,7 @@ def test_the_benchmark_keeps_finished_rows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--shuffle",)])
-def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatch) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", str(process.free_domain()))
     monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
     pinned = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")

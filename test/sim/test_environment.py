@@ -1,7 +1,3 @@
-"""A simulator is one file: another environment than the table-top, driven by the node through the same runner."""
-
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection
 from pathlib import Path

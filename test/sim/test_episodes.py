@@ -1,5 +1,3 @@
-"""Episodes in lockstep and real time over DDS with the policy node, and every control of the demo."""
-
 import threading
 import time
 from collections.abc import Callable, Iterator

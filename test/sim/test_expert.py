@@ -1,5 +1,3 @@
-"""The scripted expert is stateless, bounded, follows instructions and succeeds through the node's controller."""
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace

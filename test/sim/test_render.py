@@ -1,5 +1,3 @@
-"""Without OpenGL the error names what to install."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Scenes and instructions are deterministic, solvable and unambiguous."""
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,3 @@
-"""Episodes in simulated time: the node's own loop, with delays that do not depend on machine and load."""
-
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -122,7 +118,7 @@ def test_a_policy_that_fails_ends_the_run_with_the_reason() -> None:
         run(infer=broken)
 
 
-def test_the_command_writes_its_figures(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_figures(tmp_path, capsys) -> None:
     words = ["demo", "--policy", "expert", *CHUNKS, "--delay-ms", "100", "--episodes", "2"]
     assert main([*words, "--json", str(tmp_path / "f.json"), "--report", str(tmp_path / "r.html")]) == 0
     figures = json.loads((tmp_path / "f.json").read_text())

@@ -1,7 +1,3 @@
-"""The demo decides by the policy node's status whether to wait for a command."""
-
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The table-top is deterministic, its sensors are exact and its images upright."""
-
 import numpy as np
 import pytest
 

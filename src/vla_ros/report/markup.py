@@ -17,7 +17,7 @@ class Markup(str):
 Content = str | Markup | Iterable["str | Markup"]
 """Content of an element: text (escaped), :class:`Markup`, or several of these."""
 
-VOID = frozenset({"img", "input", "meta", "line", "rect", "path"})
+VOID = frozenset({"img", "meta", "line", "rect", "path"})
 
 
 def render(content: Content) -> Markup:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.report.markup import Content, Markup, render, significant, tag
-from vla_ros.report.style import CSS, SCRIPT
+from vla_ros.report.style import CSS
 
 Cell = Content | float | int | None
 """Content of a table cell; floats are shown with three significant digits, None as a dash."""
@@ -20,10 +20,8 @@ LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
-    """Return a complete HTML file; its content security policy does not allow the page to fetch anything."""
-    policy = (
-        "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    )
+    """Return a complete HTML file; its content security policy lets it neither fetch nor run anything."""
+    policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -34,8 +32,7 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
     main = [tag("h1", title), tag("p", lead, class_="lead"), render(body)]
     if footer:
         main.append(tag("footer", footer))
-    script = Markup(f"<script>{SCRIPT}</script>")
-    page = tag("html", [tag("head", head), tag("body", [tag("main", main), script])], lang="en")
+    page = tag("html", [tag("head", head), tag("body", tag("main", main))], lang="en")
     return f"<!doctype html>\n{page}\n"
 
 

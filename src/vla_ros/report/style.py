@@ -1,4 +1,4 @@
-"""Style sheet and script of a report; light or dark mode follows the browser's setting."""
+"""Style sheet of a report; light or dark mode follows the browser's setting."""
 
 CSS = """
 :root{color-scheme:light dark;--bg:#fbfbfa;--card:#ffffff;--ink:#16181d;--soft:#5c626e;--line:#e3e4e8;
@@ -41,11 +41,6 @@ svg .ci{stroke:var(--ink);stroke-width:1.3}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:5px;vertical-align:middle}
 figure{margin:0}figcaption{font-size:.78rem;color:var(--soft);text-align:center}
 img{max-width:100%;height:auto;border-radius:4px;display:block}
-.flip{background-repeat:no-repeat;border-radius:4px;width:100%;background-color:var(--grid)}
-.controls{display:flex;gap:8px;align-items:center;margin-top:6px}.controls input{flex:1;
-min-width:0;accent-color:var(--s1)}
-button{font:inherit;font-size:.85rem;color:var(--ink);background:var(--bg);border:1px solid var(--line);
-border-radius:6px;padding:4px 10px;min-width:64px;cursor:pointer}
 .moment{display:grid;grid-template-columns:88px minmax(0,1fr);gap:8px}
 .moment table{margin:0;font-size:.75rem}
 .moment th,.moment td{padding:2px 3px}
@@ -53,20 +48,5 @@ border-radius:6px;padding:4px 10px;min-width:64px;cursor:pointer}
 .flag.good{color:var(--good);background:var(--good-bg)}.flag.bad{color:var(--bad);background:var(--bad-bg)}
 .flag.warn{color:var(--warn);background:var(--warn-bg)}
 footer{margin-top:48px;color:var(--soft);font-size:.82rem;border-top:1px solid var(--line);padding-top:10px}
-@media print{body{background:#fff}.controls{display:none}}
+@media print{body{background:#fff}}
 """
-
-SCRIPT = """
-for(const box of document.querySelectorAll('[data-frames]')){
- const n=+box.dataset.frames,c=+box.dataset.columns,r=Math.ceil(n/c),ms=+box.dataset.ms;
- const pic=box.querySelector('.flip'),range=box.querySelector('input'),button=box.querySelector('button');
- let at=0,timer=0;
- const show=i=>{at=i%n;const x=at%c,y=Math.floor(at/c);range.value=at;
-  pic.style.backgroundPosition=(c>1?100*x/(c-1):0)+'% '+(r>1?100*y/(r-1):0)+'%'};
- const stop=()=>{clearInterval(timer);timer=0;button.textContent='Play'};
- const play=()=>{timer=setInterval(()=>show(at+1),ms);button.textContent='Pause'};
- button.onclick=()=>timer?stop():play();
- range.oninput=()=>{stop();show(+range.value)};
-}
-"""
-"""Plays sprite sheets (see :func:`vla_ros.report.images.animation`)."""

@@ -1,5 +1,3 @@
-"""Chunks of the published code, from camera images to actions: test/data/oft/README.md."""
-
 import numpy as np
 import pytest
 import torch

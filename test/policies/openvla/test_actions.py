@@ -1,5 +1,3 @@
-"""Tokens to actions: bin centres, vocabulary size, masks and the choice of the dataset."""
-
 import json
 
 import numpy as np

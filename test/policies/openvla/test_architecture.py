@@ -1,5 +1,3 @@
-"""Reads config.json: sizes, epsilon and vocabulary; unknown networks are refused."""
-
 import copy
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The decoder against transformers' Llama."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Cases of the published code, with its true vision towers, in float32: test/data/openvla/README.md."""
-
 import importlib.util
 import json
 import os

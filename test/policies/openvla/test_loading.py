@@ -1,5 +1,3 @@
-"""Loads weights: missing, unexpected and misshapen tensors, damaged and missing shards, pickles."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Reads preprocessor_config.json: rounded means and deviations apply, unsupported entries are refused."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Instructions to tokens: templates, spacing, case, BOS and the closing token 29871."""
-
 import json
 
 import pytest

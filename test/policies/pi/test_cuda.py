@@ -1,5 +1,3 @@
-"""The tiny golden models on a GPU: the published chunks, real-time chunking, and the policy as users run it."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Sampling: padding, batches, static graphs, numbers of steps; real-time chunking beyond the golden cases."""
-
 from dataclasses import replace
 
 import numpy as np

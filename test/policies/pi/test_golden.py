@@ -1,5 +1,3 @@
-"""Compares all golden cases of openpi and LeRobot in float32: tokens are equal, actions within 2e-5."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,6 @@ def prepare(model, case):
 
 
 def distance(model, case, request):
-    """How far the chunk is from the case's answer."""
     return np.abs(model.engine.answer([request])[0].actions - case["actions_normalized"]).max()
 
 

@@ -1,5 +1,3 @@
-"""Reads checkpoints of both layouts, and refuses invalid ones."""
-
 import re
 from dataclasses import replace
 from math import prod
@@ -110,11 +108,7 @@ def test_the_embedding_has_either_name(checkpoint, networks, layout, embedding):
             lambda value: value[:5],
             r"1 of the wrong shape: NAME in .*: \[5\], expected \[32\]",
         ),
-        (
-            "action_in_proj.bias",
-            lambda value: value.long(),
-            "1 not of a type in .*: NAME in .*: I64",
-        ),
+        ("action_in_proj.bias", lambda value: value.long(), "1 not of a type in .*: NAME in .*: I64"),
         (f"{PREFIX}layers.0.self_attn.q_proj.lora_A.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
         (f"{PREFIX}layers.1.mlp.visual_memory.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
     ],

@@ -1,5 +1,3 @@
-"""The whole policy: presets, both layouts, seeds, batches and refused options."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Prompts, bins, statistics and robots, as pure functions."""
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""The tiny golden models over a recorded bag."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Finds and reads PaliGemma's tokenizer in both formats, and refuses others."""
-
 import json
 
 import pytest

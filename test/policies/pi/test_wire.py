@@ -1,5 +1,3 @@
-"""Chunks from a policy server equal local chunks, with and without a previous chunk."""
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recorded conversations of test/data/wire: messages of real servers and clients, and their contents."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Links to servers in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

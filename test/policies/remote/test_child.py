@@ -1,7 +1,3 @@
-"""A policy server as a child process: it is restarted when it dies, and ends with its parent."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -47,9 +43,7 @@ def gone(pid: int) -> bool:
     return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_killed_server_is_restarted_at_its_address(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_server_is_restarted_at_its_address(server: ServerProcess, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("VLA_ROS_API_KEY", raising=False)
     server.start()
     with pytest.raises(Exception, match="key"):
@@ -87,7 +81,7 @@ time.sleep(600)
 """
 
 
-def test_the_server_ends_with_a_parent_that_is_killed_and_leaves_no_file(tmp_path: Path) -> None:
+def test_the_server_ends_with_a_parent_that_is_killed_and_leaves_no_file(tmp_path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
@@ -100,9 +94,7 @@ def test_the_server_ends_with_a_parent_that_is_killed_and_leaves_no_file(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_server_does_not_get_the_libraries_of_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_does_not_get_the_libraries_of_this_python(tmp_path, monkeypatch) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('numpy of another Python')\n")
     own = str(Path(vla_ros.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), "", own]))
@@ -115,7 +107,7 @@ def test_the_server_does_not_get_the_libraries_of_this_python(
         child.close()
 
 
-def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho No module named vla_ros\nexit 3\n")
     python.chmod(0o755)

@@ -1,16 +1,10 @@
-"""A remote policy takes whatever features name, before its server is asked."""
-
-from __future__ import annotations
-
-import pytest
-
 from vla_ros.cli.main import main
 
 REMOTE = ["-p", "policy.name:=remote", "-p", "policy.server:=ws://localhost:1"]
 ROBOT = ["-p", "robot.urdf:=demo", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
 
 
-def test_a_dry_run_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_needs_no_server(capsys) -> None:
     assert main(["run", "--dry-run", *REMOTE, *ROBOT, "-p", "preset:=gr00t_droid"]) == 0
     table = capsys.readouterr().out
     assert "video.wrist_image_left" in table

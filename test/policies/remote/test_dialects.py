@@ -1,7 +1,3 @@
-"""Requests and answers of each dialect, compared with recordings of real servers and clients."""
-
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any
@@ -266,7 +262,7 @@ def test_an_error_of_the_server_is_never_an_action(
         (OFT_HTTP, b"{", "not valid JSON"),
     ],
 )
-def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message: Any, reason: str) -> None:
+def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         dialect.decode_response(message if isinstance(message, (bytes, str)) else pack(message))
 
@@ -274,7 +270,7 @@ def test_an_answer_without_a_chunk_is_refused(dialect: Dialect, message: Any, re
 @pytest.mark.parametrize(
     "entry", [1, {}, {"__ModalityConfig__": True}, {"__ModalityConfig_class__": True, "as_json": "{"}]
 )
-def test_a_wrong_modality_configuration_is_refused(entry: Any) -> None:
+def test_a_wrong_modality_configuration_is_refused(entry) -> None:
     with pytest.raises(WireError, match="modality"):
         GR00T.decode_metadata(pack({"video": entry}))
 

@@ -1,7 +1,3 @@
-"""The client's connection: deadlines, losses, reconnecting, hostile servers."""
-
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,3 @@
-"""A dialect of one's own: one class for both ends, registered and driven from the robot's policy to the server."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,3 @@
-"""The client with servers of other families, over each transport."""
-
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,3 @@
-"""vla-eval's messages, written and read by vla-eval itself, forged and damaged."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import msgpack
@@ -43,9 +39,7 @@ def test_the_types_are_theirs() -> None:
 
 
 @pytest.mark.parametrize("image_format", ["png", "jpeg", "raw"])
-def test_what_vla_eval_writes_is_read_with_the_pixels_that_it_reads_itself(
-    monkeypatch: pytest.MonkeyPatch, image_format: str
-) -> None:
+def test_what_vla_eval_writes_is_read_with_the_pixels_that_it_reads_itself(monkeypatch, image_format: str) -> None:
     monkeypatch.setattr(numpy_codec, "_image_format", image_format)
     payload = {
         "images": {"agentview": IMAGE, "wrist": IMAGE[::-1]},
@@ -116,7 +110,7 @@ PNG = numpy_codec.encode_ndarray(IMAGE)["data"]
         (forged({f"k{number}": 1 for number in range(5000)}), "more than 4096|exceeds max_map_len"),
     ],
 )
-def test_what_is_not_understood_is_refused(message: Any, said: str) -> None:
+def test_what_is_not_understood_is_refused(message, said: str) -> None:
     with pytest.raises(WireError, match=said):
         unpack_message(message)
 

@@ -1,5 +1,3 @@
-"""Demonstrations depend on the recipe alone and carry the expert's actions as labels."""
-
 import dataclasses
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from vla_ros.sim.world import TableTop, WorldOptions
 
 
 def test_the_number_of_processes_does_not_change_the_files(
-    demonstrations: Path, recipe: DataRecipe, tmp_path: Path
+    demonstrations: Path, recipe: DataRecipe, tmp_path
 ) -> None:
     data.generate(tmp_path, recipe, processes=2)
     expected = data.shard_paths(demonstrations)
@@ -27,7 +25,7 @@ def test_the_number_of_processes_does_not_change_the_files(
 
 
 def test_an_interrupted_run_resumes_and_keeps_finished_shards(
-    demonstrations: Path, recipe: DataRecipe, tmp_path: Path
+    demonstrations: Path, recipe: DataRecipe, tmp_path
 ) -> None:
     first, last = data.shard_paths(demonstrations)
     kept = tmp_path / first.name
@@ -85,7 +83,7 @@ def test_labels_are_the_experts_action_for_each_object_and_task() -> None:
     assert not np.allclose(actions[0, 0], actions[0, 1])
 
 
-def test_chunks_are_the_experts_next_joint_positions_for_each_object(recipe: DataRecipe, tmp_path: Path) -> None:
+def test_chunks_are_the_experts_next_joint_positions_for_each_object(recipe: DataRecipe, tmp_path) -> None:
     """The chunk of the object that the arm follows brings it where the chunk says."""
     calm = dataclasses.replace(
         recipe,
@@ -143,7 +141,7 @@ def test_noise_changes_the_executed_action_and_depends_on_the_seed(recipe: DataR
     np.testing.assert_array_equal(calm(0, clean), clean)
 
 
-def test_the_error_for_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path) -> None:
     path = tmp_path / "shard-00000.npz"
     whole = data.shard_paths(demonstrations)[0].read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

@@ -1,5 +1,3 @@
-"""The policy loads the exported checkpoint, and its card states the recorded facts."""
-
 import argparse
 import dataclasses
 import json
@@ -95,7 +93,7 @@ def test_a_wrong_key_changes_the_actions_but_not_the_tokens(checkpoint: Path) ->
     assert np.abs(wrong.actions[0, :6] - right.actions[0, :6]).max() > 0.01
 
 
-def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], tmp_path) -> None:
     export(trained[0].folder, tmp_path, "float16", shards=3)
     files = list(tmp_path.glob("*.safetensors"))
     assert len(files) == 3
@@ -104,7 +102,7 @@ def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], 
     assert policy_of(tmp_path).loaded.model.dtype == torch.float32
 
 
-def test_weights_out_of_range_of_the_type_are_refused(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+def test_weights_out_of_range_of_the_type_are_refused(trained: tuple[Run, Frames], tmp_path) -> None:
     run = trained[0]
     for name in ("recipe.json", "statistics.json"):
         (tmp_path / name).write_bytes((run.folder / name).read_bytes())
@@ -166,7 +164,7 @@ def test_the_commands_of_the_card_parse(checkpoint: Path, fit: FitRecipe, small:
 
 
 def test_an_evaluation_is_saved_row_by_row_and_not_repeated(
-    trained: tuple[Run, Frames], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Run, Frames], tmp_path, monkeypatch
 ) -> None:
     """With two parallel simulations and one network, as in a full evaluation."""
     folder, journal = tmp_path / "checkpoint", tmp_path / "evaluation.json"

@@ -1,5 +1,3 @@
-"""Training runs the policy's network, resumes exactly and lowers the loss."""
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -93,7 +91,7 @@ def test_the_tokens_of_a_batch_are_those_of_the_named_object(untrained: tuple[Ru
         torch.testing.assert_close(tokens, frames.tokens[row, number // len(KINDS) * SLOTS + slot].long())
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, make_run: MakeRun) -> None:
     whole, frames = make_run(tmp_path / "whole")
     whole.train(frames)
     halting = dataclasses.replace(CPU, time_limit=1e-9)
@@ -112,7 +110,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: P
         torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
 
 
-def test_a_few_steps_on_a_few_frames_lower_every_loss(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_few_steps_on_a_few_frames_lower_every_loss(tmp_path, make_run: MakeRun) -> None:
     recipe = FitRecipe(steps=20, batch=4, warmup=3, learning_rate=5e-3)
     run, frames = make_run(tmp_path, recipe)
     few = dataclasses.replace(frames, training=frames.training[:4])
@@ -176,7 +174,7 @@ def test_the_rate_warms_up_and_falls() -> None:
     assert rates[100] == pytest.approx(0.02)
 
 
-def test_another_recipe_or_a_damaged_state_is_refused(tmp_path: Path, make_run: MakeRun, fit: FitRecipe) -> None:
+def test_another_recipe_or_a_damaged_state_is_refused(tmp_path, make_run: MakeRun, fit: FitRecipe) -> None:
     run, _ = make_run(tmp_path)
     state.save(tmp_path / STATE, run.trainee, run.optimizer, 1, 0.0)
     with pytest.raises(ConfigError, match="fit"):

@@ -1,5 +1,3 @@
-"""The small pi0.5: what is trained is what the policy runs."""
-
 import json
 from pathlib import Path
 
@@ -81,7 +79,6 @@ def test_velocities_in_training_are_those_of_the_engine(trainee: FlowTrainee, gi
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A few steps on two short episodes."""
     folder = tmp_path_factory.mktemp("flow")
     recipe = DataRecipe(episodes=2, shard_episodes=2, max_steps=4, rate_hz=20.0, horizon=HORIZON)
     data.generate(folder / "data", recipe, processes=1)
@@ -116,7 +113,7 @@ def test_prompts_carry_the_state_as_the_policy_writes_it(run: Run) -> None:
     assert "<unk>" not in {VOCABULARY[index] for index in ids.unique().tolist()}
 
 
-def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path: Path) -> None:
+def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path) -> None:
     """LeRobot's layout, read by the policy: sizes, statistics, prompt, and the weights to float16."""
     size = export(run.folder, tmp_path)
     checkpoint = read_checkpoint(tmp_path)
@@ -131,7 +128,7 @@ def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path: Path
     assert model.architecture.horizon == HORIZON
 
 
-def test_the_policy_answers_with_the_exported_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_the_policy_answers_with_the_exported_checkpoint(run: Run, tmp_path) -> None:
     """Chunks of joint positions near the state, since actions are relative to it."""
     export(run.folder, tmp_path)
     chosen = ["policy.name:=pi", f"policy.checkpoint:={tmp_path}", "policy.device:=cpu", "policy.self_test:=false"]
@@ -152,6 +149,6 @@ def test_the_default_network_fits_into_15_mb() -> None:
     assert 2 * sum(parameter.numel() for parameter in network.parameters()) < 15e6
 
 
-def test_single_actions_are_refused(demonstrations: Path, tmp_path: Path) -> None:
+def test_single_actions_are_refused(demonstrations: Path, tmp_path) -> None:
     with pytest.raises(ConfigError, match="--horizon 16"):
         Run(tmp_path, demonstrations, SMALL, FitRecipe(), FitOptions())

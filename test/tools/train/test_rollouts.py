@@ -1,5 +1,3 @@
-"""Controls reach simulation and policy, and figures are computed correctly."""
-
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +38,6 @@ class PerfectNetwork:
 
 
 def play(name: str, *more: str) -> tuple[Rollout, PerfectNetwork]:
-    """An episode under a control."""
     arguments = parse_options(Path("nowhere"), (*chosen(name)[0].options, *more))
     spec = PolicySpec((ImageFeature("image", ResizeNaive()),))
     simulation = Simulation(arguments, Meaning(spec, BINS, STATISTICS))

@@ -1,5 +1,3 @@
-"""Tokens decode to the expert's actions, in the gripper convention of the data."""
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +73,7 @@ def test_caps_and_grids_shape_the_translation_only() -> None:
     assert actions[0, 0] == np.float32(0.03)  # the demonstrations are not changed
 
 
-def test_prompts_are_the_policys(tmp_path: Path) -> None:
+def test_prompts_are_the_policys(tmp_path) -> None:
     architecture = architecture_of(NetworkRecipe())
     prompts = Prompts(tmp_path, architecture, ("pick", "push_left"))
     encoder = load_prompt_encoder(tmp_path, architecture)
