@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; always return 0."""
     findings = list(examine())
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -145,7 +144,6 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _engine() -> Finding:
-    """Check what the engine needs besides a GPU."""
     triton = _version("triton")
     if triton is None:
         fix = "pip install triton, or a torch for CUDA, which includes it"

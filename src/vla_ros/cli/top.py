@@ -128,7 +128,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the node's state until Ctrl-C, or once."""
     from rich.console import Console
     from rich.live import Live
 

@@ -42,12 +42,10 @@ class CommandInterpolator:
         self.due = max(end - self._limiter.period + self.interval, sent + _SHORTEST * self.interval)
 
     def decelerate(self) -> None:
-        """Decelerate, starting with the next command."""
         if self.step is not None:
             self._end = min(self._end, self.due)
 
     def stop(self) -> None:
-        """Schedule no further commands."""
         self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
         self._sent = 0.0
 

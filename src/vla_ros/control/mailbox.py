@@ -29,7 +29,6 @@ class Mailbox(Generic[T]):
 
     @property
     def waiting(self) -> bool:
-        """True if an item waits to be taken."""
         return self._item is not None
 
     def wait(self, timeout: float) -> bool:

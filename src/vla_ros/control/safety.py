@@ -85,7 +85,6 @@ class Safety:
 
     @property
     def state(self) -> State:
-        """What the arm may do now."""
         return self._state
 
     @property

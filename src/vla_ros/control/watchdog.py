@@ -161,7 +161,6 @@ class Watchdog:
             return True
 
     def inference_began(self, now: Now) -> None:
-        """Record that an inference began."""
         with self._lock:
             self._inferring_since = now.steady
 
@@ -180,7 +179,6 @@ class Watchdog:
                 self._driver_seen = now.steady
 
     def heartbeat(self, now: Now) -> None:
-        """Record a heartbeat."""
         with self._lock:
             self._heartbeat_seen = now.steady
 

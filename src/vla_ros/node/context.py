@@ -40,7 +40,6 @@ class ThrottledLogger:
         self._newest[kind] = text, severity
 
     def flush(self) -> None:
-        """Log the newest text of each kind."""
         while self._newest:
             _, (text, severity) = self._newest.popitem()
             say(self._logger, text, severity)

@@ -74,7 +74,6 @@ class ControlLoop:
         self._configure()
 
     def start(self) -> None:
-        """Run on a new thread until :meth:`stop`."""
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -294,7 +293,6 @@ class ControlLoop:
             raise Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
 
     def _continue(self) -> None:
-        """Execute the next step of the plan."""
         dt = self._limiter.planned_time(self._clock.steady())
         step = self._controller.execute(self._schedule.next(), self._executor.read_joints(), dt)
         self._execute(step, dt)

@@ -48,7 +48,6 @@ class GraphWatch:
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
     def close(self) -> None:
-        """Release the claims."""
         for claim in self._claims.values():
             claim.close()
 

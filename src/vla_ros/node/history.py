@@ -57,7 +57,6 @@ class History:
         return min((*known, now), key=lambda past: abs(past.stamp - stamp))
 
     def begin(self) -> None:
-        """Begin an episode: forget earlier frames."""
         with self._lock:
             for frames in self._frames.values():
                 frames.clear()

@@ -28,7 +28,6 @@ from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros infer``."""
     add_config_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the same as -p policy.checkpoint:=DIR")
     parser.add_argument(
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Infer once and print the result."""
     assignments = [*checkpoint_options(None, arguments.checkpoint, arguments.config), *arguments.param]
     if arguments.instruction is not None:
         assignments.append(assignment("policy.instruction", arguments.instruction))
@@ -234,7 +232,6 @@ def _described(image: UInt8Array) -> dict[str, Any]:
 
 
 def _render(result: Mapping[str, Any]) -> str:
-    """Return the output of ``vla-ros infer``."""
     lines = [f"policy '{result['policy']}': {result['instruction']}"]
     lines += [f"image {key}: {'x'.join(map(str, one['shape']))}" for key, one in result["images"].items()]
     lines += [f"state {key}: {numbers}" for key, numbers in result["state"].items()]

@@ -91,7 +91,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Hold, and stop using frames."""
         if not self._running.deactivate():
             return self._failed("deactivate", VlaRosError("the policy did not end within timeouts.inference + 1 s"))
         return SUCCESS

@@ -194,7 +194,6 @@ class PolicyNode:
         return True, "the node was not stopped; the plan is discarded"
 
     def stop(self, detail: str = "true on the stop topic") -> None:
-        """Stop until a person resets."""
         self.safety.stop(Reason.OPERATOR_STOP, detail)
 
     def instruct(self, instruction: str) -> tuple[bool, str]:
@@ -232,7 +231,6 @@ class PolicyNode:
     # Wiring
 
     def _join(self, pipeline: ActionPipeline) -> None:
-        """Create publishers, subscriptions, services and timers."""
         middleware = middleware_watch(self._graph.backend)
         gone = middleware()
         if gone:  # iceoryx would abort the process at the first publisher
@@ -355,7 +353,6 @@ class PolicyNode:
             self._telemetry.changed()
 
     def _summary(self) -> str:
-        """Describe policy, inputs and outputs in one line for the log."""
         assert self._pipeline is not None
         spec, config = self._pipeline.binding.spec, self.config
         outputs = [

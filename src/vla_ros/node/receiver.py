@@ -136,7 +136,6 @@ class StateReceiver:
                 yield topic, sources
 
     def joints(self, topic: str, message: Any, origin: Origin = _UNKNOWN) -> None:
-        """Receive a ``sensor_msgs/JointState`` on ``topic``."""
         now, published = self._context.clock.now(), self._context.suspension.published(*origin)
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)

@@ -32,7 +32,6 @@ NODE_NAME = "vla_policy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vla-ros run``."""
     add_config_arguments(parser)
     parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames arrive (control.armed)")
     parser.add_argument(
@@ -52,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the node until it is ended."""
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -142,7 +140,6 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
 
 
 def write_stats(node: PolicyNode, path: Path) -> None:
-    """Write latency and frame counts as JSON."""
     try:
         path.write_text(json.dumps(node.stats.summary()) + "\n", encoding="utf-8")
     except OSError as error:

@@ -105,7 +105,6 @@ def _get(content: Mapping[str, Any], path: str) -> Any:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield a row for each figure that at least one result has."""
     for path, name, sense in MEASURES:
         section, _, key = f".{path}".rpartition(".")
         a, b = _get(first, path), _get(second, path)

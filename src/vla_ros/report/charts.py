@@ -60,7 +60,6 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Map ``value`` to its position."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 

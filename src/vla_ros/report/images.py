@@ -35,7 +35,6 @@ def shrink(image: UInt8Array, side: int) -> UInt8Array:
 
 
 def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
-    """Return an image with a caption, if there is one."""
     small = shrink(pixels, side)
     height, width = small.shape[:2]
     return _figure(data_uri(small), (width, height), caption or "image", caption)

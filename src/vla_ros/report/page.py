@@ -77,7 +77,6 @@ def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
 
 
 def section(title: str, body: Content, note: Content = "") -> Markup:
-    """Return a heading, an optional note and the section's content."""
     parts = [tag("h2", title)]
     if note:
         parts.append(tag("p", note, class_="note"))
@@ -113,7 +112,6 @@ def mapped(items: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> M
 
 
 def cards(items: Sequence[Content]) -> Markup:
-    """Return boxes in a responsive grid."""
     return tag("div", [tag("div", item, class_="card") for item in items], class_="cards")
 
 
