@@ -96,6 +96,27 @@ def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path: Path, 
     assert through_the_node == actions(tmp_path / "plain")
 
 
+def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
+    """`vla-eval run` with `vla-ros serve`, and `vla-ros eval`: the same bits, the same outcomes."""
+    entry = {"benchmark": "reach_benchmark:Reach", "episodes_per_task": 2, "params": {"seed": 3}}
+    words = ("serve", "--policy", "reach", "--port", "0", "--with-parent")
+    with subprocess.Popen([*COMMAND, *words], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        url = next(line for line in server.stdout if line.startswith("serving")).split()[-1]
+        config = {"server": {"url": f"{url}/vla-eval"}, "output_dir": ".", "benchmarks": [entry]}
+        Path("run.json.yaml").write_text(json.dumps(config))
+        theirs = [sys.executable, "-m", "vla_eval.cli.main", "run", "--no-docker", "--yes", "-c", "run.json.yaml"]
+        subprocess.run(theirs, check=True, capture_output=True, timeout=100)
+        server.terminate()
+    served = actions()
+    Path("actions").unlink()
+    evaluate("run.json.yaml", "--policy", "reach")
+    assert actions() == served
+    shown = command("--compare", "out.json", "Reach_aggregate.json").stdout
+    assert "4 of 4, 100.0 %" in shown
+    assert "0 only in the first, 0 only in the second" in shown
+
+
 def test_vla_evals_own_tools_read_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     from vla_eval.results.collector import _build_task_result
     from vla_eval.results.export import print_export_summary
@@ -143,7 +164,7 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
         (("libero", "--policy", "reach"), "found benchmark 'libero', expected table"),
         ((*REACH, "--python", "/nowhere/python"), "--python: '/nowhere/python' does not exist"),
         ((*REACH, "-b", "send_state=false"), "state 'state' of 4 numbers: Reach sends the vectors none"),
-        ((*REACH, "-p", "camera.keys:=[image, wrist]", "-p", "camera.topics:=[/a/b, /c/d]"), "Reach sends top"),
+        ((*REACH, "-p", "policy.camera:=wrist"), "the policy needs the images wrist, but Reach sends top"),
         ((*REACH, "-p", "policy.dimension:=8"), "have 8 numbers"),
         ((*REACH, "--tasks", "up"), "--tasks: found 'up', expected numbers or parts of names of: 0 go left"),
         ((*REACH, "-b", "wrong=raise@left/0/0", "--tasks", "0", "--episodes", "1"), "no episode can be begun"),

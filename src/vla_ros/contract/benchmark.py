@@ -39,7 +39,7 @@ _STATES = {
     "tip_position tip_rotation[euler_xyz] fingers": "eef_pos3_euler3_gripper2",
     "tip_position tip_rotation[quaternion_xyzw] gripper": "eef_pos3_quat4_gripper1",
 }
-_RAW = "raw"
+_RAW, _WRIST = "raw", ("wrist", "hand", "gripper")
 _IMAGE, _TEXT = {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"}, "language"
 _SEEDED = {"openvla": 0, "oft": 0}  # policy.name to the seed of LIBERO's environment in its published evaluation
 
@@ -117,6 +117,22 @@ def _alike(ours: Sequence[Component], theirs: Sequence[Component]) -> bool:
         return one.quantity == other.quantity and (free or one.form == other.form)
 
     return len(ours) == len(theirs) and all(map(same, ours, theirs))
+
+
+def pair_images(keys: Sequence[str], sent: Sequence[str]) -> dict[str, str]:
+    """Pair a policy's images with a benchmark's: those of a wrist with each other, then the others in order."""
+    found: dict[str, str] = {}
+    for wrist in (True, False):
+        for key in [key for key in keys if key not in found and (not wrist or _of_wrist(key))]:
+            free = (name for name in sent if name not in found.values())
+            name = next((name for name in free if not wrist or _of_wrist(name)), None)
+            if name is not None:
+                found[key] = name
+    return found
+
+
+def _of_wrist(name: str) -> bool:
+    return any(word in name.lower() for word in _WRIST)
 
 
 def gripper_ends(part: Component, gripper: GripperConfig) -> tuple[float, float]:

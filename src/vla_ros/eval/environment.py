@@ -32,8 +32,7 @@ class BenchmarkEnvironment(Environment):
     fails; the next :meth:`reset` starts it again.
 
     Attributes:
-        names: Names of the images in an observation, in its order; ``cameras`` are their topics.
-        sizes: Height and width of each camera's images, after :meth:`probe`.
+        sizes: Height and width of an observation's images, by name, after :meth:`probe`; NAME's topic is /NAME/image.
         vectors: Names and sizes of the vectors in an observation; they are state topics ``/NAME``.
         result: What the benchmark says about the episode; at least ``success``.
     """
@@ -53,10 +52,6 @@ class BenchmarkEnvironment(Environment):
     def count(self) -> int:
         """Number of cases."""
         return len(self._cases)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._images)
 
     @property
     def vectors(self) -> Mapping[str, int]:
@@ -79,8 +74,8 @@ class BenchmarkEnvironment(Environment):
         """Begin a case, to learn what observations contain; :meth:`reset` of the same case then continues it."""
         self.reset(seed)
         self._begun = seed
-        self.sizes = {f"/{name}/image": image.shape[:2] for name, image in self._images.items()}
-        self.cameras = tuple(self.sizes)
+        self.sizes = {name: image.shape[:2] for name, image in self._images.items()}
+        self.cameras = tuple(f"/{name}/image" for name in self.sizes)
 
     def _observe(self, found: Mapping[str, Any]) -> None:
         """Take an observation; raises BenchmarkError if its images and vectors are not those of the first one."""

@@ -12,7 +12,15 @@ from typing import Any
 from vla_ros.config import Config, load
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.loading import parse_assignment
-from vla_ros.contract.benchmark import GRIPPERS, ROTATIONS, benchmark_of, fitting, gripper_ends, observation_params
+from vla_ros.contract.benchmark import (
+    GRIPPERS,
+    ROTATIONS,
+    benchmark_of,
+    fitting,
+    gripper_ends,
+    observation_params,
+    pair_images,
+)
 from vla_ros.contract.binding import with_rate
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
@@ -202,20 +210,22 @@ def fit_benchmark(
 ) -> tuple[list[str], list[str]]:
     """Return the options with which the node drives a benchmark as it is, and notes on what was assumed.
 
-    The policy's images are the benchmark's, in order (``camera.keys``). Its state is the vector ``states`` or
-    ``state``. Raises ConfigError, which names both sides, if images, state or action do not fit.
+    The policy's images (``camera.keys``) and the benchmark's are paired by ``contract.benchmark.pair_images``. Its
+    state is the vector ``states`` or ``state``. Raises ConfigError, which names both sides, if they do not fit.
     """
-    first, notes = stated[0], list[str]()
-    chosen = environment.cameras[: len(base.camera.keys)]
-    sent = ", ".join(environment.names)
-    if len(chosen) < len(base.camera.keys):
-        needs = ", ".join(base.camera.keys)
-        raise ConfigError(f"the policy's images (camera.keys) are {needs}, but {first['name']} sends {sent}")
+    first, notes, sent = stated[0], list[str](), ", ".join(environment.sizes)
+    pairs = pair_images(base.camera.keys, tuple(environment.sizes))
+    if lacking := [one.source for one in spec.images if one.required and one.source not in pairs]:
+        raise ConfigError(f"the policy needs the images {', '.join(lacking)}, but {first['name']} sends {sent}")
+    notes.append(f"images: {', '.join(f'{key} = {name}' for key, name in pairs.items())} (of {sent})")
+    keys = [key for key in base.camera.keys if key in pairs]
+    sizes = [environment.sizes[pairs[key]] for key in keys]
     options: dict[str, Any] = {
-        "camera.topics": list(chosen),
+        "camera.keys": keys,
+        "camera.topics": [f"/{pairs[key]}/image" for key in keys],
         "camera.orientation": ["none"],
-        "camera.width": [environment.sizes[topic][1] for topic in chosen],
-        "camera.height": [environment.sizes[topic][0] for topic in chosen],
+        "camera.width": [width for _, width in sizes],
+        "camera.height": [height for height, _ in sizes],
         "robot.urdf": "",
         "robot.joint_names": [],
         "robot.gripper_joint_names": [],
@@ -226,8 +236,6 @@ def fit_benchmark(
         "gripper.max_speed": 0.0,
         "robot.state_topics": [f"{name}=/{name}" for name in environment.vectors],
     }
-    pairs = ", ".join(f"{key} = {topic.split('/')[1]}" for key, topic in zip(base.camera.keys, chosen, strict=True))
-    notes.append(f"images: {pairs} (of {sent})")
     vectors = environment.vectors
     vector = next((name for name in ("states", "state", *vectors) if name in vectors), "")
     for state in spec.state:

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 28.0  # s that a request may take; vla-eval's client waits for 30
 _MAX_CONTROL = 1 << 20  # bytes of a message other than an observation
 _STATES = ("states", "state", "joint_state")
-_WRIST = ("wrist", "hand", "gripper")
 _INSTRUCTION, _RESTART = "task_description", "episode_restart"
 
 
@@ -121,18 +120,9 @@ def _features(payload: Mapping[str, Any], schema: RequestSchema) -> Iterator[tup
     left = open_keys(iter(schema.spec.image_keys), sent)
     taken = {name for names in schema.names.values() for name in names}
     rest = [name for name in sent if name not in taken]
-    for wrist in (True, False):
-        for key in [key for key in left if not wrist or _of_wrist(key)]:
-            name = next((name for name in rest if not wrist or _of_wrist(name)), None)
-            if name is not None:
-                left.remove(key)
-                rest.remove(name)
-                yield key, sent[name]
+    for key, name in benchmarks.pair_images(left, rest).items():
+        yield key, sent[name]
     keys = open_keys((feature.key for feature in schema.spec.state), others)
     vector = next((others[name] for name in _STATES if name in others), None)
     if len(keys) == 1 and vector is not None:
         yield keys[0], vector
-
-
-def _of_wrist(name: str) -> bool:
-    return any(word in name.lower() for word in _WRIST)

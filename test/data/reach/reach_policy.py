@@ -21,6 +21,7 @@ class ReachOptions(PolicyConfig):
 
     gain: float = option(1.0, "Share of the distance in a chunk", low=-1.0, high=100.0)
     dimension: int = option(7, "Numbers of an action", low=7, high=8)
+    camera: str = option("image", "Name of the camera")
     open_value: float = option(-1.0, "Value of an open gripper", low=-1.0, high=1.0)
 
 
@@ -34,7 +35,7 @@ class ReachPolicy(Policy):
         gripper = "1..-1" if self._options.open_value < 0 else "0..1"
         more = " + unused[1]" * (self._options.dimension - 7)
         self.spec = PolicySpec(
-            (ImageFeature("image", camera="image"),),
+            (ImageFeature("image", camera=self._options.camera),),
             (StateFeature("state", size=4),),
             parse_components(f"arm.tip_delta[rotation_vector] + arm.gripper[{gripper}]{more}", action=True),
             self._options.dimension,
