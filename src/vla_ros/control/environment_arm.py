@@ -6,8 +6,6 @@ gripper (``gripper.closed_value``, ``gripper.open_value``) are not the environme
 ``gripper.open_position``).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

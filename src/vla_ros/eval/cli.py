@@ -10,8 +10,6 @@ scores a checkpoint in three commands.
   vla-ros eval --compare a.json b.json                              which episodes changed, and is it chance?
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal
@@ -93,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: environments are closed
     _CONSOLE.stderr = page.to_stdout(json=arguments.json, report=arguments.report)
-    settings = {name: _plain(getattr(arguments, name)) for name in _SETTINGS}
+    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in _SETTINGS}, default=str))
     settings["mode"] = "sync" if arguments.live is None else f"live_{arguments.clock}"
     with tempfile.TemporaryDirectory(prefix="vla_ros_eval_") as folder:
         path = arguments.log or _log_of(arguments.json) or Path(folder) / "episodes.jsonl"
@@ -124,10 +122,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--resume: needs --json FILE, beside which the episodes are logged")
 
 
-def _plain(value: Any) -> Any:
-    return [str(each) for each in value] if isinstance(value, list) else value
-
-
 def _log_of(path: Path | None) -> Path | None:
     return None if path is None or path == page.STANDARD_OUTPUT else path.with_suffix(".episodes.jsonl")
 
@@ -136,7 +130,7 @@ def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=_CONSOLE, transient=True) as bar:
         shown = bar.add_task("opening", total=None)
-        before = len(log.scores())
+        done = {score.key: score for score in log.scores()}
 
         def tell(score: Score, count: int) -> None:
             mark = "[yellow]error[/]" if score.success is None else "[red]failure[/]"
@@ -144,18 +138,14 @@ def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
             note = f"  {escape(score.error)}" if score.error else ""
             line = f"{escape(score.task)} {score.state}  {score.steps} steps  {mark}{note}"
             bar.console.print(line, soft_wrap=True)
-            scores = log.scores()
-            share = summary_of(scores)
-            done = len(scores) if count else bar.tasks[0].completed + 1
-            bar.update(
-                shown, completed=done, total=count or None, description=f"episodes, {share.rate:.0%} succeed"
-            )
+            done[score.key] = score
+            text = f"episodes, {summary_of(list(done.values())).rate:.0%} succeed"
+            bar.update(shown, completed=len(done), total=count or None, description=text)
 
         def describe(suite: Suite, binding: str) -> None:
             for line in (*suite.notes, *binding.splitlines()):
                 bar.console.print(escape(line), soft_wrap=True)
 
-        bar.update(shown, completed=before)
         if arguments.shards > 1 and not arguments.shard:
             return run_shards(arguments, log, tell)
         try:

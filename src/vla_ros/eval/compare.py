@@ -1,7 +1,5 @@
 """Compares two results, paired by task and initial state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """A benchmark of vla-eval as an environment of the node."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +30,7 @@ class BenchmarkEnvironment(Environment):
     fails; the next :meth:`reset` starts it again.
 
     Attributes:
-        sizes: Height and width of an observation's images, by name, after :meth:`probe`; NAME's topic is /NAME/image.
+        sizes: Height and width of an observation's images, by name, after :meth:`probe`.
         vectors: Names and sizes of the vectors in an observation; they are state topics ``/NAME``.
         result: What the benchmark says about the episode; at least ``success``.
     """
@@ -47,11 +45,6 @@ class BenchmarkEnvironment(Environment):
         self._last: FloatArray | None = None
         self._hold = False
         self.result: Mapping[str, Any] = {}
-
-    @property
-    def count(self) -> int:
-        """Number of cases."""
-        return len(self._cases)
 
     @property
     def vectors(self) -> Mapping[str, int]:

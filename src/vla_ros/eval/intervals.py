@@ -1,7 +1,5 @@
 """Intervals and tests for success rates."""
 
-from __future__ import annotations
-
 import math
 
 _Z = 1.959963984540054  # 97.5th percentile of the normal distribution

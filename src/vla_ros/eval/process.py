@@ -1,7 +1,5 @@
 """Runs a benchmark in a process, and a Python, of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

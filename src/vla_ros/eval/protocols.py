@@ -1,7 +1,5 @@
 """Published protocols of benchmarks, and the published scores of checkpoints (``protocols.yaml``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

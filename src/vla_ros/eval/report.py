@@ -1,7 +1,5 @@
 """HTML report of an evaluation: rates with intervals, videos with failures first, every episode."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results of an evaluation: one line of a log for each episode, and a JSON file that vla-eval's tools read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -15,8 +13,7 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.eval.intervals import wilson
 from vla_ros.report import page
 
-HARNESS_VERSION = "0.8.0"
-"""Version of vla-eval whose result format is written."""
+_VERSION = "0.8.0"  # of vla-eval, whose result format is written
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def to_json(scores: Sequence[Score], name: str, settings: Mapping[str, Any]) -> 
         "errors": whole.errors,
         "benchmark": name,
         "mode": settings["mode"],
-        "harness_version": HARNESS_VERSION,
+        "harness_version": _VERSION,
         "created_at": datetime.now(timezone.utc).isoformat(),
         "tasks": [_task(task, each) for task, each in by_task(scores).items()],
         "config": dict(settings),
@@ -171,7 +168,7 @@ class Log:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, alone: bool = True) -> None:
         self.path = path
-        plain = json.loads(json.dumps(settings))
+        plain = dict(settings)
         if resume and path.exists():
             before = self._lines()[0]
             different = [key for key in plain.keys() | before.keys() if plain.get(key) != before.get(key)]

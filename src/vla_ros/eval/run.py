@@ -1,7 +1,5 @@
 """Runs the episodes of an evaluation, in this process or in several shards."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re
@@ -93,7 +91,11 @@ def run_here(arguments: argparse.Namespace, log: Log, tell: Told, describe: Call
 def _runner(suite: Suite, position: int, source: PolicySource, arguments: argparse.Namespace) -> OneProcess:
     """Return the node for one episode: made anew, so that no episode depends on those before it."""
     options = EpisodeOptions(
-        suite.max_steps[position], arguments.step_timeout, suite.rate_hz, waits=False, film=bool(arguments.report)
+        suite.max_steps[position],
+        arguments.step_timeout,
+        1 / suite.environment.step_seconds,
+        waits=False,
+        film=bool(arguments.report),
     )
     kind: type[OneProcess] = SimulatedTime
     if arguments.live is None:
@@ -134,7 +136,7 @@ def _episode(suite: Suite, position: int, source: PolicySource, arguments: argpa
         getattr(runner, "late", 0),
         (spent["p50"], spent["p99"]) if spent else (),
         environment.result if isinstance(environment, BenchmarkEnvironment) else {},
-        _film(runner.film, case, arguments.report, round(suite.rate_hz)),
+        _film(runner.film, case, arguments.report, round(1 / environment.step_seconds)),
     )
     return score, runner.binding if position == 0 else ""
 

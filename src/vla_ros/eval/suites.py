@@ -1,7 +1,5 @@
 """Opens what is to be scored: the simulated table, or benchmarks of vla-eval in a process of their own."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +10,7 @@ from typing import Any
 from vla_ros.config import Config, load
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.loading import parse_assignment
-from vla_ros.contract.benchmark import (
-    GRIPPERS,
-    ROTATIONS,
-    benchmark_of,
-    fitting,
-    gripper_ends,
-    observation_params,
-    pair_images,
-)
+from vla_ros.contract import benchmark as benchmarks
 from vla_ros.contract.binding import with_rate
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
@@ -44,7 +34,6 @@ Choose = Callable[[Sequence[Case]], Sequence[Case]]
 class Suite:
     """A benchmark that is open, and the options of the node that fit it."""
 
-    name: str
     config: Config  # options of the node
     environment: Environment
     cases: Sequence[Case]  # those that were chosen
@@ -54,11 +43,6 @@ class Suite:
     # Position in ``cases`` to why it cannot be run, known before it is.
     impossible: Mapping[int, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-
-    @property
-    def rate_hz(self) -> float:
-        """Control steps per second of the environment."""
-        return 1 / self.environment.step_seconds
 
 
 def open_suite(arguments: argparse.Namespace, choose: Choose) -> Suite:
@@ -77,21 +61,16 @@ def _timing(arguments: argparse.Namespace) -> list[str]:
 
 
 def _open_table(arguments: argparse.Namespace, choose: Choose) -> Suite:
-    words = ["--simulated-time"]
-    for option in ("checkpoint", "policy"):
-        words += [f"--{option}", getattr(arguments, option)] if getattr(arguments, option) else []
-    for name in (*_timing(arguments), *arguments.param):
-        words += ["-p", name]
-    for file in arguments.config:
-        words += ["--config", str(file)]
-    demo = parse_demo(*words)
+    demo = parse_demo("--simulated-time")
+    demo.checkpoint, demo.policy, demo.config = arguments.checkpoint, arguments.policy, arguments.config
+    demo.param = [*_timing(arguments), *arguments.param]
     config = plan_demo(demo).config
     first = arguments.seed or 0
     cases = choose([Case("table", seed) for seed in range(first, first + (arguments.episodes or 5))])
     table = make_table(demo, config)
     steps = arguments.max_steps or round(8 / table.step_seconds)
     states = [case.state for case in cases]
-    return Suite("table", config, table, cases, [steps] * len(cases), states, table.close)
+    return Suite(config, table, cases, [steps] * len(cases), states, table.close)
 
 
 def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
@@ -110,8 +89,8 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
     if not is_file and ":" not in name:
         expected = "table, libero_spatial and its like, a configuration of vla-eval, or module:Class"
         raise ConfigError(f"found benchmark '{name}', expected {expected}")
-    package, known = benchmark_of(name)
-    executed = fitting(spec, known, name) if known else ()
+    package, known = benchmarks.benchmark_of(name)
+    executed = benchmarks.fitting(spec, known, name) if known else ()
     params = {**protocol.params, **dict(map(_parameter, arguments.benchmark_param))}
     if arguments.seed is not None:
         params["seed"] = arguments.seed
@@ -120,7 +99,9 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
         "file": str(Path(name).resolve()) if is_file else "",
         "benchmark": name,
         "params": params,
-        "observation_params": observation_params(spec, package or "libero" * is_file, base.policy.name, executed),
+        "observation_params": benchmarks.observation_params(
+            spec, package or "libero" * is_file, base.policy.name, executed
+        ),
     }
     process = BenchmarkProcess(arguments.python, opening, arguments.step_timeout)
     try:
@@ -131,7 +112,7 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
         cases = choose(_cases(stated, arguments.episodes or protocol.episodes))
         environment = BenchmarkEnvironment(process, cases)
         impossible = _missing(cases, stated)
-        _probe(environment, impossible)
+        _probe(environment, len(cases), impossible)
         derived, notes = fit_benchmark(base, spec, environment, stated)
         config = load(arguments.config, [*options, *derived, *_timing(arguments), *arguments.param])
         environment.step_seconds = 1 / with_rate(config, spec).control.rate_hz
@@ -142,8 +123,7 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
     steps = [most or stated[case.entry]["max_steps"] for case in cases]
     notes += [f"not as published: {protocol.differs}"] if protocol.differs else []
     keys = range(len(cases))
-    title = "+".join(one["name"] for one in stated)
-    return Suite(title, config, environment, cases, steps, keys, environment.close, impossible, notes)
+    return Suite(config, environment, cases, steps, keys, environment.close, impossible, notes)
 
 
 def _parameter(text: str) -> tuple[str, Any]:
@@ -188,10 +168,10 @@ def _missing(cases: Sequence[Case], stated: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def _probe(environment: BenchmarkEnvironment, impossible: dict[int, str]) -> None:
+def _probe(environment: BenchmarkEnvironment, count: int, impossible: dict[int, str]) -> None:
     """Begin the first case that can be begun, and note why those before it cannot; ConfigError after three."""
     errors: list[str] = []
-    for position in range(environment.count):
+    for position in range(count):
         if position in impossible:
             continue
         try:
@@ -214,7 +194,7 @@ def fit_benchmark(
     state is the vector ``states`` or ``state``. Raises ConfigError, which names both sides, if they do not fit.
     """
     first, notes, sent = stated[0], list[str](), ", ".join(environment.sizes)
-    pairs = pair_images(base.camera.keys, tuple(environment.sizes))
+    pairs = benchmarks.pair_images(base.camera.keys, tuple(environment.sizes))
     if lacking := [one.source for one in spec.images if one.required and one.source not in pairs]:
         raise ConfigError(f"the policy needs the images {', '.join(lacking)}, but {first['name']} sends {sent}")
     notes.append(f"images: {', '.join(f'{key} = {name}' for key, name in pairs.items())} (of {sent})")
@@ -253,10 +233,10 @@ def fit_benchmark(
 def _action(base: Config, spec: PolicySpec, stated: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the options for the benchmark's form of a rotation and its values for a closed and an open gripper."""
     options: dict[str, Any] = {}
-    _, known = benchmark_of(stated["config"]["benchmark"])
+    _, known = benchmarks.benchmark_of(stated["config"]["benchmark"])
     gripper = next((part for part in spec.action if part.quantity == "gripper"), None)
     if known is not None:
-        parts = {part.quantity: part for part in fitting(spec, known, stated["name"])}
+        parts = {part.quantity: part for part in benchmarks.fitting(spec, known, stated["name"])}
         form = parts["tip_delta"].form if "tip_delta" in parts else ""
         ends = parts["gripper"].range if "gripper" in parts else None
     else:
@@ -268,12 +248,12 @@ def _action(base: Config, spec: PolicySpec, stated: Mapping[str, Any], notes: li
             raise ConfigError(
                 f"the policy's actions have {spec.dimension} numbers ({ours}), but {stated['name']} takes {takes}"
             )
-        form = ROTATIONS.get(str(said.get("rotation", {}).get("format")), "")
-        ends = GRIPPERS.get(str(said.get("gripper", {}).get("format")))
+        form = benchmarks.ROTATIONS.get(str(said.get("rotation", {}).get("format")), "")
+        ends = benchmarks.GRIPPERS.get(str(said.get("gripper", {}).get("format")))
     if form and any(part.quantity == "tip_delta" for part in spec.action):
         options["control.rotation"] = form
     if gripper is not None:
-        own = gripper_ends(gripper, base.gripper)
+        own = benchmarks.gripper_ends(gripper, base.gripper)
         closed, opened = ends or own
         options |= {"gripper.closed_position": closed, "gripper.open_position": opened}
         options |= {"gripper.closed_value": own[0], "gripper.open_value": own[1]}

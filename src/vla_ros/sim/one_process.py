@@ -4,8 +4,6 @@ The node's receivers, control loop, watchdog and limits are used, without the gr
 clock on which an inference takes time (:mod:`vla_ros.sim.simulated_time`).
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

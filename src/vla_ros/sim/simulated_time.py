@@ -1,7 +1,5 @@
 """Runs episodes in simulated time: the node's control loop and an environment share a clock in this process."""
 
-from __future__ import annotations
-
 from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.safety import State
