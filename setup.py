@@ -62,7 +62,14 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        NAME: ["py.typed", "config/presets/*.yaml", "sim/assets/*", "eval/*.yaml", "policies/*/demo_checkpoint/*"]
+        NAME: [
+            "py.typed",
+            "config/presets/*.yaml",
+            "eval/*.yaml",
+            "middleware/templates/*",
+            "sim/assets/*",
+            "policies/*/demo_checkpoint/*",
+        ]
     },
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),

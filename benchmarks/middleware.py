@@ -30,8 +30,15 @@ import numpy as np
 
 from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, FrameLoad, sourced_distribution
-from vla_ros.middleware.selection import ALL_VARIABLES, NAMES, select_profile, write_profile
+from vla_ros.middleware.profiles import (
+    ALL_VARIABLES,
+    DEFAULT_RMW,
+    NAMES,
+    FrameLoad,
+    select_profile,
+    sourced_distribution,
+    write_profile,
+)
 from vla_ros.vision.messages import CdrBytes
 
 TOPIC = "/vla_ros_benchmark/image_raw"

@@ -11,8 +11,7 @@ from benchmarks.models.report import footing, heading, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, figures, start
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_weights
 from tools.checkpoints.tiny import tiny_architecture
-from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import Stopwatch, collect, row
+from vla_ros.bench.times import Stopwatch, collect, make_messages, row
 from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processing import OFTResize

@@ -16,8 +16,7 @@ from benchmarks.models.measure import Measurement, RightDrafts, compare, run_rig
 from benchmarks.models.report import footing, heading
 from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
 from benchmarks.models.subject import make_prompt, open_subject
-from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import percentiles, row, stage_medians
+from vla_ros.bench.times import make_messages, percentiles, row, stage_medians
 from vla_ros.engine.executor import EngineResult
 from vla_ros.engine.weights import as_loaded
 from vla_ros.policies.openvla.inference import fit_guard, make_engine

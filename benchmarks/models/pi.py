@@ -14,8 +14,7 @@ from benchmarks.models import plain_pi
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
 from benchmarks.models.report import footing, heading, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, compiled_baseline, figures, start
-from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import Stopwatch, Times, collect, percentiles, row
+from vla_ros.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.policies.normalization import make_normalization
 from vla_ros.policies.pi.architecture import GEMMA_2B, GEMMA_300M, PUBLISHED, SO400M, PiArchitecture

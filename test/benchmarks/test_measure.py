@@ -14,8 +14,7 @@ import torch
 from benchmarks.models.measure import Measurement, run_right_drafts
 from benchmarks.models.openvla import render
 from benchmarks.models.subject import make_prompt, open_subject
-from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import between, collect, percentiles
+from vla_ros.bench.times import between, collect, make_messages, percentiles
 from vla_ros.policies.openvla.inference import make_engine
 from vla_ros.vision.decode import decode_image
 

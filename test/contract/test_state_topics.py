@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
 from vla_ros.config.sections import STATE_TOPIC_TYPES
-from vla_ros.contract.state_topics import read_state_message, state_message_type
+from vla_ros.contract.binding import read_state_message, state_message_type
 from vla_ros.graph.messages import message_types
 
 

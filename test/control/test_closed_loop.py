@@ -10,7 +10,7 @@ import pytest
 from demo_arm import ARM, DT, HOME, control, state
 
 from vla_ros.control.arm import ArmController
-from vla_ros.kinematics.transforms import rotation_angle
+from vla_ros.kinematics.rotations import rotation_angle
 
 
 def drive(

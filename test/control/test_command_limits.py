@@ -17,7 +17,7 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
-from vla_ros.kinematics.transforms import rotation_angle
+from vla_ros.kinematics.rotations import rotation_angle
 from vla_ros.types import FloatArray
 
 STAMP, SLACK = 123_456_789, 1e-6

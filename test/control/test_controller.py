@@ -13,8 +13,7 @@ from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Refused
-from vla_ros.kinematics.rotations import write_rotation
-from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matrix
+from vla_ros.kinematics.rotations import euler_xyz_matrix, rotation_vector_matrix, write_rotation
 from vla_ros.types import JointState
 
 JOINTS = PolicySpec(action=parse_components("arm.joint_position + arm.gripper", action=True), dimension=8).columns()

@@ -14,8 +14,7 @@ from vla_ros.config import ControlConfig
 from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ActionSchedule
-from vla_ros.kinematics.rotations import read_rotation, write_rotation
-from vla_ros.kinematics.transforms import rotation_angle, rotation_vector_matrix
+from vla_ros.kinematics.rotations import read_rotation, rotation_angle, rotation_vector_matrix, write_rotation
 from vla_ros.types import ActionChunk
 
 

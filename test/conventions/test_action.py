@@ -26,8 +26,13 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
-from vla_ros.kinematics.rotations import read_rotation
-from vla_ros.kinematics.transforms import Pose, euler_xyz_matrix, rotation_vector, rotation_vector_matrix
+from vla_ros.kinematics.rotations import (
+    Pose,
+    euler_xyz_matrix,
+    read_rotation,
+    rotation_vector,
+    rotation_vector_matrix,
+)
 from vla_ros.node.inference import infer
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.source import ActionSource

@@ -15,8 +15,7 @@ from vla_ros.config import Config, build
 from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.contract.state import Measured, StateReader
-from vla_ros.kinematics.rotations import nearest, read_rotation, write_rotation
-from vla_ros.kinematics.transforms import rotation_angle
+from vla_ros.kinematics.rotations import nearest, read_rotation, rotation_angle, write_rotation
 from vla_ros.types import JointState
 
 FINGERS = ("finger1", "finger2")

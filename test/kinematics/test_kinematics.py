@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics import urdf
-from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import (
+from vla_ros.kinematics.rotations import (
     Pose,
     euler_xyz_matrix,
     rotation_angle,
     rotation_vector,
     rotation_vector_matrix,
 )
+from vla_ros.kinematics.solver import Kinematics
 
 HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
 

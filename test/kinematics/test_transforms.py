@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_angle, rotation_vector, rotation_vector_matrix
+from vla_ros.kinematics.rotations import euler_xyz_matrix, rotation_angle, rotation_vector, rotation_vector_matrix
 
 angles = st.floats(-math.pi, math.pi)
 

@@ -14,8 +14,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.middleware import checks, daemons
 from vla_ros.middleware.checks import Report, check_profile, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
-from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad
-from vla_ros.middleware.selection import RMW_OF, select_profile, write_profile
+from vla_ros.middleware.profiles import DISTRIBUTIONS, RMW_OF, FrameLoad, select_profile, write_profile
 
 JAZZY = DISTRIBUTIONS["jazzy"]
 FULL_HD = FrameLoad(1920, 1080)

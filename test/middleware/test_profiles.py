@@ -22,13 +22,14 @@ from vla_ros.errors import ConfigError
 from vla_ros.middleware.profiles import (
     DISTRIBUTIONS,
     MIN_SEGMENT,
+    NAMES,
     FrameLoad,
     fastdds_xml,
     receive_buffer_bytes,
     roudi_toml,
     segment_bytes,
+    select_profile,
 )
-from vla_ros.middleware.selection import NAMES, select_profile
 
 FULL_HD = FrameLoad(1920, 1080)
 CONFIG = Path(__file__).parents[2] / "config"

@@ -9,8 +9,15 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
-from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad, sourced_distribution
-from vla_ros.middleware.selection import NAMES, default_folder, select_profile, write_profile
+from vla_ros.middleware.profiles import (
+    DISTRIBUTIONS,
+    NAMES,
+    FrameLoad,
+    default_folder,
+    select_profile,
+    sourced_distribution,
+    write_profile,
+)
 
 FULL_HD = FrameLoad(1920, 1080)
 JAZZY = DISTRIBUTIONS["jazzy"]

@@ -32,8 +32,7 @@ from vla_ros.engine.stream import KVCache
 from vla_ros.engine.weights import DecoderWeights, LlamaDecoder, fuse
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, Session
-from vla_ros.policies.checkpoint_files import from_files, read_manifest
-from vla_ros.policies.fields import read_fields
+from vla_ros.policies.checkpoint_files import from_files, read_fields, read_manifest
 from vla_ros.policies.memory import MemoryCheck, cache_numbers, estimate, prefill_numbers
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
 from vla_ros.policies.options import NetworkOptions

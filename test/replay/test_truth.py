@@ -6,8 +6,8 @@ import pytest
 from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.kinematics.rotations import euler_xyz_matrix
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
 from vla_ros.replay.series import Recording, Table, TopicSeries
 from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection, select_topics

@@ -21,8 +21,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up
-from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
-from vla_ros.middleware.selection import select_profile, write_profile
+from vla_ros.middleware.profiles import FrameLoad, select_profile, sourced_distribution, write_profile
 
 pytestmark = [
     pytest.mark.ros,

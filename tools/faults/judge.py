@@ -14,8 +14,8 @@ import numpy as np
 from tools.faults.driver import ARM, FINGERS, TWIST
 from tools.faults.records import Record
 from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.kinematics.rotations import rotation_angle
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import FloatArray
 
 GRACE = 0.15

@@ -14,7 +14,7 @@ from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command
 from vla_ros.control.robot import RobotController, make_kinematics
-from vla_ros.kinematics.transforms import rotation_vector_matrix
+from vla_ros.kinematics.rotations import rotation_vector_matrix
 from vla_ros.sim import arm
 from vla_ros.sim.environment import Episode, EpisodeOptions
 from vla_ros.sim.results import EpisodeResult

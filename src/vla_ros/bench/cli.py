@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import Stopwatch, collect, percentiles, row, stage_medians
+from vla_ros.bench.times import Stopwatch, collect, make_messages, percentiles, row, stage_medians
 from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.contract.features import complete

@@ -25,8 +25,8 @@ from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.rotations import Pose
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, but small enough that products do not overflow

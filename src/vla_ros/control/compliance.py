@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_ros.kinematics.transforms import Pose, rotation_vector, rotation_vector_matrix
+from vla_ros.kinematics.rotations import Pose, rotation_vector, rotation_vector_matrix
 from vla_ros.types import FloatArray
 
 STEP = 0.05

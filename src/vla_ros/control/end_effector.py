@@ -7,8 +7,8 @@ import numpy as np
 from vla_ros.config import LimitsConfig
 from vla_ros.control.limits import Violation, limit_box, limit_length
 from vla_ros.control.reasons import Reason
+from vla_ros.kinematics.rotations import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
 from vla_ros.types import FloatArray
 
 _SLACK = 1.01  # factor by which the error of inverse kinematics may exceed a step limit

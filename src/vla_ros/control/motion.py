@@ -12,9 +12,8 @@ from vla_ros.contract.components import MOTIONS, Component
 from vla_ros.control.compliance import AT_REST, HandState, respond
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
-from vla_ros.kinematics.rotations import read_rotation
+from vla_ros.kinematics.rotations import Pose, read_rotation
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray
 
 _UNITS = {"rad": 1.0, "rad/s": 1.0, "deg": math.pi / 180, "deg/s": math.pi / 180}

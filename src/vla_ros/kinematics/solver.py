@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.kinematics.transforms import Pose
+from vla_ros.kinematics.rotations import Pose
 from vla_ros.kinematics.urdf import Urdf, read_urdf, unknown_name
 from vla_ros.types import FloatArray
 

@@ -15,7 +15,7 @@ from vla_ros.config import Config, entries, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
 from vla_ros.errors import did_you_mean
-from vla_ros.middleware.selection import NAMES
+from vla_ros.middleware.profiles import NAMES
 
 DEFAULT_NODE_NAME, PACKAGE = "vla_policy", "vla_ros"
 

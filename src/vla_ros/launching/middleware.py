@@ -13,8 +13,15 @@ from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
 from vla_ros.middleware.checks import check_profile
 from vla_ros.middleware.daemons import roudi_is_up, start_detached, zenoh_router_is_up
-from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
-from vla_ros.middleware.selection import ALL_VARIABLES, Profile, default_folder, select_profile, write_profile
+from vla_ros.middleware.profiles import (
+    ALL_VARIABLES,
+    FrameLoad,
+    Profile,
+    default_folder,
+    select_profile,
+    sourced_distribution,
+    write_profile,
+)
 
 
 def middleware(context: LaunchContext, frames: FrameLoad) -> list[Any]:

@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
-from vla_ros.middleware.profiles import DEFAULT_RMW, Distribution, FrameLoad, receive_buffer_bytes, segment_bytes
-from vla_ros.middleware.selection import RMW_OF
+from vla_ros.middleware.profiles import (
+    DEFAULT_RMW,
+    RMW_OF,
+    Distribution,
+    FrameLoad,
+    receive_buffer_bytes,
+    segment_bytes,
+)
 
 STOCK_FAST_DDS = 160_000
 """Largest frames, in bytes, of which Fast DDS's stock 512 KiB segment holds three (measured with 224x224 rgb8)."""

@@ -14,8 +14,16 @@ from pathlib import Path
 from vla_ros.config.loading import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.middleware.checks import check_profile
-from vla_ros.middleware.profiles import DISTRIBUTIONS, FrameLoad, sourced_distribution
-from vla_ros.middleware.selection import NAMES, Profile, default_folder, select_profile, write_profile
+from vla_ros.middleware.profiles import (
+    DISTRIBUTIONS,
+    NAMES,
+    FrameLoad,
+    Profile,
+    default_folder,
+    select_profile,
+    sourced_distribution,
+    write_profile,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,12 @@
-"""Generates the files of each profile from the number and size of the camera frames, for each distribution."""
+"""Middleware profiles: RMW, files, environment variables and daemon for the number and size of camera frames."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from vla_ros.config.tree import Config
 from vla_ros.errors import ConfigError
@@ -21,6 +23,8 @@ class Distribution:
     # does.
     zenoh_pool_in_config: bool
 
+
+_TEMPLATES = Path(__file__).parent / "templates"
 
 DEFAULT_RMW = "rmw_fastrtps_cpp"
 """The RMW if ``RMW_IMPLEMENTATION`` is not set; the same in all known distributions."""
@@ -134,48 +138,20 @@ def fastdds_xml(frames: FrameLoad) -> str:
     segment = segment_bytes(frames)
     pieces = -(-frames.message_bytes // UDP_DATAGRAM)
     queue = max(512, round_up(pieces * IN_FLIGHT * frames.cameras, 512))
-    return f"""<?xml version="1.0" encoding="UTF-8"?>
-<!-- Fast DDS for {frames}. Written by `vla-ros middleware fastdds`; both ends of a topic must use it. -->
-<dds xmlns="http://www.eprosima.com">
-  <profiles>
-    <transport_descriptors>
-      <transport_descriptor>
-        <transport_id>vla_ros_shared_memory</transport_id>
-        <type>SHM</type>
-        <!-- {IN_FLIGHT} frames of each camera; the stock segment of 512 KiB holds none. -->
-        <segment_size>{segment}</segment_size>
-        <!-- A frame is {pieces} pieces of {UDP_DATAGRAM} bytes; the stock queue holds 512. -->
-        <port_queue_capacity>{queue}</port_queue_capacity>
-        <maxMessageSize>{frames.message_bytes}</maxMessageSize>
-      </transport_descriptor>
-      <transport_descriptor>
-        <transport_id>vla_ros_udp</transport_id>
-        <type>UDPv4</type>
-        <!-- Cut down to net.core.rmem_max by the kernel. -->
-        <receiveBufferSize>{receive_buffer_bytes(frames)}</receiveBufferSize>
-      </transport_descriptor>
-    </transport_descriptors>
-    <participant profile_name="vla_ros" is_default_profile="true">
-      <rtps>
-        <userTransports>
-          <transport_id>vla_ros_shared_memory</transport_id>
-          <transport_id>vla_ros_udp</transport_id>
-        </userTransports>
-        <useBuiltinTransports>false</useBuiltinTransports>
-        <builtin>
-          <discovery_config>
-            <!-- Time to the next announcement of a process: stock 3 s, and the first ones can get lost. -->
-            <leaseAnnouncement>
-              <sec>0</sec>
-              <nanosec>300000000</nanosec>
-            </leaseAnnouncement>
-          </discovery_config>
-        </builtin>
-      </rtps>
-    </participant>
-  </profiles>
-</dds>
-"""
+    return (
+        _TEMPLATES.joinpath("fastdds.xml")
+        .read_text(encoding="utf-8")
+        .format(
+            frames=frames,
+            in_flight=IN_FLIGHT,
+            segment=segment,
+            pieces=pieces,
+            datagram=UDP_DATAGRAM,
+            queue=queue,
+            message=frames.message_bytes,
+            buffer=receive_buffer_bytes(frames),
+        )
+    )
 
 
 def cyclone_xml(
@@ -198,29 +174,19 @@ def cyclone_xml(
     </SharedMemory>"""
     elif iceoryx:
         interfaces.append('<PubSubMessageExchange type="iox" library="psmx_iox" config="LOG_LEVEL=WARN;"/>')
-    listed = "\n        ".join(interfaces)
-    name = "iceoryx" if iceoryx else "cyclonedds"
-    high = round_up(2 * frames.message_bytes, 1024) // 1024
-    return f"""<?xml version="1.0" encoding="UTF-8"?>
-<!-- Cyclone DDS {distribution.cyclone} for {frames}. Written by `vla-ros middleware {name}`. -->
-<CycloneDDS xmlns="https://cdds.io/config">
-  <Domain Id="any">
-    <General>
-      <Interfaces>
-        {listed}
-      </Interfaces>
-    </General>{shared_memory}
-    <Internal>
-      <!-- Two frames of every camera; cut down to net.core.rmem_max by the kernel. -->
-      <SocketReceiveBufferSize min="default" max="{receive_buffer_bytes(frames)}B"/>
-      <!-- A RELIABLE driver may have two frames unacknowledged before it waits; the stock limit is 500 kB. -->
-      <Watermarks>
-        <WhcHigh>{high} KiB</WhcHigh>
-      </Watermarks>
-    </Internal>
-  </Domain>
-</CycloneDDS>
-"""
+    return (
+        _TEMPLATES.joinpath("cyclonedds.xml")
+        .read_text(encoding="utf-8")
+        .format(
+            frames=frames,
+            version=distribution.cyclone,
+            name="iceoryx" if iceoryx else "cyclonedds",
+            interfaces="\n        ".join(interfaces),
+            shared_memory=shared_memory,
+            buffer=receive_buffer_bytes(frames),
+            high=round_up(2 * frames.message_bytes, 1024) // 1024,
+        )
+    )
 
 
 SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), (MIB, 24))
@@ -257,3 +223,107 @@ def zenoh_override(frames: FrameLoad, distribution: Distribution) -> dict[str, s
         pool = f"transport/shared_memory/transport_optimization/pool_size={size}"
         return {"ZENOH_CONFIG_OVERRIDE": f"{enabled};{pool}"}
     return {"ZENOH_CONFIG_OVERRIDE": enabled, "ZENOH_SHM_ALLOC_SIZE": str(size)}
+
+
+RMW_OF = {
+    "fastdds": "rmw_fastrtps_cpp",
+    "cyclonedds": "rmw_cyclonedds_cpp",
+    "iceoryx": "rmw_cyclonedds_cpp",
+    "zenoh": "rmw_zenoh_cpp",
+}
+"""``RMW_IMPLEMENTATION`` of each profile that sets one."""
+
+NAMES = ("default", *RMW_OF)
+
+_FOLDER = "{folder}"
+"""Placeholder for the folder of the files."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A middleware configured for given frames."""
+
+    name: str  # one of :data:`NAMES`
+    rmw: str  # value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice
+    frames: FrameLoad
+    distribution: Distribution
+    files: Mapping[str, str]  # file name to text
+    variables: Mapping[str, str]  # environment variables, with :data:`_FOLDER` for the folder of the files
+    daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`_FOLDER`; empty if none is needed
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        own = {name: value.replace(_FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
+        return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
+
+    def command(self, folder: Path) -> list[str]:
+        return [part.replace(_FOLDER, str(folder.resolve())) for part in self.daemon]
+
+    def shell(self, folder: Path) -> str:
+        """Return the text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
+        lines = [f"# {self.name} on ROS 2 {self.distribution.name} for {self.frames}: source this file."]
+        stale = sorted({*ALL_VARIABLES} - set(self.environment(folder)))
+        if self.rmw:  # variables of another profile would still take effect
+            lines.append("unset " + " ".join(stale))
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment(folder).items()]
+        if self.daemon:
+            lines.append(f"# once per host: {shlex.join(self.command(folder))}")
+        return "\n".join(lines) + "\n"
+
+
+ALL_VARIABLES = (
+    "FASTRTPS_DEFAULT_PROFILES_FILE",
+    "FASTDDS_DEFAULT_PROFILES_FILE",
+    "CYCLONEDDS_URI",
+    "ZENOH_CONFIG_OVERRIDE",
+    "ZENOH_SHM_ALLOC_SIZE",
+)
+"""All variables that a profile may set besides ``RMW_IMPLEMENTATION``."""
+
+
+def select_profile(name: str, frames: FrameLoad, distribution: Distribution, interface: str = "") -> Profile:
+    """Generate the profile called ``name``, one of :data:`NAMES`; ``default`` sets nothing.
+
+    ``interface`` is Cyclone DDS's network interface: "" lets it choose, ``lo`` keeps everything on this host.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"middleware: found '{name}', expected one of {', '.join(NAMES)}")
+    files: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    daemon: tuple[str, ...] = ()
+    if name == "fastdds":
+        files["fastdds.xml"] = fastdds_xml(frames)
+        variables[distribution.fastdds_variable] = f"{_FOLDER}/fastdds.xml"
+    elif name in ("cyclonedds", "iceoryx"):
+        shared = name == "iceoryx"
+        file = f"{name}_{distribution.cyclone}.xml"
+        files[file] = cyclone_xml(frames, distribution, iceoryx=shared, interface=interface)
+        variables["CYCLONEDDS_URI"] = f"file://{_FOLDER}/{file}"
+        if shared:
+            files["roudi.toml"] = roudi_toml(frames)
+            # With monitoring, RouDi also removes slow processes; an armed node then aborts without a hold.
+            daemon = ("iox-roudi", "-m", "off", "-c", f"{_FOLDER}/roudi.toml")
+    elif name == "zenoh":
+        variables = zenoh_override(frames, distribution)
+        daemon = ("ros2", "run", "rmw_zenoh_cpp", "rmw_zenohd")
+    return Profile(name, RMW_OF.get(name, ""), frames, distribution, files, variables, daemon)
+
+
+def default_folder(profile: Profile, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of a profile's files below ``ROS_HOME`` (``~/.ros``), one for each frame size."""
+    variables = os.environ if environment is None else environment
+    home = Path(variables.get("ROS_HOME", "") or Path.home() / ".ros")
+    frames = profile.frames
+    size = f"{frames.width}x{frames.height}x{frames.cameras}"
+    return home / "vla_ros" / "middleware" / profile.distribution.name / size
+
+
+def write_profile(profile: Profile, folder: Path) -> Path:
+    """Write the files to ``folder``; return the path of the file to ``source``."""
+    source = folder / f"{profile.name}.sh"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (*profile.files.items(), (source.name, profile.shell(folder))):
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot write the middleware profile ({error.strerror})") from None
+    return source

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.config import Config, LiveConfig
-from vla_ros.contract.binding import with_rate
-from vla_ros.contract.state_topics import state_message_type
+from vla_ros.contract.binding import state_message_type, with_rate
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs, why_refused
 from vla_ros.control.mailbox import Mailbox

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.state_topics import read_state_message
+from vla_ros.contract.binding import read_state_message
 from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox

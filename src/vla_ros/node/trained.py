@@ -12,7 +12,7 @@ from vla_ros.contract.binding import Binding
 from vla_ros.contract.components import Component
 from vla_ros.contract.state import Arm
 from vla_ros.control.compliance import AT_REST, respond
-from vla_ros.kinematics.transforms import Pose, rotation_vector
+from vla_ros.kinematics.rotations import Pose, rotation_vector
 
 _SETTLED = 40  # steps after which a constant goal gives a constant motion
 

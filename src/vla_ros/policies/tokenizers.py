@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.errors import CheckpointError, MissingDependencyError
-from vla_ros.policies.fields import read_fields
+from vla_ros.policies.checkpoint_files import read_fields
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.contract.state_topics import read_state_message
+from vla_ros.contract.binding import read_state_message
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vla_ros.kinematics import urdf
-from vla_ros.kinematics.transforms import rotation_vector
+from vla_ros.kinematics.rotations import rotation_vector
 from vla_ros.types import FloatArray
 
 ASSETS = Path(__file__).parent / "assets"

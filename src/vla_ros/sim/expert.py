@@ -20,8 +20,7 @@ from vla_ros.config.options import option
 from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
-from vla_ros.kinematics.rotations import write_rotation
-from vla_ros.kinematics.transforms import rotation_vector, rotation_vector_matrix
+from vla_ros.kinematics.rotations import rotation_vector, rotation_vector_matrix, write_rotation
 from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import KINDS, SIDES, Task, parse_instruction

@@ -9,7 +9,7 @@ import torch
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.errors import MissingDependencyError
 from vla_ros.policies.openvla.loading import build_empty, is_quantizable
-from vla_ros.policies.quantization import is_quantized
+from vla_ros.policies.weights import is_quantized
 
 PER_LAYER = 7
 

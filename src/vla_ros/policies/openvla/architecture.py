@@ -23,8 +23,7 @@ from typing import Any
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.fields import Fields, read_fields
+from vla_ros.policies.checkpoint_files import Fields, read_fields, read_json
 
 LLAMA2_EMPTY_TOKEN = 29871
 """Llama-2's token for a lone space mark. OpenVLA was trained with this token between the prompt and the action."""

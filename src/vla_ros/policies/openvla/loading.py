@@ -20,10 +20,9 @@ from torch import Tensor
 
 from vla_ros.engine.weights import DecoderWeights, assemble, fuse_layer
 from vla_ros.errors import CheckpointError
-from vla_ros.policies import quantization, weights
+from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, list_some, read_header
-from vla_ros.policies.fields import read_fields
+from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, list_some, read_fields, read_header
 from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.network import OpenVLAModel
@@ -66,7 +65,7 @@ def empty(make: Callable[[], M], quantize: str = "none") -> M:
     with torch.device("meta"):
         model = make()
         if quantize != "none":
-            quantization.install(model.language_model.layers, quantize)
+            weights.quantize_layers(model.language_model.layers, quantize)
     return model.eval().requires_grad_(False)
 
 

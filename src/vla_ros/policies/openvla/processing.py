@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 from vla_ros.policies import checkpoint_files
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.fields import Fields
+from vla_ros.policies.checkpoint_files import Fields, read_json
 from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)

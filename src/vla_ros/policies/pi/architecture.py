@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.fields import read_fields
+from vla_ros.policies.checkpoint_files import read_fields
 
 PI0 = "pi0"
 PI05 = "pi05"

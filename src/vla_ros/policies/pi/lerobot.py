@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import from_files, read_header
-from vla_ros.policies.fields import Fields, read_fields
+from vla_ros.policies.checkpoint_files import Fields, from_files, read_fields, read_header
 from vla_ros.policies.normalization import LEROBOT_EPS, Normalization, make_normalization
 from vla_ros.policies.pi.architecture import PI0, PiArchitecture
 from vla_ros.policies.pi.processing import Processing, PromptForm

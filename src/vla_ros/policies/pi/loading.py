@@ -22,8 +22,7 @@ from torch import Tensor
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
-from vla_ros.policies.fields import Fields, read_fields
+from vla_ros.policies.checkpoint_files import Fields, Produce, StoredTensor, from_files, read_fields, read_manifest
 from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
 from vla_ros.policies.normalization import make_normalization
 from vla_ros.policies.pi.architecture import (
