@@ -1,7 +1,5 @@
 """The baselines answer what plain decoding over the same weights answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``vla-ros bench`` and ``python -m benchmarks.models`` as a user runs them, on a CPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a measurement asks, and what its figures are taken over."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options: accepted and refused values, error messages, and equal results from all sources."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

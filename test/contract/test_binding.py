@@ -1,7 +1,5 @@
 """The printed table, and every mismatch of policy and robot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

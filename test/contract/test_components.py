@@ -1,7 +1,5 @@
 """Components of states and actions, as text and back."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st

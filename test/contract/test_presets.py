@@ -1,7 +1,5 @@
 """Every preset binds to a robot of its kind, and contradicting options are refused with the preset's name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """State vectors: every quantity and form, and missing, stale and invalid measurements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversion of messages to numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

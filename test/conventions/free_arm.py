@@ -1,7 +1,5 @@
 """An arm that reaches every pose, with limits so wide that they change nothing."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Set ``VLA_ROS_GOLDEN`` to a folder with a ``cases.npz`` of the same entries, and
 LIBERO's trajectories, to run the same tests on other inputs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Robots whose joints reach any pose: a gantry with a wrist, and the Panda of LIBERO."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands compared with the published controllers and clients (``golden.py``)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images as presets and policies prepare them, compared with published pipelines to the bit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The state of preset ``libero`` on LIBERO's own trajectories, beginning anywhere, and in exported episodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

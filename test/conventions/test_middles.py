@@ -1,7 +1,5 @@
 """Every policy states the middle of its checkpoint's training data, also through a server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

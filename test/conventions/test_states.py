@@ -1,7 +1,5 @@
 """State vectors through the options of robots and presets, compared with published functions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

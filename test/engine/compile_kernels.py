@@ -6,8 +6,6 @@ Run by test_kernels.py. Triton brings its own assembler, so no GPU is needed. Ti
 chooses for a GPU with the shared memory of that capability.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

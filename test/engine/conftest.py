@@ -1,7 +1,5 @@
 """A tiny random checkpoint, its reference model, and engines over the same weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

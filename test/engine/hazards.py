@@ -5,8 +5,6 @@ keeps the program from writing to these registers once any wait was passed, even
 on. So the machine code is walked through, each loop twice, with what is in flight at each instruction.
 """
 
-from __future__ import annotations
-
 import re
 
 _LINE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?(.*?);")

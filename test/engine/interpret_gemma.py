@@ -1,7 +1,5 @@
 """Compare Gemma's kernels in Triton's interpreter with torch: prefix and flow steps; run by test_kernels.py."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Compare one decoder layer and a choice of tokens in Triton's interpreter with torch; run by test_kernels.py."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Compare the fused vision towers in Triton's interpreter with the reference path; run by test_kernels.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The engine on a GPU: graphs, streams, background captures."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

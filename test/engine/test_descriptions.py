@@ -1,7 +1,5 @@
 """Descriptions of decoders, run in plain torch, against transformers' models and torch's own layers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The engine against the reference path: the same tokens, whatever drafts, buckets and batches do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The walk through machine code that compile_kernels.py relies on."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Float16 stands for bfloat16, which the interpreter cannot multiply. The interpre
 variable when Triton is first imported, so each check is a process. No GPU is needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Weights of 4 and 8 bits: their values, their layout, and the tiles of their kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The engine's parts without a model: drafts, prompt lengths, graphs, frames, quantised weights."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

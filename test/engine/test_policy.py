@@ -1,7 +1,5 @@
 """OpenVLA by the engine against OpenVLA by the reference path, through the policy seam."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Image processors on a device against the host's, on random and smooth images: no difference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Camera frames that the engine resizes: the same bits and the same actions as resizing on the host."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -3,8 +3,6 @@
 On a CPU with CUDA's calls replaced by a journal; ``test_cuda.py`` has the same on a GPU.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 

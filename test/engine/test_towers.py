@@ -1,7 +1,5 @@
 """The engine's vision encoder against the reference path, in torch; Triton is in test_kernels.py and on a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Arrays that travel in one buffer."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

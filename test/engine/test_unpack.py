@@ -1,7 +1,5 @@
 """The assembler that unpacks 4 and 8 bits, which Triton's interpreter cannot run, step by step in Python."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

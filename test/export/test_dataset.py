@@ -1,7 +1,5 @@
 """A written data set, compared with LeRobot 0.6.1's of the same frames (``data/lerobot_statistics.json``)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

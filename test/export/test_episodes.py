@@ -1,7 +1,5 @@
 """From bags to data sets: contents of the frames, limits of the episodes, refused bags."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

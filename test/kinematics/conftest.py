@@ -1,7 +1,5 @@
 """Arms whose kinematics is tested: the demo's, and a planar one that is known by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Kinematics compared with products of transforms, calculation by hand and finite differences."""
 
-from __future__ import annotations
-
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

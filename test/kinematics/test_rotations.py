@@ -1,7 +1,5 @@
 """Every form of a rotation, compared with Pinocchio and converted back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pinocchio
 import pytest

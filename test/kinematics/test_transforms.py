@@ -1,7 +1,5 @@
 """Rotations compared with Pinocchio's."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

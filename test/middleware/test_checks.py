@@ -3,8 +3,6 @@
 Regressions: a stale RouDi socket taken for RouDi; a profile for smaller frames; an RMW that is not installed.
 """
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

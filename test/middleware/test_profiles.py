@@ -3,8 +3,6 @@
 Regressions: a segment or pool smaller than one frame; Cyclone 0.10's syntax for Cyclone 11; outdated config/ files.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

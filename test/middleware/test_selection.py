@@ -1,7 +1,5 @@
 """Selection by name and distribution, written files, shells that source them, and ``vla-ros middleware``."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures for the tests of all model families."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Finds policies by name and by checkpoint; errors if a policy or library is missing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

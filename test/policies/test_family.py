@@ -5,8 +5,6 @@ The family is made up: patches of one image through a linear layer, the bytes of
 and sizes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

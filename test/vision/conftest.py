@@ -1,7 +1,5 @@
 """Fixtures of the vision tests: golden images, and the serialiser of rosbags."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decoding: each encoding against an independent computation, and ImageError for all other input."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

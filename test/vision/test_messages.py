@@ -1,7 +1,5 @@
 """CDR of the image messages: equal to rosbags' in both byte orders; wrong lengths are refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 

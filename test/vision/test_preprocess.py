@@ -1,7 +1,5 @@
 """From message to the policy's image: orientation, crop box, the stages in their order, without heavy imports."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """The processors against recorded results of TensorFlow, OpenVLA, openpi, LeRobot, and against Pillow and torch."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

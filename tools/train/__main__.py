@@ -1,7 +1,5 @@
 """``python -m tools.train``: train the demo's checkpoint from scratch."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Batches that depend only on the recipe and the step, made on the device that holds the frames."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Writes the model card from the recorded facts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

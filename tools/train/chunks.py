@@ -1,7 +1,5 @@
 """The expert's chunks for picking, for many states at once: a vectorised :func:`vla_ros.sim.expert.plan`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from vla_ros.sim import arm, expert

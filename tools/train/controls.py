@@ -3,8 +3,6 @@
 Each control is a list of ``vla-ros demo`` options, so that this evaluation and that command run the same episodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

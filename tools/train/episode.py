@@ -3,8 +3,6 @@
 Actions go through the node's :class:`vla_ros.control.robot.RobotController`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

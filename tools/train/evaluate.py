@@ -1,7 +1,5 @@
 """Measures all controls with a checkpoint and saves each row as soon as it is measured."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Exports a run as a checkpoint in the published layout, with a model card made from the recorded facts."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

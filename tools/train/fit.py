@@ -1,7 +1,5 @@
 """Trains the small OpenVLA."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports a run of the small pi0.5 in LeRobot's layout and float16."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

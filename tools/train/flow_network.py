@@ -1,7 +1,5 @@
 """A small pi0.5 for training: a differentiable forward pass of the policy's parameters, and two auxiliary heads."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

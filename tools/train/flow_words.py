@@ -1,7 +1,5 @@
 """Vocabulary and prompts of the small pi0.5: whole words, and one token per state value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

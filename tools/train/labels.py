@@ -1,7 +1,5 @@
 """Labels of a state: the expert's action for every object and task, and the image patch of each object."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

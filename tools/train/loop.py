@@ -1,7 +1,5 @@
 """A resumable training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine decay, accumulation, clipping."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The small OpenVLA for training: the policy's modules and two auxiliary heads."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

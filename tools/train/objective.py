@@ -5,8 +5,6 @@ instruction. The auxiliary heads predict the patch of the named object and the o
 policy does not have these heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

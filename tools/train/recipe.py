@@ -1,7 +1,5 @@
 """Everything that determines a trained checkpoint: equal recipes give equal demonstrations and training steps."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path

@@ -4,8 +4,6 @@ Everything else is as in the demo: images arrive upside down and are processed b
 through the node's controller, and the options are those of ``vla-ros demo``.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

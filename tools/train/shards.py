@@ -1,7 +1,5 @@
 """Files of demonstrations: losslessly compressed frames and plain arrays, one ``.npz`` per shard."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Saves and restores the state of a training run as safetensors."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

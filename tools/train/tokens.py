@@ -1,7 +1,5 @@
 """Converts the expert's actions to tokens, and tasks to prompts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

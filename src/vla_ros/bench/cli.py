@@ -4,8 +4,6 @@ vla-ros bench --checkpoint DIR -p policy.unnorm_key:=bridge_orig
 vla-ros bench --policy NAME --config robot.yaml
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

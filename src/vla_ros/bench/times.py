@@ -1,7 +1,5 @@
 """Camera messages of a measurement; milliseconds of many steps by stage, their figures, and the rows of a table."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 

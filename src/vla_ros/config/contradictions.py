@@ -1,7 +1,5 @@
 """Detects options that are valid alone but contradict each other, such as a gripper threshold out of reach."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """The section ``control``: when and how actions become commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.config.options import option

@@ -5,8 +5,6 @@ The key of a section names nodes. ``*`` is one level of a node's full name, ``**
 node's full name applies, in the order in which the keys first appear, so the last one wins.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 from collections.abc import Iterator, Mapping

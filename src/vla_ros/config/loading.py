@@ -4,8 +4,6 @@ Flat names are the ROS parameter names (``policy.checkpoint``). Values are bool,
 of these types, as in YAML and ROS parameters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Declares an option of the tree: its default, unit, range, choices and description."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

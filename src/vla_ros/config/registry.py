@@ -6,8 +6,6 @@ returns the policy. The callable may have two attributes: ``Options``, a datacla
 a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache

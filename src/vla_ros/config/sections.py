@@ -3,8 +3,6 @@
 Lists are tuples here and arrays in ROS. Units are SI, angles are radians.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The output includes the options given on the command line and is itself a valid --config file.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -4,16 +4,24 @@ The name of an option is ``section.field``. The policy ``policy.name`` declares 
 arms (``robot.arms``), each arm has its own section.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from vla_ros.config import control, sections
+from vla_ros.config.control import ControlConfig
 from vla_ros.config.options import PolicyConfig, option
 from vla_ros.config.registry import options_class
+from vla_ros.config.sections import (
+    CameraConfig,
+    FeaturesConfig,
+    GripperConfig,
+    LimitsConfig,
+    NodeConfig,
+    RobotConfig,
+    TimeoutsConfig,
+    TopicsConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -21,13 +29,13 @@ class ArmConfig:
     """One arm of the robot, with the options that may differ between arms."""
 
     name: str  # as in the parts of a policy's features; ``arm`` if there is only one
-    robot: sections.RobotConfig
-    gripper: sections.GripperConfig
-    limits: sections.LimitsConfig
+    robot: RobotConfig
+    gripper: GripperConfig
+    limits: LimitsConfig
     output: str  # as ``control.output``
     command: str  # as ``topics.command``
     gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
-    joint_states: str = sections.TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
+    joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
 
     @property
     def measured_fingers(self) -> tuple[str, ...]:
@@ -52,15 +60,15 @@ class Config:
     """All options."""
 
     policy: PolicyConfig = field(default_factory=lambda: options_class(PolicyConfig.name)())
-    camera: sections.CameraConfig = field(default_factory=sections.CameraConfig)
-    robot: sections.RobotConfig = field(default_factory=sections.RobotConfig)
-    control: control.ControlConfig = field(default_factory=control.ControlConfig)
-    gripper: sections.GripperConfig = field(default_factory=sections.GripperConfig)
-    limits: sections.LimitsConfig = field(default_factory=sections.LimitsConfig)
-    timeouts: sections.TimeoutsConfig = field(default_factory=sections.TimeoutsConfig)
-    topics: sections.TopicsConfig = field(default_factory=sections.TopicsConfig)
-    features: sections.FeaturesConfig = field(default_factory=sections.FeaturesConfig)
-    node: sections.NodeConfig = field(default_factory=sections.NodeConfig)
+    camera: CameraConfig = field(default_factory=CameraConfig)
+    robot: RobotConfig = field(default_factory=RobotConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    gripper: GripperConfig = field(default_factory=GripperConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
     preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Options of single arms by flat name (``left.urdf``) that override options shared by all arms."""

@@ -4,8 +4,6 @@ The action has the policy's units and order. This is the inverse of :mod:`vla_ro
 commands into training data and references.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Binds a policy's features to the robot's topics and joints when the policy is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -12,8 +12,6 @@ beginning, ``[FORM wrapped]`` always uses the same: an angle up to pi, roll and 
 range may be ``clipped``. ``fingers[m, -m]`` states the sign of each open finger.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

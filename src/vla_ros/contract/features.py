@@ -1,7 +1,5 @@
 """Completes a policy's spec with the options of the section ``features``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

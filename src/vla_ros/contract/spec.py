@@ -1,7 +1,5 @@
 """The inputs and outputs of a policy: named features, fixed once the policy is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Builds state vectors from joint states, other topics and forward kinematics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causa
 from all earlier tokens; their cache entries are overwritten before they are read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

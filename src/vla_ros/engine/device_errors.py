@@ -1,7 +1,5 @@
 """Errors of the device and of the network, with advice on what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite

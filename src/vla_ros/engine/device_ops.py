@@ -1,7 +1,5 @@
 """Selects a device's operations: Triton's on a GPU with Triton installed, otherwise torch's."""
 
-from __future__ import annotations
-
 import torch
 
 from vla_ros.engine.ops import Ops

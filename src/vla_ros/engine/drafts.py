@@ -11,8 +11,6 @@ guesses that matches the predictions is accepted, and the prediction after this 
 pass yields at least one token, and drafts never need more passes than plain decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +40,7 @@ class DraftState:
         """Return the draft for the next action, or None."""
         return self.tokens if self.tokens and not self.resting else None
 
-    def after(self, tokens: Sequence[int], accepted: int | None) -> DraftState:
+    def after(self, tokens: Sequence[int], accepted: int | None) -> "DraftState":
         """Return the state after an action of which the draft saved ``accepted`` tokens (None: no draft)."""
         if accepted is None:
             return DraftState(tuple(tokens), self.failures, max(0, self.resting - 1))

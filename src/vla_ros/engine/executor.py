@@ -1,7 +1,5 @@
 """The engine: turns images and prompts into greedy tokens, with CUDA graphs for each prompt length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf

@@ -6,8 +6,6 @@ two families of kernels. In ``kernels.linear``, for norms of kind ``rms``, a row
 number of rows. In ``kernels.flow``, for norms of kind ``rms_float32``, norms may depend on the flow time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -5,8 +5,6 @@ captured as CUDA graphs. A sequence is image tokens, prompt, padding. In the cac
 then the actions) overwrites the padding, so the padding needs no mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

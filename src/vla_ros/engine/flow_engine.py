@@ -1,7 +1,5 @@
 """The engine of flow-matching policies: turns images, prompts and noise into chunks, with CUDA graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

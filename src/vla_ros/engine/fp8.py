@@ -1,7 +1,5 @@
 """8-bit floating point (e4m3): one scale per output of a weight and per row of activations."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -1,7 +1,5 @@
 """Base class of the engines: graphs by kind of batch and padded prompt length, image upload, lost devices."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -39,7 +37,7 @@ class Buckets:
     lengths: tuple[int, ...]  # sequence lengths, ascending, with the patches
 
     @classmethod
-    def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
+    def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> "Buckets":
         """Return multiples of ``step`` up to twice the patches, and every fourth multiple beyond."""
         room = max_positions - answer  # a verifying pass may write beyond the last token, but not beyond the tables
         lengths = []

@@ -1,7 +1,5 @@
 """Compares the engine's operations with torch's at start."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace

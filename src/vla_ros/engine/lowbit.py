@@ -11,8 +11,6 @@ for mma.m16n8k16"). So unpacked values need not move between lanes or through sh
 word become the two bfloat16 values of a register.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Many rows on a GPU: products by the library or with packed weights, and one kernel between two products."""
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import Tensor

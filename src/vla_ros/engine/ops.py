@@ -5,8 +5,6 @@ either class. What an operation computes is stated by the decoder's :class:`~vla
 weights. Shapes: B observations of R rows each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ Lanczos-3 run only in Triton, the other steps also in torch. A JPEG round trip e
 Huffman coding is omitted, because it is lossless.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -130,7 +128,7 @@ class Taps:
     weights: Tensor  # int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps
 
     @classmethod
-    def of(cls, step: FixedPointResize, device: torch.device) -> Taps:
+    def of(cls, step: FixedPointResize, device: torch.device) -> "Taps":
         """Return one step's taps on ``device``."""
         return cls(_to(step.positions, device).reshape(-1), _to(step.weights, device)[:, :, None])
 

@@ -1,7 +1,5 @@
 """Rotates, crops and resizes camera images on the device, bit-identical to the host."""
 
-from __future__ import annotations
-
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

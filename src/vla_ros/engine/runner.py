@@ -1,7 +1,5 @@
 """Runs an engine's stages: directly on the host, or as graphs on a CUDA stream; packs what they transfer."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

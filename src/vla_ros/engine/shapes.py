@@ -1,7 +1,5 @@
 """Network sizes, which policies read from a checkpoint's ``config.json``. Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

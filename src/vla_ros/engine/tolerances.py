@@ -1,7 +1,5 @@
 """Numerical tolerances by data type, used by the start-up checks and by tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@
 torch's in both classes. Shapes: B images, N tokens each, ``width`` features.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

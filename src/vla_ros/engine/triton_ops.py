@@ -1,7 +1,5 @@
 """The operations of a decoder pass and of the vision towers on a GPU: Triton kernels, library products."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -4,8 +4,6 @@ The parameters of :class:`LlamaDecoder` are named as in transformers and in the 
 :mod:`vla_ros.engine.decoder` runs them as loaded (:func:`as_loaded`), or fused and packed (:func:`fuse`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +44,7 @@ class Matrix:
     bias: Tensor | None = None  # [N], only in torch's operations
 
     @classmethod
-    def of_linears(cls, role: str, *linears: Any) -> Matrix:
+    def of_linears(cls, role: str, *linears: Any) -> "Matrix":
         """Return a ``loaded`` matrix of linear layers that have the same inputs."""
         return cls(linears[0].weight, "loaded", linears[0].in_features, role, linears=linears)
 
@@ -112,7 +110,7 @@ class Layer:
     shifts: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, matrices: Mapping[str, Matrix]) -> Layer:
+    def of(cls, matrices: Mapping[str, Matrix]) -> "Layer":
         """Return a layer with the matrices of each role; all but ``qkv`` may be missing."""
         o_proj, gate_up, down_proj = (matrices.get(role) for role in ("o_proj", "gate_up", "down_proj"))
         return cls(matrices["qkv"], o_proj, gate_up, down_proj)

@@ -5,8 +5,6 @@ set is assembled there and then renamed, so a data set under its final name is a
 follows LeRobot 0.6.1's source and a data set written by it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ At each tick, images, joint state and state topics are the newest received, unle
 timeouts. The action leads to the command in force just before the next tick. docs/export.md has the rules.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ header stamps, the time of a message without a header is interpolated between th
 it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

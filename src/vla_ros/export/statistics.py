@@ -5,8 +5,6 @@ of 5,000 bins. A data set's means and quantiles are the episodes' means and quan
 ``datasets/compute_stats.py`` of LeRobot 0.6.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ al., "On the Continuity of Rotation Representations in Neural Networks", 2019) i
 Gram-Schmidt process. For three numbers, plain floats are five times as fast as numpy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Jacobian's smallest singular value falls below a threshold (Maciejewski and Klei
 where the arm can follow and bounded where it cannot. Joints at a limit are left out, and the others take over.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import OrderedDict
@@ -71,7 +69,7 @@ class Kinematics:
     @classmethod
     def from_urdf(
         cls, urdf: str, joint_names: Sequence[str] = (), base_frame: str = "", tip_frame: str = ""
-    ) -> Kinematics:
+    ) -> "Kinematics":
         """Read a URDF; raises ConfigError if it cannot be read or does not fit the other arguments.
 
         Args:

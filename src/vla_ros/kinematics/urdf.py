@@ -1,7 +1,5 @@
 """Reads the links and joints of a URDF, and finds the chain from base to tip."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Launch arguments and the node options that they set."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ On SIGTERM `launch` exits at once, and if it is the first process of a container
 launch therefore waits at exit until its processes have ended, so that the node can send its hold.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

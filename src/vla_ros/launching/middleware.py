@@ -1,7 +1,5 @@
 """Sets up the middleware of a launch: environment, daemon, and a log line on whether it is active."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

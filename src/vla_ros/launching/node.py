@@ -1,7 +1,5 @@
 """The policy node as a launch action, and the actions of ``policy.launch.py``."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The actions of ``demo.launch.py`` and ``replay.launch.py``."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 It only reads the environment, the files that it names and the state of the host; it starts and sends nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@
 Without a size, the frames are those of the configuration (--config, -p camera.width:=1920).
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

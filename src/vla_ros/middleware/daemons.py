@@ -1,7 +1,5 @@
 """Daemons that some middlewares need, one per host: RouDi for iceoryx, the router for zenoh."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import socket

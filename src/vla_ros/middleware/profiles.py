@@ -1,7 +1,5 @@
 """Middleware profiles: RMW, files, environment variables and daemon for the number and size of camera frames."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping
@@ -80,7 +78,7 @@ class FrameLoad:
                 raise ConfigError(f"{name}: found {value}, expected an integer from 1 to {high}")
 
     @classmethod
-    def of(cls, config: Config) -> FrameLoad:
+    def of(cls, config: Config) -> "FrameLoad":
         """Return the frames of a configuration, all with the greatest width and height of its cameras."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))

@@ -5,8 +5,6 @@ that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.co
 ``Options`` is the dataclass of the policy's options (:mod:`vla_ros.config.registry`).
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A policy that never moves, for bring-up and for measurements without a model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from vla_ros.config import Config

@@ -1,7 +1,5 @@
 """Compares the memory a model needs with the free memory; explains out-of-memory errors."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Base class of policies that run a network: device and data type, loading, inputs, batches, self-test."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Normalises states and actions by z-score or quantiles, with openpi's or LeRobot's formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of every policy that runs a checkpoint's network in this process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.config.options import PolicyConfig, option

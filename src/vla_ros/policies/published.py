@@ -3,8 +3,6 @@
 No file of a checkpoint states them; they are constants of the code with which its authors ran it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

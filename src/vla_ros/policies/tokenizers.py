@@ -3,8 +3,6 @@
 Nothing is downloaded, and the tokens depend neither on the version of transformers nor on code in the checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ They are DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them
 whose patches OpenVLA uses, without final norm and pooling. GELU is exact (erf), and LayerNorm's epsilon is 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

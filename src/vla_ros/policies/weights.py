@@ -4,8 +4,6 @@ On the reference path, linear layers may be int8 or nf4 of bitsandbytes: product
 GPU, quantisation saves memory but no time.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """First motion of a new robot, without a checkpoint: each joint, then the gripper."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 ``format`` strings of compressed images are interpreted as in ``compressed_image_transport``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ sequences are a uint32 length followed by the bytes; strings end with a zero byt
 messages begin with a ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Turns a camera message into the policy's image: decodes, orients, and processes as in training."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

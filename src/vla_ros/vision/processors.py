@@ -3,8 +3,6 @@
 The policies normalise the images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache

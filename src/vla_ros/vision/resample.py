@@ -4,8 +4,6 @@ A resize along one axis multiplies by a banded matrix. The matrix is split into 
 only the input samples that it needs, to avoid multiplying by zeros.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Checkpoints of random weights, small enough to build in seconds, written by LeRobot itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exported bags, read by LeRobot and used for training."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

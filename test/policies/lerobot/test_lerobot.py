@@ -1,7 +1,5 @@
 """LeRobot's policies, compared with LeRobot's own calls in the same process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Golden checkpoints of the published OpenVLA-OFT code, and policies over them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """OpenVLA-OFT on a GPU: graphs against the CPU's reference path, FP8 against bfloat16."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiny random checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Regressions pinned: a demo that does not find its weights when the package is in
 seems to succeed because something else than its eyes and its words decides.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

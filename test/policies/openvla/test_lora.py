@@ -3,8 +3,6 @@
 Where peft is installed, its own merged weights are compared, too; ``RECORD_PEFT=1`` writes them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Tiny checkpoints in both layouts, and the cases that the published code answered."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

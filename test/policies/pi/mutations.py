@@ -1,7 +1,5 @@
 """Changes of LeRobot's pi folders, each either obeyed as by LeRobot or refused with the key's name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

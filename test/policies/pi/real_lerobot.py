@@ -1,7 +1,5 @@
 """Runs tiny pi folders with LeRobot's own code, in an environment with lerobot 0.6.1."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 Where LeRobot is installed, its own answers are compared, too (``.ci/lerobot``).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -14,8 +14,6 @@ grows with its size.
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
 # mypy: ignore-errors
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -20,8 +20,6 @@ Epilogue operands are prefetched before the K loop.
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
 # mypy: ignore-errors
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

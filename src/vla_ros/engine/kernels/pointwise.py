@@ -1,7 +1,5 @@
 """The elementwise operations of a prefill, fused so that each tensor is read and written once."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Compile with ``enable_fp_fusion=False``: a fused multiply-add would round only once.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Runs LeRobot's checkpoints (ACT, SmolVLA, GR00T and more) with LeRobot's own code."""
 
-from __future__ import annotations
-
 from vla_ros.config import Config
 from vla_ros.policies.base import LazyPolicy, Policy, options_of
 from vla_ros.policies.lerobot.options import LeRobotOptions

@@ -4,8 +4,6 @@ Uses these functions of LeRobot 0.6.1: ``PreTrainedConfig.from_pretrained``, ``g
 ``make_pre_post_processors``, ``predict_action_chunk``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """LeRobot in a separate environment, as a child process of the node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vla_ros.config import Config

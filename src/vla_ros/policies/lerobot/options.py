@@ -1,7 +1,5 @@
 """Options of LeRobot's policies: ``policy.*`` if ``policy.name`` is ``lerobot``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.config.options import PolicyConfig, option

@@ -1,7 +1,5 @@
 """Runs a LeRobot checkpoint in this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@
 ``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package does not import torch.
 """
 
-from __future__ import annotations
-
 from vla_ros.policies.base import LazyPolicy
 from vla_ros.policies.oft.options import OFTOptions
 

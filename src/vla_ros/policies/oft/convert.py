@@ -3,8 +3,6 @@
 Merged weights are stored in float32; others keep their type. Tokenizer, statistics and configuration are copied.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs OpenVLA-OFT on static buffers: as CUDA graphs, or in plain torch without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -60,7 +58,7 @@ class StepBuffers:
     ``padded`` is False if no sequence of this length has padding, so that attention needs no mask.
     """
 
-    def __init__(self, owner: ChunkInference, length: int, padded: bool, batch: int) -> None:
+    def __init__(self, owner: "ChunkInference", length: int, padded: bool, batch: int) -> None:
         self._owner, self.length = owner, length
         model, layout = owner.model, owner.model.layout
         device, width = owner.weights.device, owner.weights.shape.hidden_size

@@ -5,8 +5,6 @@ weights-only reader opens them, which refuses anything other than tensors. A fol
 contains only safetensors.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import zipfile

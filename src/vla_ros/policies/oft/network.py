@@ -3,8 +3,6 @@
 Parameter names are those of the published files, without the prefix ``module.`` that training adds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -130,7 +128,7 @@ class Denoising(NamedTuple):
     alphas: Tensor  # cumulative products at each step and at the next, float32 [n, 2]
 
     @classmethod
-    def of(cls, steps: int, width: int) -> Denoising:
+    def of(cls, steps: int, width: int) -> "Denoising":
         """Compute DDIM's squared-cosine schedule with ``leading`` spacing, in float32 as in training."""
 
         def bar(share: float) -> float:

@@ -1,7 +1,5 @@
 """Options of OpenVLA-OFT (``policy.name: oft``), and what the preset says where they are not set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from vla_ros.config.options import option
@@ -30,7 +28,7 @@ class Variant:
 PRESETS = {"libero": Variant(8, 7), "aloha": Variant(25, 14, "min_max", 256), "bridge": Variant(5, 7)}
 
 
-def choose_variant(options: OFTOptions, preset: str) -> Variant:
+def choose_variant(options: "OFTOptions", preset: str) -> Variant:
     """Return the preset's variant with ``options`` applied.
 
     Raises ConfigError if the options contradict the preset or the chunk size is missing.

@@ -1,7 +1,5 @@
 """OpenVLA-OFT as a :class:`~vla_ros.policies.base.Policy`."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence

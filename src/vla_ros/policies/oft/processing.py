@@ -1,7 +1,5 @@
 """The image processor of OpenVLA-OFT's evaluation code."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.types import Resampling, UInt8Array

@@ -3,8 +3,6 @@
 Importing this package does not import torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

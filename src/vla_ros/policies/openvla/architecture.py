@@ -12,8 +12,6 @@ A checkpoint with other towers or another vocabulary has these entries, which pu
     ``v0.1`` or ``v0.2``, for checkpoints whose prompt version cannot be told from their language model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace

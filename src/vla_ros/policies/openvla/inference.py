@@ -1,7 +1,5 @@
 """One inference on the reference path, and the engine, which is compared with it at start."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import time

@@ -3,8 +3,6 @@
 LoRA adapters in peft's format are merged into the base weights during loading.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

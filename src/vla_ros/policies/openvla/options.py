@@ -1,7 +1,5 @@
 """Options of OpenVLA (``policy.name: openvla``), and those shared with ``oft``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.config.options import option

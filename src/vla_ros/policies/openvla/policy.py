@@ -1,7 +1,5 @@
 """OpenVLA as a :class:`~vla_ros.policies.base.Policy`, and what OpenVLA-OFT shares with it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

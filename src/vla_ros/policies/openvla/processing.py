@@ -1,7 +1,5 @@
 """Turns action tokens into actions and back, with the conventions of the published OpenVLA code."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Encodes an instruction as the prompt tokens that the checkpoint was trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ tower (So400m, 1152 wide) has 16 heads. A checkpoint with another tower states t
 (``{"vision": {"heads": 4}}``), in its own folder or in one of the two folders above.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

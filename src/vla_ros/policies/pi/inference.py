@@ -6,8 +6,6 @@ as in the paper (arXiv 2506.07339). With *trained* (pi0.5 checkpoints trained fo
 to the previous ones, and their time is 0 in every step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

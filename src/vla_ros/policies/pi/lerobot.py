@@ -1,7 +1,5 @@
 """Reads LeRobot's ``config.json`` and processor files, and refuses steps and options that are not supported."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

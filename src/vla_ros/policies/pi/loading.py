@@ -6,8 +6,6 @@ LeRobot's layout has ``config.json``, two processor files and their statistics, 
 names of tensors are openpi's with a leading ``model.``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

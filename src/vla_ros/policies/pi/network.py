@@ -3,8 +3,6 @@
 Query, key and value form one matrix, gate and up another; the loader stacks them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Options of pi0 and pi0.5 (``policy.name: pi``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vla_ros.config.options import option

@@ -1,7 +1,5 @@
 """pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ normalisation, prompt, padding. Chunks are un-normalised, made absolute and conv
 checkpoints do not state their robot; it follows from the name of the training configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
