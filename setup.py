@@ -17,7 +17,6 @@ VISION = ["simplejpeg>=1.9", "opencv-python-headless>=4.10"]
 KINEMATICS = ["pin>=2.7"]  # 2.7 is the last for NumPy 1, which the binaries of Humble and Jazzy need
 SIM = ["mujoco>=3.3"]
 OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
-QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11", "mcap>=1.2"]
 EXPORT = ["pyarrow>=15", "av>=14"]
 LEROBOT = ["lerobot>=0.6.1,<0.7; python_version >= '3.12'"]  # 0.7 is announced to change inference
@@ -46,7 +45,7 @@ DEV = [
 ENVIRONMENT = Path(os.environ.get("VIRTUAL_ENV", sys.prefix)) / "bin" / "python"
 INTERPRETER = str(ENVIRONMENT) if ENVIRONMENT.exists() else sys.executable
 
-ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS, *REMOTE, *SERVE, *EXPORT]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *REPLAY, *METRICS, *REMOTE, *SERVE, *EXPORT]
 
 setup(
     name=NAME,
@@ -86,7 +85,6 @@ setup(
         "dds": DDS,
         "sim": SIM,
         "openvla": OPENVLA,
-        "quant": QUANT,
         "replay": REPLAY,
         "lerobot": LEROBOT,
         "export": [*REPLAY, *EXPORT],

@@ -15,9 +15,9 @@ from vla_ros.bench.times import Stopwatch, collect, make_messages, row
 from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.openvla.loading import empty, fill_quantized
+from vla_ros.policies.openvla.loading import fill_quantized
 from vla_ros.policies.openvla.processing import ActionStatistics
-from vla_ros.policies.weights import fill
+from vla_ros.policies.weights import empty, fill
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process

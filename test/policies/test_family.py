@@ -34,7 +34,7 @@ from vla_ros.policies.checkpoint_files import from_files, read_fields, read_mani
 from vla_ros.policies.memory import MemoryCheck, cache_numbers, estimate, prefill_numbers
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
 from vla_ros.policies.options import NetworkOptions
-from vla_ros.policies.weights import check_weights, fill, parameter_shapes
+from vla_ros.policies.weights import check_weights, empty, fill, parameter_shapes
 from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
 
@@ -98,15 +98,14 @@ class ToyPolicy(NetworkPolicy[Loaded, Session, tuple[UInt8Array, list[int]]]):
             vocab_size=text.whole("vocab_size", None),
             max_positions=128,
         )
-        with torch.device("meta"):
-            network = ToyNetwork(shape).eval().requires_grad_(False)
+        network = empty(lambda: ToyNetwork(shape))
         check_weights(parameter_shapes(network), read_manifest(self.folder), lambda name: False, str(self.folder))
 
         def plan(dtype: str, quantization: str, device: str) -> Any:
             weights = 4 * sum(prod(size) for size in parameter_shapes(network).values())
             return estimate(weights, 4 * cache_numbers(shape, TOKENS), 4 * prefill_numbers(shape, TOKENS), device)
 
-        self._memory = MemoryCheck(plan, {"cpu": (("float32", "none"),)}, str(where.device))
+        self._memory = MemoryCheck(plan, (("float32", "none"),), str(where.device))
         return network
 
     def _build(self, opened: ToyNetwork, where: Placement, progress: Progress) -> None:

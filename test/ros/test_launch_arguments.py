@@ -48,7 +48,7 @@ def test_an_instruction_is_passed_unchanged(text):
     assert (given.policy.instruction, given.camera.topics, given.control.armed) == (text, ("/a",), True)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8", "nf4"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
 def test_every_quantization_can_be_launched(quantization):
     assert node_options(context(quantization=quantization)).policy.quantization == quantization
     assert not next(argument for argument in POLICY if argument.name == "quantization").choices

@@ -121,7 +121,6 @@ LIBRARIES = (
     ("numpy", "numpy", WRONG, "pip install numpy"),
     ("torch", "torch", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
     ("tokenizers", "tokenizers", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
-    ("bitsandbytes", "bitsandbytes", NOTE, "pip install 'vla_ros[quant]' (needed for int8 and nf4 on a CPU)"),
     ("Pinocchio", "pin", WRONG, "pip install pin (needed for end-effector deltas)"),
     ("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)"),
     ("rosbags", "rosbags", NOTE, "pip install 'vla_ros[replay]' (needed by replay and by the embedded DDS)"),

@@ -272,10 +272,7 @@ class LlamaDecoder(nn.Module):
 
 
 def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
-    """Return the weights without copying them, so later changes to ``decoder`` take effect.
-
-    Linear layers of other libraries (bitsandbytes) are kept.
-    """
+    """Return the weights without copying them, so later changes to ``decoder`` take effect."""
     model: Any = decoder.model
     dtype = model.embed_tokens.weight.dtype
 

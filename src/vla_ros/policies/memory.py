@@ -1,7 +1,7 @@
 """Compares the memory a model needs with the free memory; explains out-of-memory errors."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,16 +71,13 @@ def available_memory(device: str) -> int | None:
 _Plan = Callable[[str, str, str], MemoryPlan]
 """Returns the memory needed with a data type, a quantisation and a device."""
 
-Choices = Mapping[str, tuple[tuple[str, str], ...]]
-"""Maps ``cpu`` and ``cuda`` to the pairs of data type and quantisation to suggest, best first."""
-
 
 @dataclass(frozen=True)
 class MemoryCheck:
     """Checks a model's memory before loading, and suggests options when memory runs out."""
 
     plan: _Plan
-    choices: Choices
+    choices: tuple[tuple[str, str], ...]  # pairs of data type and quantisation to suggest, best first
     device: str  # where the model runs
     available: Callable[[str], int | None] = available_memory  # returns a device's free bytes
 
@@ -104,7 +101,7 @@ class MemoryCheck:
         fitting, sizes = [], []
         for place in dict.fromkeys((self.device, "cpu")):
             where, free = "" if place == self.device else "policy.device:=cpu ", self.available(place)
-            for dtype, kind in self.choices[place.partition(":")[0]]:
+            for dtype, kind in self.choices:
                 sizes.append(total := self.plan(dtype, kind, place).total)
                 if free is not None and total <= free:
                     fitting.append(

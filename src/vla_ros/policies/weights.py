@@ -1,25 +1,28 @@
-"""Checks a checkpoint's tensors against a network, loads them, and writes them.
-
-On the reference path, linear layers may be int8 or nf4 of bitsandbytes: products are computed in bfloat16, and on a
-GPU, quantisation saves memory but no time.
-"""
+"""Checks a checkpoint's tensors against a network, loads them, and writes them."""
 
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vla_ros.errors import CheckpointError, MissingDependencyError
+from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import FLOATS, INDEX, Produce, StoredTensor, list_some
 
+M = TypeVar("M", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]
 """Maps parameter names to shapes."""
+
+
+def empty(make: Callable[[], M]) -> M:
+    """Return the network that ``make`` builds on ``meta``, without memory for its weights; for inference only."""
+    with torch.device("meta"):
+        return make().eval().requires_grad_(False)
 
 
 def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -63,8 +66,7 @@ def fill(
 ) -> None:
     """Load the weights to ``device`` one tensor at a time, without a second copy on the host.
 
-    ``network`` is on ``meta``. ``dtype`` is the data type of all parameters, or a function from name to data type;
-    quantised layers ignore it.
+    ``network`` is on ``meta``. ``dtype`` is the data type of all parameters, or a function from name to data type.
     """
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     total, done = sum(sizes.values()), 0
@@ -76,12 +78,9 @@ def fill(
 
 
 def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Set one parameter of a network on ``meta``; quantise it if its layer is quantised."""
+    """Set one parameter of a network on ``meta``."""
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(owner_name)
-    if _is_quantized(owner):
-        _place_quantized(owner, tensor, device)
-        return
     moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
     # A tensor that was neither moved nor converted still maps its file, which may change.
     value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
@@ -102,52 +101,3 @@ def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce)
     content = {"metadata": {"total_size": size}, "weight_map": index}
     (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return len(index), size
-
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "int8": {"has_fp16_weights": False, "threshold": 6.0},
-    "nf4": {"compute_dtype": torch.bfloat16, "quant_type": "nf4"},
-}
-
-
-def quantize_layers(layers: nn.Module, mode: str) -> None:
-    """Replace each linear layer in ``layers`` (on ``meta``) with its int8 or nf4 version.
-
-    :func:`place` sets the weights.
-    """
-    bnb = _bitsandbytes()
-    for parent in list(layers.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                sizes = child.in_features, child.out_features
-                kind = bnb.nn.Linear8bitLt if mode == "int8" else bnb.nn.Linear4bit
-                setattr(parent, name, kind(*sizes, bias=False, **_OPTIONS[mode]))
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    """Return True for a layer that :func:`quantize_layers` created."""
-    return type(module).__module__.startswith("bitsandbytes.")
-
-
-def _place_quantized(layer: Any, weight: Tensor, device: torch.device) -> None:
-    """Quantise ``weight`` [out, in] into ``layer`` on ``device``."""
-    bnb = _bitsandbytes()
-    source = weight.to(torch.bfloat16)
-    if isinstance(layer, bnb.nn.Linear4bit):
-        parameter = bnb.nn.Params4bit(
-            source, requires_grad=False, quant_type="nf4", compress_statistics=True, module=layer
-        )
-    else:
-        parameter = bnb.nn.Int8Params(source, requires_grad=False, has_fp16_weights=False)
-    layer.weight = parameter
-    layer.to(device)  # bitsandbytes quantises when a weight arrives on its device
-
-
-def _bitsandbytes() -> Any:
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        raise MissingDependencyError(
-            "policy.quantization needs bitsandbytes, which is not installed: pip install 'vla_ros[quant]'"
-        ) from error
-    return bitsandbytes

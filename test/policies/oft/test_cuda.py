@@ -11,8 +11,7 @@ from tools.checkpoints.tiny import tiny_architecture
 from vla_ros.policies.oft.inference import ChunkRequest, check_chunks, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.openvla.loading import empty
-from vla_ros.policies.weights import fill
+from vla_ros.policies.weights import empty, fill
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
 

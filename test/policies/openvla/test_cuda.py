@@ -34,10 +34,8 @@ def test_float32_tokens_equal_the_cpus(folder, make_policy, observe):
         assert all(value > 0 for value in there.stages_ms.values())
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "nf4"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_auto_is_bfloat16_on_the_device(folder, make_policy, observe, quantization):
-    if quantization == "nf4":
-        pytest.importorskip("bitsandbytes")
     policy = make_policy(folder, device="auto", quantization=quantization)
     policy.load()
     model = policy.loaded.model

@@ -31,7 +31,6 @@ def seven_billion():
         ("bfloat16", "none", 15.0, 16.8),
         ("bfloat16", "int8", 8.0, 10.2),
         ("bfloat16", "int4", 4.8, 7.0),
-        ("bfloat16", "nf4", 4.8, 7.0),
         ("float32", "none", 30.0, 33.0),
     ],
 )

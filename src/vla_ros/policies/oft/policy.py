@@ -27,7 +27,7 @@ from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import BOUNDS, OFTOptions, choose_variant
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
-from vla_ros.policies.openvla.loading import check_weights, empty
+from vla_ros.policies.openvla.loading import check_weights
 from vla_ros.policies.openvla.policy import (
     LONG_PROMPT,
     NATIVE_GRIPPER,
@@ -37,6 +37,7 @@ from vla_ros.policies.openvla.policy import (
 from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros.policies.published import loop_of
+from vla_ros.policies.weights import empty
 from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
@@ -148,8 +149,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         architecture, layout = found.architecture, found.layout
         reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
         prompt = load_prompt_encoder(self._base, architecture, "auto", reserved)
-        quantization = "none" if self._runs_engine(where) else self._options.quantization
-        model = empty(lambda: OFTModel(architecture, layout), quantization)
+        model = empty(lambda: OFTModel(architecture, layout))
         check_weights(model, found.weights.manifest, self.folder)
         logger.info("%s %s: %s", self.title, self.folder.name, layout)
         self._set_memory(model, where.device)

@@ -5,13 +5,13 @@ LoRA adapters in peft's format are merged into the base weights during loading.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.network import OpenVLAModel
 from vla_ros.policies.weights import Shapes, parameter_shapes, place
 
-M = TypeVar("M", bound=OpenVLAModel)
-
 # Stored in the published files although OpenVLA never uses them: norms and pooling after the last block, and rotary
 # frequencies that older versions of transformers saved.
 _NEVER_RUN = re.compile(
@@ -40,31 +38,16 @@ _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
 _PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; typical prompts have 20 to 40 tokens."""
 
-_DENSE = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"))
-OPENVLA_CHOICES = {"cuda": (*_DENSE, ("bfloat16", "int4")), "cpu": (*_DENSE, ("bfloat16", "nf4"))}
-"""Options to suggest; the 4-bit format is the engine's on a GPU and bitsandbytes' on a CPU."""
+OPENVLA_CHOICES = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
+"""Options to suggest if memory does not suffice."""
 
-# Scales: int8 and fp8 have one float32 per output row (neglected, because a row has thousands of weights). int4 has
-# 4 bytes per 128 weights, nf4 has 8 bits per 64 weights and a float32 per 256 of these scales.
-BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}
-"""Bytes per quantised weight, including its share of the scales."""
+BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}
+"""Bytes per quantised weight. int4 has 4 bytes of scales per 128 weights, the others a negligible share."""
 
 
-def build_empty(architecture: Architecture, quantize: str = "none") -> OpenVLAModel:
-    """Return the network on ``meta``, ready for :func:`~vla_ros.policies.weights.fill`.
-
-    ``quantize`` is the format of the decoder's linear layers: ``none``, ``int8`` or ``nf4``.
-    """
-    return empty(lambda: OpenVLAModel(architecture), quantize)
-
-
-def empty(make: Callable[[], M], quantize: str = "none") -> M:
-    """Call ``make`` without allocating memory for weights; see :func:`build_empty`."""
-    with torch.device("meta"):
-        model = make()
-        if quantize != "none":
-            weights.quantize_layers(model.language_model.layers, quantize)
-    return model.eval().requires_grad_(False)
+def build_empty(architecture: Architecture) -> OpenVLAModel:
+    """Return the network on ``meta``, ready for :func:`~vla_ros.policies.weights.fill`."""
+    return weights.empty(lambda: OpenVLAModel(architecture))
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:

@@ -20,15 +20,14 @@ class CheckpointOptions(NetworkOptions):
     )
     quantization: str = option(
         "none",
-        "Weights of the language model: int8 (the engine's, or bitsandbytes' on the reference path), int4 (the "
-        "engine's: integers with scale and zero point per 128 weights), fp8 (the engine's, from compute capability "
-        "8.9 on) or nf4 (bitsandbytes', reference path)",
-        choices=("none", "int8", "int4", "fp8", "nf4"),
+        "Weights of the language model, which the engine runs: int8 (one scale per output), int4 (scale and zero "
+        "point per 128 weights) or fp8 (from compute capability 8.9 on)",
+        choices=("none", "int8", "int4", "fp8"),
     )
     engine: str = option(
         "auto",
         "How OpenVLA runs: graph (this package's engine, for NVIDIA GPUs), reference (plain torch), "
-        "or auto: graph if it runs and agrees with the reference",
+        "or auto: graph if its kernels run and agree with the reference, or weights are quantised",
         choices=("auto", "reference", "graph"),
     )
 

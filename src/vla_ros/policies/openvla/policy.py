@@ -145,7 +145,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
     ) -> DecoderWeights | None:
         kind, dtype = self._options.quantization, getattr(torch, where.dtype)
-        if self._runs_engine(where) and kind != "none":
+        if kind != "none":
             return fill_quantized(model, produce, where.device, dtype, kind, progress)
         fill(model, produce, where.device, dtype, progress)
         return None
@@ -280,8 +280,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         architecture = read_architecture(base)
         statistics = self._chosen(options.unnorm_key)
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
-        quantization = "none" if self._runs_engine(where) else options.quantization
-        model = build_empty(architecture, quantization)
+        model = build_empty(architecture)
         manifest = read_manifest(base)
         check_weights(model, manifest, folder)
         produce = from_files(manifest)

@@ -20,6 +20,7 @@ from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, VisionTower
+from vla_ros.policies.weights import empty
 
 
 class SiglipTower(VisionTower):
@@ -204,9 +205,7 @@ class PiNetwork(nn.Module):
 
 def build_empty(architecture: PiArchitecture) -> PiNetwork:
     """Build the network on ``meta``, without memory for its weights."""
-    with torch.device("meta"):
-        network = PiNetwork(architecture)
-    return network.eval().requires_grad_(False)
+    return empty(lambda: PiNetwork(architecture))
 
 
 @torch.no_grad()
