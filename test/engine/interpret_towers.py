@@ -9,7 +9,7 @@ import torch
 from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine import resample
 from vla_ros.engine.kernels import resample as kernels
-from vla_ros.engine.towers import TowerOps
+from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.triton_ops import TritonTowerOps
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty

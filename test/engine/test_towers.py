@@ -13,8 +13,8 @@ import torch
 
 from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.runner import CudaRunner
-from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.openvla import network
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.network import VisionEncoder, check_vision, checked_encoder

@@ -2,8 +2,7 @@
 
 import torch
 
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.towers import TowerOps
+from vla_ros.engine.ops import Ops, TowerOps
 
 
 def make_ops(device: torch.device) -> Ops:

@@ -30,20 +30,9 @@ Encode = Callable[[Tensor], Tensor]
 class StepGraphs:
     """Static buffers, a KV cache, and the four stages over them: as functions, or captured as graphs.
 
-    Attributes:
-        images: Uint8 [B, H, W, 3].
-        text: Int64 [B, T]: BOS, prompt, draft, padding.
-        last: Int32 [B], position of the prompt's last token in the sequence.
-        tokens: Int64 [B, D], the answer's tokens: after ``prefill`` its predictions, after ``decode`` the result.
-        margins: Float32 [B, D], logit margins of ``tokens``.
-        fed: Int64 [B, D - 1], tokens for ``verify``.
-        start: Int32 [B], position of the first token in ``fed``.
-        checked: Int64 [B, D - 1], the predictions of ``verify``.
-        checked_margins: Float32 [B, D - 1], logit margins of ``checked``.
-        prompt_buffer: ``text`` and ``last``, uploaded together.
-        fed_buffer: ``fed`` and ``start``, uploaded together.
-        answer_buffer: ``tokens`` and ``margins``, downloaded together.
-        checked_buffer: ``checked`` and ``checked_margins``, downloaded together.
+    ``text`` is BOS, prompt, draft, padding; ``last`` the position of the prompt's last token in the sequence.
+    ``tokens`` are the predictions after ``prefill`` and the answer after ``decode``. ``verify`` takes the tokens
+    ``fed`` from position ``start`` and leaves its predictions in ``checked``.
     """
 
     def __init__(
@@ -181,17 +170,9 @@ class EngineResult:
 class Engine(GraphEngine[int, StepGraphs]):
     """Runs B observations at a time. Not thread-safe.
 
-    Args:
-        encode: The vision encoder.
-        weights: The decoder's weights.
-        patches: Patch tokens of one image.
-        options: The engine's options.
-        ops: Operations of the decoder; None selects Triton's on CUDA and torch's elsewhere.
-        runner: Runs the stages; None selects the runner for the weights' device.
-
-    Attributes:
-        guard: Minimum logit margin for accepting a drafted row of the prefill; infinity if the prefill does not
-            check drafts.
+    ``encode`` is the vision encoder, and ``patches`` the number of an image's patch tokens. ``ops`` and ``runner``
+    default to those of the weights' device. ``guard`` is the minimum logit margin for accepting a drafted row of
+    the prefill, infinity if the prefill does not check drafts.
     """
 
     def __init__(

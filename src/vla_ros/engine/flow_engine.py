@@ -67,12 +67,7 @@ class FlowAnswer:
 class FlowGraphs:
     """Static buffers, a KV cache, and the stages over them: as functions, or captured as graphs.
 
-    Attributes:
-        images: Uint8 or float32 [B * cameras, S, S, 3].
-        inputs: All other inputs, in upload order: tokens int64 [B, L], lengths int32 [B], state [B, A], previous
-            [B, H, A], weights [B, H], limit [B], given int32 [B, H].
-        noise: Float32 [B, H, A].
-        actions: Float32 [B, H, A], the result.
+    ``inputs`` are tokens, lengths, state, and the :class:`~vla_ros.engine.stream.Guide`'s tensors, in upload order.
     """
 
     def __init__(
@@ -157,15 +152,10 @@ class FlowGraphs:
 class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
     """Runs B observations at a time. Not thread-safe.
 
-    Args:
-        model: Weights and constants.
-        size: (height, width) of the images.
-        prompt: Maximum prompt length in tokens.
-        ops: Operations of the prefix pass and the flow steps.
-        dtype: Type of images that are already resized: uint8, or float32 in [0, 1].
-        runner: Runs the stages; None selects the runner for the model's device.
-        jacobian: If True, guide by the gradient of the error; torch then computes the flow steps, several times
-            more slowly.
+    Images are ``size`` (height, width), those that are already resized of type ``dtype``: uint8, or float32 in
+    [0, 1]. Prompts have at most ``prompt`` tokens. ``runner`` defaults to that of the model's device. With
+    ``jacobian``, chunks are guided by the gradient of the error; torch then computes the flow steps, several times
+    more slowly.
     """
 
     def __init__(

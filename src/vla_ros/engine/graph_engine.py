@@ -183,14 +183,7 @@ class StageClock:
 
 
 class GraphEngine(ABC, Generic[K, G]):
-    """An engine with one graph cache per kind of batch. Not thread-safe.
-
-    Args:
-        device: Device of the engine.
-        size: (height, width) of the network's images.
-        buckets: Padded prompt lengths.
-        runner: Runs the stages.
-    """
+    """An engine with one graph cache per kind of batch, for images of ``size`` (height, width). Not thread-safe."""
 
     def __init__(self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner) -> None:
         self.runner, self.buckets = runner, buckets

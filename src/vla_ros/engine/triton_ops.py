@@ -12,7 +12,7 @@ from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.few_rows import DecodingRows, FlowRows, PrescaledStream, norm_constants
 from vla_ros.engine.kernels import attention, flow, pointwise
 from vla_ros.engine.many_rows import ManyRows
-from vla_ros.engine.ops import Ops, guidance_scale
+from vla_ros.engine.ops import Ops, TowerOps, guidance_scale
 from vla_ros.engine.stream import Guide, KVCache, Positions, Rows, Stream
 from vla_ros.engine.tile_configs import (
     FEWEST_FLOW_CONFIGS,
@@ -27,12 +27,11 @@ from vla_ros.engine.tile_configs import (
     precision,
     shared_memory,
 )
-from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
 class TritonTowerOps(TowerOps):
-    """:class:`~vla_ros.engine.towers.TowerOps` in Triton, over contiguous tensors."""
+    """:class:`~vla_ros.engine.ops.TowerOps` in Triton, over contiguous tensors."""
 
     def patch_width(self, patch: int) -> int:
         """Return a multiple of 8: for rows of 588, cuBLAS's kernel takes five times as long (98 us on an H200)."""
@@ -69,7 +68,7 @@ class TritonTowerOps(TowerOps):
         norm: nn.LayerNorm,
         film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`~vla_ros.engine.towers.TowerOps`; works in place."""
+        """See :class:`~vla_ros.engine.ops.TowerOps`; works in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
         pointwise.tower_add_norm_kernel[(batch * rows,)](
@@ -79,7 +78,7 @@ class TritonTowerOps(TowerOps):
         return tokens, out
 
     def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
-        """See :class:`~vla_ros.engine.towers.TowerOps`; the library's product includes the activation."""
+        """See :class:`~vla_ros.engine.ops.TowerOps`; the library's product includes the activation."""
         rows, weight = tokens.flatten(0, 1), linear.weight.t()
         out: Tensor = torch._addmm_activation(linear.bias, rows, weight, use_gelu=True)
         return out.view(*tokens.shape[:2], -1)

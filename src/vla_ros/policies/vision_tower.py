@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.shapes import TowerShape
-from vla_ros.engine.towers import TowerOps
 
 LAYER_NORM_EPS = 1e-6
 

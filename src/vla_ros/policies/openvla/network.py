@@ -16,10 +16,9 @@ from vla_ros.engine import decoder
 from vla_ros.engine.device_errors import EngineMismatchError, explain_device_errors
 from vla_ros.engine.device_ops import make_tower_ops
 from vla_ros.engine.kernel_check import agrees
-from vla_ros.engine.ops import Ops
+from vla_ros.engine.ops import Ops, TowerOps
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
-from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.weights import DecoderWeights, LlamaDecoder, as_loaded
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.vision_tower import Mlp, VisionBackbone, VisionTower

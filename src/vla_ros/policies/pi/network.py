@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from vla_ros.engine import fp8
 from vla_ros.engine.flow import FlowModel
+from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.shapes import DecoderShape, TowerShape
-from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, VisionTower
