@@ -120,7 +120,7 @@ def test_files_that_do_not_fit_are_refused(folder, damage, said, capsys):
         ({"chunk": 0}, "policy.chunk"),
         ({"images": 3, "cameras": 2}, "policy.images: the checkpoint takes 3"),
         ({"unnorm_key": "kitchen"}, "no dataset 'kitchen'"),
-        ({"quantization": "fp8", "dtype": "auto"}, "the engine's format"),
+        ({"quantization": "fp8", "dtype": "auto", "engine": "reference"}, "policy.engine reference"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, said):
