@@ -66,6 +66,7 @@ setup(
             "config/presets/*.yaml",
             "eval/*.yaml",
             "middleware/templates/*",
+            "report/*.css",
             "sim/assets/*",
             "policies/*/demo_checkpoint/*",
         ]

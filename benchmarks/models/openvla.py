@@ -64,7 +64,6 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     floors = [
         floor_ms(setup.machine, openvla_stages(model, engine.weights, sequence, passes))
         for passes in (count - 1, 0)
-        for passes in (count - 1, 0)
     ]
     same = all((plain.tokens == other.tokens).all() for plain, other in zip(answers, tried, strict=False))
     details = {

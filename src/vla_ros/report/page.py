@@ -8,11 +8,11 @@ from typing import Any
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.report.markup import Content, Markup, render, significant, tag
-from vla_ros.report.style import CSS
 
 Cell = Content | float | int | None
 """Content of a table cell; floats are shown with three significant digits, None as a dash."""
 
+_STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 STANDARD_OUTPUT = Path("-")
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
@@ -27,7 +27,7 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        Markup(f"<style>{CSS}</style>"),
+        Markup(f"<style>{_STYLE}</style>"),
     ]
     main = [tag("h1", title), tag("p", lead, class_="lead"), render(body)]
     if footer:
