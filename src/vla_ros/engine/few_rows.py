@@ -62,7 +62,7 @@ class DecodingRows:
         keys, values = cache.keys[index], cache.values[index]
         config = self._config(matrix, hidden, 2)
         linear.qkv_kernel[_grid(hidden, matrix.outputs // 2 // config.block_n)](
-            *_prescaled(weights, stream), *_data(matrix), positions.at, positions.cosine, positions.sine, query,
+            *_prescaled(weights, stream), *matrix.operands, positions.at, positions.cosine, positions.sine, query,
             keys, values, batch * rows, rows, keys.shape[2], HEADS=shape.heads, KV_HEADS=shape.kv_heads,
             HEAD=shape.head_dim, **_constants(matrix, config, hidden),
         )  # fmt: skip
@@ -74,7 +74,7 @@ class DecodingRows:
         out = hidden.new_empty(batch, rows, width, dtype=weights.rows_dtype)
         config = self._config(matrix, hidden, 2)
         linear.gate_up_kernel[_grid(hidden, width // config.block_n)](
-            *_prescaled(weights, stream), *_data(matrix), out, batch * rows, width,
+            *_prescaled(weights, stream), *matrix.operands, out, batch * rows, width,
             **_constants(matrix, config, hidden),
         )  # fmt: skip
         return out
@@ -86,7 +86,7 @@ class DecodingRows:
         assert isinstance(rows, Tensor)
         norm, config, rows = stream.norm + 1, self._config(matrix, rows, 1), rows.contiguous()
         linear.add_kernel[_grid(rows, matrix.outputs // config.block_n)](
-            rows, *_data(matrix), stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares,
+            rows, *matrix.operands, stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares,
             stream.squares, rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
         # Swap the sums: the kernel has reset the used ones to zero, for the norm after the next.
@@ -98,7 +98,7 @@ class DecodingRows:
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
         config = self._config(matrix, hidden, 1)
         linear.lm_head_kernel[_grid(hidden, matrix.outputs // config.block_n)](
-            *_prescaled(weights, stream), *_data(matrix), logits, batch * rows, matrix.outputs,
+            *_prescaled(weights, stream), *matrix.operands, logits, batch * rows, matrix.outputs,
             **_constants(matrix, config, hidden),
         )  # fmt: skip
         return logits
@@ -233,10 +233,6 @@ def _at_times(table: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tens
 def _padded(at: Tensor) -> int:
     """Return the number of rows, padded to a power of two of at least 16."""
     return max(16, int(triton.next_power_of_2(at.numel())))
-
-
-def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
-    return matrix.data, matrix.data if matrix.scale is None else matrix.scale
 
 
 def _prescaled(weights: DecoderWeights, stream: PrescaledStream) -> tuple[Tensor, Tensor, float]:

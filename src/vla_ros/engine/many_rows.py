@@ -157,7 +157,8 @@ class ManyRows:
         )  # fmt: skip
         to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
         grid, common = (triton.cdiv(count, block_m), matrix.outputs // block_n, split_k), {
-            "K": matrix.inputs, "ADD": add, "ASM": _use_asm(out), "FRAGMENTS": block_n // FRAGMENT_N,
+            "K": matrix.inputs, "ADD": add, "ASM": out.is_cuda and out.dtype == torch.bfloat16,
+            "FRAGMENTS": block_n // FRAGMENT_N,
             "BLOCK_M": config.block_m, "TAIL_M": config.tail_m, "SPLIT_K": split_k, "EVEN": count % block_m == 0,
             "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
@@ -166,13 +167,13 @@ class ManyRows:
         if kind == "int4 fp8":
             quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
             lowbit.gemm_fp8_kernel[grid](
-                *quantized, *_data(matrix), to, count, matrix.outputs,
+                *quantized, *matrix.operands, to, count, matrix.outputs,
                 ROOM=max(16, triton.next_power_of_2(triton.cdiv(groups, split_k))), **common, **limit,
             )  # fmt: skip
         else:
             assert isinstance(rows, Tensor)
             lowbit.gemm_kernel[grid](
-                rows.contiguous(), *_data(matrix), to, count, matrix.outputs, KIND=kind,
+                rows.contiguous(), *matrix.operands, to, count, matrix.outputs, KIND=kind,
                 K_GROUPS=divisor(groups, config.k_groups), PRECISION=precision(out),
                 WGMMA=out.dtype != torch.float32 and has_wgmma(out.device), **common, **limit,
             )  # fmt: skip
@@ -202,11 +203,3 @@ def _fp8_product(rows: Rows, matrix: Matrix) -> ScaledProduct:
     assert matrix.scale is not None
     quantized = rows if isinstance(rows, QuantizedRows) else _quantize(rows, matrix)
     return ScaledProduct(fp8.product(quantized.values, matrix.data), quantized.scale, matrix.scale)
-
-
-def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
-    return matrix.data, matrix.data if matrix.scale is None else matrix.scale
-
-
-def _use_asm(rows: Tensor) -> bool:
-    return rows.is_cuda and rows.dtype == torch.bfloat16

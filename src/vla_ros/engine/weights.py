@@ -58,6 +58,11 @@ class Matrix:
         return int(self.data.shape[0]) * (lowbit.FRAGMENT_N if self.packed else 1)
 
     @property
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """``data`` and ``scale`` for a kernel; any tensor stands for scales that do not exist."""
+        return self.data, self.data if self.scale is None else self.scale
+
+    @property
     def nbytes(self) -> int:
         parts = [part for part in (self.data, self.scale) if part is not None]
         return sum(part.numel() * part.element_size() for part in parts)
