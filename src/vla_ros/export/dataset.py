@@ -1,4 +1,4 @@
-"""Writes a LeRobotDataset v3.0: first each episode, then the assembled data set; videos with PyAV.
+"""Writes a LeRobotDataset v3.0: first each episode, then the assembled data set.
 
 Finished episodes are stored in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The data
 set is assembled there and then renamed, so a data set under its final name is always complete. The format
@@ -7,74 +7,21 @@ follows LeRobot 0.6.1's source and a data set written by it.
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
+from vla_ros.export import video
 from vla_ros.export.statistics import ImageStatistics, of_vectors, over_episodes, sampled
 from vla_ros.types import FloatArray, UInt8Array
-
-_PRESET = "ultrafast"  # the same PSNR as "veryfast" in a third of the time, with twice the bytes
-_KEY_FRAMES = 2  # every second frame is a key frame, because training reads frames in random order
-
-
-def pixel_format(height: int, width: int) -> str:
-    """Return a format with half the colour resolution, or full resolution if a side is odd."""
-    return "yuv444p" if height % 2 or width % 2 else "yuv420p"
-
-
-def encode_video(path: Path, images: Iterable[UInt8Array], rate: int, crf: int) -> int:
-    """Write RGB images, uint8 [H, W, 3], as H.264 at ``rate`` per second; return their number."""
-    count = 0
-    with av.open(str(path), "w", format="mp4") as container:
-        stream: Any = None
-        for image in images:
-            if stream is None:
-                options = {"preset": _PRESET, "crf": str(crf), "g": str(_KEY_FRAMES)}
-                stream = container.add_stream("libx264", rate=rate, options=options)
-                stream.height, stream.width = image.shape[:2]
-                stream.pix_fmt = pixel_format(*image.shape[:2])
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts = count
-            frame.time_base = Fraction(1, rate)
-            container.mux(stream.encode(frame))
-            count += 1
-        if stream is not None:
-            container.mux(stream.encode(None))
-    return count
-
-
-def join_videos(parts: Sequence[Path], path: Path, lengths: Sequence[int], rate: int) -> None:
-    """Join videos of one format, with ``lengths`` frames each, without re-encoding them."""
-    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as whole:
-        target: Any = None
-        before = 0
-        for part, length in zip(parts, lengths, strict=True):
-            with av.open(str(part)) as source:
-                stream = source.streams.video[0]
-                target = target or whole.add_stream_from_template(stream)
-                assert stream.time_base is not None
-                shift = round(before / rate / stream.time_base)
-                for packet in source.demux(stream):
-                    if packet.dts is None:  # the demuxer's last packet, which is empty
-                        continue
-                    assert packet.pts is not None
-                    packet.pts += shift
-                    packet.dts += shift
-                    packet.stream = target
-                    whole.mux(packet)
-            before += length
-
 
 VERSION = "v3.0"
 _FILES_PER_CHUNK = 1000
@@ -145,7 +92,7 @@ class DatasetWriter:
         for key, size in self._schema.videos.items():
             counted = ImageStatistics()
             checked = _counting(images[key], key, size, counted, sampled(length))
-            frames = encode_video(folder / f"{key}.mp4", checked, self._schema.rate, self._schema.crf)
+            frames = video.encode(folder / f"{key}.mp4", checked, self._schema.rate, self._schema.crf)
             if frames != length:
                 raise ExportError(f"{name}: {frames} images of {key}, expected {length}")
             found[key] = counted.result()
@@ -289,7 +236,7 @@ class _Assembly:
         prefix, source, rate = f"videos/{key}", f"{key}.mp4", self._schema.rate
         for path, members in self._files(prefix, source, _VIDEO, _VIDEO_MB):
             lengths = [self._lengths[index] for index in members]
-            join_videos([self._folders[index] / source for index in members], path, lengths, rate)
+            video.concatenate([self._folders[index] / source for index in members], path, lengths, rate)
             edges = [0, *np.cumsum(lengths).tolist()]
             for index, (begin, end) in zip(members, pairwise(edges), strict=True):
                 self._rows[index] |= {
@@ -318,7 +265,7 @@ class _Assembly:
                 "height": height,
                 "width": width,
                 "codec": "h264",
-                "pix_fmt": pixel_format(height, width),
+                "pix_fmt": video.pixel_format(height, width),
                 "fps": schema.rate,
                 "channels": 3,
                 "crf": schema.crf,
