@@ -212,6 +212,10 @@ def test_what_the_node_changes_is_counted() -> None:
     clipped = evaluate(*REACH, "--episodes", "1", "-p", "policy.gain:=5.0", "-p", "control.clip:=each")
     assert clipped["limited_share"] > 0
     assert np.abs(actions()).max() == 1.0
+    words = ("--max-steps", "1", "--tasks", "0", "-p", "control.clip:=each", "-p", "features.tip_step:=[0.2, 0.5]")
+    shown = " ".join(command(*REACH, *words).stdout.split())
+    assert "in the environment's units; each number clipped to 1" in shown
+    assert "limits that shorten" not in shown  # they are in metres
     Path("actions").unlink()
     other = evaluate(*REACH, "--episodes", "1", "-p", "policy.open_value:=1.0")
     assert other["success_rate"] == 1.0

@@ -98,6 +98,8 @@ def shortening(binding: Binding, arms: Mapping[str, Arm]) -> Iterator[str]:
     """Yield each limit that shortens motions which occur in the training data, and by how much."""
     config = binding.config
     for name, arm in arms.items():
+        if arm.config.output == ENVIRONMENT:  # its actions are not in metres
+            continue
         parts = [part for part, _ in binding.columns if part.arm == name]
         label = f"{name}: " if len(arms) > 1 else ""
         for line in (*_tip(parts, arm.config, binding), *_joints(parts, arm, config.control)):
