@@ -1,7 +1,3 @@
-"""Actions in an environment's own units: unchanged but for clips and another convention of the gripper."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,3 @@
-"""`vla-ros eval` on a small benchmark of vla-eval's own classes, in a process of its own, and on the table."""
-
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -52,7 +48,7 @@ def actions(path: Path | str = "actions") -> list[list[float]]:
     return [[float.fromhex(text) for text in line.split()] for line in Path(path).read_text().splitlines()]
 
 
-def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path: Path, monkeypatch: Any) -> None:
+def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path, monkeypatch) -> None:
     """Through the node, and as rows of the policy's chunks in vla-eval's synchronous loop, without the node."""
     found = evaluate(*REACH, "--episodes", "3", "--seed", "5")
     assert (found["success_rate"], found["episodes"], found["errors"]) == (1.0, 6, 0)
@@ -117,7 +113,7 @@ def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
     assert "0 only in the first, 0 only in the second" in shown
 
 
-def test_vla_evals_own_tools_read_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_vla_evals_own_tools_read_the_results(capsys) -> None:
     from vla_eval.results.collector import _build_task_result
     from vla_eval.results.export import print_export_summary
 
@@ -222,7 +218,7 @@ def test_what_the_node_changes_is_counted() -> None:
     assert {row[6] for row in actions()} == {-1.0, 1.0}
 
 
-def test_resume_runs_what_is_missing_or_was_an_error(tmp_path: Path) -> None:
+def test_resume_runs_what_is_missing_or_was_an_error(tmp_path) -> None:
     whole = outcome(evaluate(*REACH, "--episodes", "3"))
     Path("out.episodes.jsonl").unlink()
     evaluate(*REACH, "--episodes", "1")

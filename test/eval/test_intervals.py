@@ -1,7 +1,3 @@
-"""Intervals and tests against published numbers."""
-
-from __future__ import annotations
-
 import pytest
 
 from vla_ros.eval.intervals import mcnemar, wilson

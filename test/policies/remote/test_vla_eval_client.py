@@ -1,7 +1,3 @@
-"""`policy.name: remote` with vla-eval's own model server and with this package's."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
