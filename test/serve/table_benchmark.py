@@ -11,25 +11,27 @@ from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.sim.table import IMAGE_TOPIC, TableEnvironment
-from vla_ros.sim.world import TableTop
+from vla_ros.sim.world import TableTop, WorldOptions
 
 
 class TableBenchmark(StepBenchmark):
-    """Picks cubes; ``log`` is a file for all images, instructions and actions."""
+    """Picks cubes; ``log`` is a file for observations and actions, ``joints`` for a policy of joint positions."""
 
-    def __init__(self, seed: int = 0, log: str = "") -> None:
+    def __init__(self, seed: int = 0, log: str = "", joints: bool = False, send_state: bool = False) -> None:
         super().__init__()
-        self._first, self._log = seed, log
-        self._rows: list[tuple[Any, str, Any]] = []
-        self._world = TableTop()
+        self._first, self._log, self._size, self._send_state = seed, log, 8 if joints else 7, send_state
+        self._rows: list[tuple[Any, ...]] = []
+        config = load([config_file(name) for name in (("demo", "demo_pi") if joints else ("demo",))])
+        self._world = TableTop(WorldOptions(rate_hz=config.control.rate_hz))
         self._table = TableEnvironment(self._world)
-        self._controller = build_pipeline(load([config_file("demo")]), PolicySpec()).controller
+        spec = PolicySpec(action=(), dimension=8) if joints else PolicySpec()
+        self._controller = build_pipeline(config, spec).controller
 
     def get_tasks(self) -> list[dict[str, Any]]:
         return [{"name": "pick"}]
 
     def get_metadata(self) -> dict[str, Any]:
-        return {"max_steps": 80}
+        return {"max_steps": 160}
 
     def get_action_spec(self) -> dict[str, Any]:
         return {}
@@ -46,13 +48,16 @@ class TableBenchmark(StepBenchmark):
         return np.ascontiguousarray(self._table.observe([IMAGE_TOPIC], 1).images[IMAGE_TOPIC][::-1, ::-1])
 
     def make_obs(self, raw_obs: Any, task: dict[str, Any]) -> dict[str, Any]:
-        self._seen = raw_obs
-        return {"images": {"front": raw_obs}, "task_description": self._table.instruction}
+        positions = np.array(self._table.observe((), 1).joints[0].positions)
+        state = np.append(positions[:7], np.clip(positions[7] / 0.04, 0, 1))
+        self._seen = raw_obs, self._table.instruction, state, task["episode_idx"]
+        observation = {"images": {"front": raw_obs}, "task_description": self._table.instruction}
+        return observation | ({"states": state} if self._send_state else {})
 
     def step(self, action: dict[str, Any]) -> StepResult:
         row = np.asarray(action["actions"])
-        assert row.shape == (7,)
-        self._rows.append((self._seen, self._table.instruction, row))
+        assert row.shape == (self._size,)
+        self._rows.append((*self._seen, row))
         [joints] = self._table.observe((), 1).joints
         [command] = self._controller.command(row, joints, 1, self._table.step_seconds)
         self._controller.executed()
@@ -65,6 +70,7 @@ class TableBenchmark(StepBenchmark):
         return {"success": self._table.success}
 
     def cleanup(self) -> None:
-        images, instructions, actions = (np.array(column) for column in zip(*self._rows, strict=True))
-        np.savez(Path(self._log), images=images, instructions=instructions, actions=actions)
+        columns = map(np.array, zip(*self._rows, strict=True))
+        names = ("images", "instructions", "states", "episodes", "actions")
+        np.savez(Path(self._log), **dict(zip(names, columns, strict=True)))
         self._world.close()

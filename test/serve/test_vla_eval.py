@@ -80,33 +80,50 @@ def seen(**changes: Any) -> dict[str, Any]:
     return {"images": {"front": IMAGE}, "task_description": "go", "states": np.array([5.0, 0, 0])} | changes
 
 
-@pytest.mark.slow
-def test_vla_eval_runs_the_demos_checkpoint_and_gets_the_actions_of_one_process(tmp_path) -> None:
-    demo = load([config_file("demo")], ["policy.self_test:=false"])
-    log = tmp_path / "log.npz"
-    with served(create(demo), config=demo) as (_, port):
-        benchmark = {"benchmark": "table_benchmark:TableBenchmark", "episodes_per_task": 3, "params": {}}
-        benchmark["params"] = {"seed": 0, "log": str(log)}
-        url = f"ws://127.0.0.1:{port}/vla-eval"
-        config = {"server": {"url": url}, "output_dir": str(tmp_path), "benchmarks": [benchmark]}
-        (tmp_path / "run.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "vla_eval.cli.main", "run", "--no-docker", "--yes", "--config", "run.yaml"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+def run_table(port: int, folder: Path, **params: Any) -> tuple[list[Any], Any]:
+    """Three episodes with `vla-eval run`; returns them, and what the benchmark sent and got."""
+    url, log = f"ws://127.0.0.1:{port}/vla-eval", folder / "log.npz"
+    benchmark = {"benchmark": "table_benchmark:TableBenchmark", "episodes_per_task": 3}
+    benchmarks = [{**benchmark, "params": {"seed": 0, "log": str(log), **params}}]
+    (folder / "run.yaml").write_text(
+        json.dumps({"server": {"url": url}, "output_dir": str(folder), "benchmarks": benchmarks})
+    )
+    command = [sys.executable, "-m", "vla_eval.cli.main", "run", "--no-docker", "--yes", "--config", "run.yaml"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(next(tmp_path.glob("*_aggregate.json")).read_text())
+    result = json.loads(next(folder.glob("*_aggregate.json")).read_text())
     episodes = [episode for task in result["tasks"] for episode in task["episodes"]]
-    assert [episode["metrics"]["success"] for episode in episodes] == [True] * 3
-    local = create(demo)
-    local.load()
     recorded = np.load(log)
     assert len(recorded["actions"]) == sum(episode["steps"] for episode in episodes)
-    session, processor = local.start_session(), local.spec.processors["image"]
-    for image, instruction, action in zip(
-        *(recorded[k] for k in ("images", "instructions", "actions")), strict=True
-    ):
-        given = Observation({"image": processor(image)}, str(instruction), 1, raw_images={"image": RawImage(image)})
-        assert local.infer(session, given).actions[0].tobytes() == action.tobytes()
+    return episodes, recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "successes"), [("openvla", 3), ("pi", 2)])
+def test_vla_eval_runs_the_demos_checkpoints_and_gets_the_actions_of_one_process(
+    tmp_path: Path, family: str, successes: int
+) -> None:
+    files = [config_file(name) for name in (("demo",) if family == "openvla" else ("demo", "demo_pi"))]
+    config = load(files, ["policy.self_test:=false"])
+    with served(create(config), config=config) as (_, port):
+        episodes, recorded = run_table(port, tmp_path, joints=family == "pi")
+    assert sum(episode["metrics"]["success"] for episode in episodes) >= successes
+    local = create(config)
+    local.load()
+    processor = local.spec.processors["image"]
+    session, rows, before = local.start_session(), [], -1
+    columns = (recorded[key] for key in ("images", "instructions", "states", "episodes", "actions"))
+    for image, instruction, state, episode, action in zip(*columns, strict=True):
+        if episode != before:
+            session, rows, before = local.start_session(), [], episode
+        if not rows:
+            states = {feature.key: state for feature in local.spec.state}
+            given = Observation(
+                {"image": processor(image)}, str(instruction), 1, states, {"image": RawImage(image)}
+            )
+            rows = list(local.infer(session, given).actions)
+        assert rows.pop(0).tobytes() == action.tobytes()
     local.close()
 
 
