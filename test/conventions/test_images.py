@@ -125,7 +125,8 @@ def oft(variant: str, preset: str, **options: Any) -> tuple[Config, PolicySpec]:
     policy = {"policy.name": "oft", "policy.checkpoint": str(DATA / "oft" / variant), "preset": preset}
     config = build({**policy, "policy.crop_area": 1.0, **options})
     spec = create(config).describe()
-    images = [replace(one, processor=replace(one.processor, size=(224, 224))) for one in spec.images]  # type: ignore
+    small = (224, 224)
+    images = [replace(one, processor=replace(one.processor, size=small)) for one in spec.images]  # type: ignore
     return config, replace(spec, images=tuple(images))
 
 

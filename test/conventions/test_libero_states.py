@@ -128,7 +128,12 @@ def test_the_wrapped_form_is_selectable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suite", ["libero_goal"])
-def test_an_exported_state_is_the_published_one(suite: str, tmp_path: Path, make: Any, write_bag: Any) -> None:  # noqa: F811
+def test_an_exported_state_is_the_published_one(
+    suite: str,
+    tmp_path: Path,
+    make: Any,  # noqa: F811
+    write_bag: Any,  # noqa: F811
+) -> None:
     pytest.importorskip("av")
     parquet = pytest.importorskip("pyarrow.parquet")
     from vla_ros.cli.main import main

@@ -272,7 +272,8 @@ def gate_of(live: LiveLoop, wires: Wires) -> DriverGate:
     """The gate of a driver on ``wires``, beside which nobody else commands."""
     alone = SimpleNamespace(found={}, look=lambda *, at_once: None)
     outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
-    return DriverGate(live.context, live.pipeline.controller, outputs, alone, lambda: None)  # type: ignore[arg-type]
+    controller = live.pipeline.controller
+    return DriverGate(live.context, controller, outputs, alone, lambda: None)  # type: ignore[arg-type]
 
 
 def speed(message: Any) -> float:

@@ -12,11 +12,12 @@ pytestmark = pytest.mark.ros
 
 ROOT = Path(__file__).parents[2]
 CODE = ("src", "launch", "setup.py", "benchmarks", "fuzz", "tools")
+IGNORED = ("D102", "D103", "D105", "D107", "D402", "D403")
 LINTERS = {
     "ament_flake8": ("--config", "setup.cfg", *CODE, "test"),
     # D105, D107: magic methods and constructors. D402 takes a name before a parenthesis for a signature, and D403
     # MuJoCo, RouDi and NaN for misspelt words.
-    "ament_pep257": ("--convention", "google", *CODE, "--add-ignore", "D105", "D107", "D402", "D403"),
+    "ament_pep257": ("--convention", "google", *CODE, "--add-ignore", *IGNORED),
     "ament_lint_cmake": (".",),
 }
 
