@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import itertools
 import signal
 import statistics
@@ -327,4 +328,26 @@ def test_publishers_of_one_topic_are_distinguished_by_their_messages(graph, peer
     by_name = {message.name[0]: gid for message, gid in heard}
     assert len(set(by_name.values())) == len(by_name) == 2
     assert all(by_name[message.name[0]] == gid for message, gid in heard)
+    wiring.close()
+
+
+def test_a_message_of_impossible_length_is_dropped_and_later_ones_arrive(graph, spin_until):
+    node, other, heard = graph.create_node("listener"), graph.create_node("driver"), []
+    wiring = Wiring(graph, node)
+    wiring.subscribe(JOINTS, "/joint_states", lambda message: heard.append(list(message.name)), "state")
+    publisher = other.create_publisher(graph.message(JOINTS), "/joint_states", graph.qos("state_publisher"))
+    good = graph.message(JOINTS)(name=["elbow"], position=[1.0])
+    # Stamp, an empty frame id, no names, positions or velocities, and efforts without end.
+    damaged = struct.pack("<4B 2I I4x 4I", 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1 << 28)
+
+    def both():
+        with contextlib.suppress(Exception):  # Cyclone DDS refuses to send it
+            publisher.publish(damaged)
+        publisher.publish(good)
+        return len(heard) > 3
+
+    spin_until(graph, both)
+    assert all(names == ["elbow"] for names in heard)
+    with pytest.raises(VlaRosError):
+        graph.deserialize(damaged, graph.message(JOINTS))
     wiring.close()

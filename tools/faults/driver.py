@@ -327,7 +327,7 @@ class Robot:
         if kind == "frame":
             self._emit(kind, stamp=stamp_of_frame(message))
         else:
-            self._emit(kind, **read_joints(message))
+            self._emit(kind, **read_joints(message, self._graph))
         with contextlib.suppress(VlaRosError):  # Cyclone refuses incomplete messages, which are lost
             self._ends[what].publish(message)
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tools.faults.channel import SECOND
-from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.errors import ImageError
 from vla_ros.graph.messages import message_types
+from vla_ros.graph.node import Backend
 from vla_ros.vision.messages import image_stamp
 
 
@@ -17,15 +18,14 @@ def joint_state(names: Sequence[str], positions: Sequence[float], stamp: int) ->
     return bytes(types.serialize(message))
 
 
-def read_joints(cdr: bytes) -> dict[str, Any]:
+def read_joints(cdr: bytes, graph: Backend) -> dict[str, Any]:
     """Return the stamp, names and positions of a joint state, as far as they can be read.
 
-    Names and positions are left out if their numbers differ.
+    Names and positions are left out if their numbers differ. ``graph`` deserialises it as the node's does.
     """
-    types = message_types()
     try:
-        joints = types.deserialize(cdr, types.message("sensor_msgs/msg/JointState"))
-    except VlaRosError:
+        joints = graph.deserialize(cdr, graph.message("sensor_msgs/msg/JointState"))
+    except Exception:  # rclpy's has a base class of its own
         return {}
     names, positions = tuple(joints.name), tuple(float(value) for value in joints.position)
     known = {"names": names, "positions": positions} if len(names) == len(positions) else {}

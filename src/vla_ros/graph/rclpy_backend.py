@@ -25,6 +25,7 @@ from rclpy.task import Future
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.graph.cdr import check_lengths
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, Graph
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
@@ -47,13 +48,18 @@ class RclpyBackend(Backend):
         self.message, self.service, self.action = (partial(_interface, kind) for kind in ("msg", "srv", "action"))
         self.qos = _qos
         self.serialize = serialize_message
-        self.deserialize = lambda cdr, msg_type: deserialize_message(bytes(cdr), msg_type)
+        self.deserialize = _deserialize
         # rclpy's default is the node's clock, which may be simulated.
         steady = RclpyClock(clock_type=ClockType.STEADY_TIME)
         self.create_steady_timer = partial(Node.create_timer, clock=steady)
         self.create_action_client = ActionClient
         self.create_action_server = create_action_server
         self.subscribe_raw = subscribe_raw
+
+
+def _deserialize(cdr: Any, msg_type: Any) -> Any:
+    check_lengths(cdr, msg_type)
+    return deserialize_message(bytes(cdr), msg_type)
 
 
 def _qos(name: str) -> QoSProfile:

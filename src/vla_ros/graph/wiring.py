@@ -46,10 +46,8 @@ class Wiring:
         raise VlaRosError(f"discovery does not report this node's own publisher of {name}; does the RMW work?")
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
-        subscription = self.node.create_subscription(
-            self.graph.message(type_name), topic, callback, self.graph.qos(qos)
-        )
-        self.undo(partial(self.node.destroy_subscription, subscription))
+        """Call ``callback`` with each message, whose lengths are checked (rclpy's typed subscriptions do not)."""
+        self.subscribe_from(type_name, topic, lambda message, _: callback(message), qos)
 
     def subscribe_raw(
         self, type_name: str, topic: str, callback: Callable[[Any, Origin], None], qos: str
