@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_ros.control.command import Command
+from vla_ros.eval.environment import BenchmarkEnvironment, Case
+from vla_ros.eval.process import BenchmarkError, BenchmarkProcess
+
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 COMMAND = (sys.executable, "-m", "vla_ros.cli")
 REACH = ("reach_benchmark:Reach", "--policy", "reach")
@@ -303,3 +307,15 @@ def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
         for seed in range(3)
     ]
     assert found["success_rate"] == 1.0
+
+
+def test_a_hold_of_which_nothing_is_known_is_an_error_not_zeros() -> None:
+    opening = {"do": "open", "file": "", "benchmark": REACH[0], "params": {}, "observation_params": {}}
+    environment = BenchmarkEnvironment(BenchmarkProcess("", opening, 60.0), [Case("go left", 0)])
+    try:
+        environment.reset(0)
+        environment.apply(Command((), np.zeros(0), 0, "arm", hold=True, action=np.full(7, np.nan)))
+        with pytest.raises(BenchmarkError, match="no action is known that keeps the arm"):
+            environment.step()
+    finally:
+        environment.close()

@@ -135,9 +135,9 @@ def _of_wrist(name: str) -> bool:
     return any(word in name.lower() for word in _WRIST)
 
 
-def gripper_ends(part: Component, gripper: GripperConfig) -> tuple[float, float]:
-    """Return the values for closed and open of a gripper's part of the action."""
-    if part.form:
+def gripper_ends(part: Component | None, gripper: GripperConfig) -> tuple[float, float]:
+    """Return the values for closed and open of a gripper's part of the action; None is a part without a form."""
+    if part is not None and part.form:
         return part.range or (gripper.closed_position, gripper.open_position)  # [m]
     return gripper.closed_value, gripper.open_value
 

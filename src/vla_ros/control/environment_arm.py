@@ -117,7 +117,7 @@ class EnvironmentArm:
     def hold(self, joints: JointState | None) -> Command:
         """Return a command that keeps the arm where it is: zeros for relative motions, and the last gripper.
 
-        Before the first action the gripper is open; an absolute motion is then NaN, which the environment replaces.
+        Before the first action the gripper is open, and an absolute motion NaN: nothing known keeps the arm.
         """
         held = np.full(self._size, np.nan)
         for part, place in self._columns:

@@ -8,6 +8,7 @@ convention.
 import math
 
 from vla_ros.config import GripperConfig
+from vla_ros.contract.benchmark import gripper_ends
 from vla_ros.contract.components import Component
 
 
@@ -42,9 +43,7 @@ class Gripper:
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
-        config, closed, opened = self.config, self.config.closed_value, self.config.open_value
-        if self._part is not None and self._part.form:
-            closed, opened = self._part.range or (config.closed_position, config.open_position)  # [m]
+        config, (closed, opened) = self.config, gripper_ends(self._part, self.config)
         share = min(max((value - closed) / (opened - closed), 0.0), 1.0)
         if config.mode != "binary":
             return share

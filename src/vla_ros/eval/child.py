@@ -72,7 +72,7 @@ class Child:
         for which in ("action_spec", "observation_spec"):
             try:
                 spec = getattr(benchmark, "get_" + which)()
-            except NotImplementedError:
+            except NotImplementedError:  # vla-eval's base class: there is none
                 spec = {}
             found[which] = {key: value.to_dict() for key, value in spec.items()}
         plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
@@ -113,7 +113,7 @@ class Child:
         last = request["action"] and {"actions": np.array(request["action"], dtype=np.float64)}
         try:
             held = self.current.get_hold_action(last)
-        except NotImplementedError:
+        except NotImplementedError:  # vla-eval's base class: there is none
             return {"action": None}
         return {"action": np.asarray(held["actions"], dtype=np.float64).tolist()}
 

@@ -109,9 +109,8 @@ class BenchmarkEnvironment(Environment):
             last = None if self._last is None else self._last.tolist()
             own = self._process.ask({"do": "hold", "action": last})["action"]
             action = action if own is None else np.array(own)
-        if action is None:
-            raise BenchmarkError("there is no action for the first step, and the benchmark has no hold action")
-        action = np.nan_to_num(action)
+        if action is None or not np.isfinite(action).all():
+            raise BenchmarkError("no action is known that keeps the arm, and the benchmark has no hold action")
         self._last = action
         answer = self._process.ask({"do": "step", "action": action.tolist()})
         self.result, self.done = answer["result"], bool(answer["done"])
