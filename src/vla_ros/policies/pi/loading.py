@@ -34,10 +34,11 @@ from vla_ros.policies.pi.architecture import (
     PiArchitecture,
     infer_architecture,
 )
-from vla_ros.policies.pi.lerobot import ADVICE, HARMLESS, read_processing
+from vla_ros.policies.pi.lerobot import HARMLESS, read_processing
 from vla_ros.policies.pi.network import PiNetwork, build_empty
 from vla_ros.policies.pi.options import RTC_SCHEDULES, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, Processing, PromptForm, Robot
+from vla_ros.policies.processor_files import ADVICE
 from vla_ros.policies.published import loop_of
 from vla_ros.policies.weights import parameter_shapes
 
