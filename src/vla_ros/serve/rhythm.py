@@ -18,7 +18,7 @@ SHARE = 0.5
 """Maximum wait for a batch, as a share of an inference: as it at least doubles the batch, it pays for itself."""
 WASTE = 0.05
 """Maximum share of all time that is spent on waits in vain."""
-_KEPT = 8  # gaps that are remembered; one of them may be longer than the allowed wait
+_KNOWN, _KEPT = 3, 8  # gaps that make a rhythm, and that are remembered; one of them may be longer than the wait
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Rhythms:
         if known.answered is not None:
             known.gaps.append(when - known.answered)
             known.answered = None
-            if len(known.gaps) == _KEPT:
+            if len(known.gaps) >= _KNOWN:
                 known.usual = sorted(known.gaps)[-2]
 
     def answered(self, robots: Iterable[Hashable], when: float) -> None:
