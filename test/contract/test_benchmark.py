@@ -15,17 +15,18 @@ from vla_ros.config import Config, GripperConfig, load
 from vla_ros.contract.benchmark import (
     BENCHMARKS,
     GRIPPERS,
+    ActionConverter,
     action_spec,
     benchmark_of,
-    convert_gripper,
     fitting,
     observation_params,
     observation_spec,
-    to_benchmark,
 )
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.features import complete
+from vla_ros.contract.gripper import GripperValues
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.control.environment_arm import EnvironmentArm
 from vla_ros.errors import ConfigError
 
 # Package: what its specification says otherwise than its code, or leaves open.
@@ -126,7 +127,8 @@ def test_grippers_are_converted_as_the_published_servers_do(package: str) -> Non
     executed = fitting(spec, BENCHMARKS[package], package)
     actions = np.column_stack([np.full((7, 6), 0.25), VALUES])
     keep = GripperConfig(at_threshold="keep")
-    found = to_benchmark(actions, spec, executed, keep)
+    convert = ActionConverter(spec, executed, keep)
+    found = np.array([convert(action) for action in actions])
     np.testing.assert_array_equal(found[:, :6], actions[:, :6])
     published = {
         "libero": -np.sign(2 * VALUES - 1),  # vla_eval.model_servers.openvla and .oft
@@ -137,13 +139,42 @@ def test_grippers_are_converted_as_the_published_servers_do(package: str) -> Non
     np.testing.assert_array_equal(found[:, 6], published[package])
 
 
+def converted(config: GripperConfig, ours: str, theirs: tuple[float, float]) -> list[float]:
+    [part] = parse_components(f"arm.gripper{ours}", action=True)
+    values = GripperValues(config, part)
+    return [values.convert(float(value), theirs) for value in VALUES]
+
+
 def test_equal_ends_change_nothing_and_a_continuous_gripper_is_scaled() -> None:
     binary, continuous = GripperConfig(), GripperConfig(mode="continuous")
-    assert convert_gripper(VALUES, (1.0, -1.0), (1.0, -1.0), binary) is VALUES
-    np.testing.assert_array_equal(convert_gripper(VALUES, (0.0, 1.0), (1.0, -1.0), binary)[3], -1)  # opens at 0.5
-    np.testing.assert_allclose(
-        convert_gripper(VALUES, (0.0, 1.0), (1.0, -1.0), continuous), 1 - 2 * np.clip(VALUES, 0, 1)
-    )
+    assert converted(binary, "[1..-1]", (1.0, -1.0)) == list(VALUES)
+    assert converted(binary, "[0..1]", (1.0, -1.0))[3] == -1  # opens at 0.5
+    np.testing.assert_allclose(converted(continuous, "[0..1]", (1.0, -1.0)), 1 - 2 * np.clip(VALUES, 0, 1))
+
+
+def test_a_gripper_inside_its_band_stays_as_in_the_node() -> None:
+    """The server's conversion and the node's arm of an environment are one, so they cannot differ."""
+    values = np.concatenate([VALUES, VALUES[::-1], np.random.default_rng(0).uniform(-0.2, 1.2, 200)])
+    spec = PolicySpec()
+    executed = fitting(spec, BENCHMARKS["libero"], "libero")
+    options = ["control.output:=environment", "gripper.hysteresis:=0.2"]
+    ends = ["gripper.closed_position:=1.0", "gripper.open_position:=-1.0"]
+    config = load((), [*options, *ends])
+    convert = ActionConverter(spec, executed, config.gripper)
+    arm = EnvironmentArm(config, spec.columns())
+    sent = []
+    for value in values:
+        action = np.array([0.01, 0.0, 0.0, 0.0, 0.0, 0.0, value])
+        command = arm.command(action, None, 0, 0.05).action
+        assert command is not None
+        np.testing.assert_array_equal(convert(action), command)
+        sent.append(command[6])
+    assert set(sent) == {-1.0, 1.0}
+    changes = np.flatnonzero(np.diff(sent)) + 1
+    assert len(changes) > 20
+    assert np.abs(values[changes] - 0.5).min() >= 0.2  # never inside the band
+    convert.reset()
+    assert convert(np.array([0.0] * 6 + [0.55]))[6] == -1.0  # the first value of an episode has no band
 
 
 def test_the_formats_of_grippers_are_theirs() -> None:

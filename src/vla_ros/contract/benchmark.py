@@ -14,6 +14,7 @@ import numpy as np
 
 from vla_ros.config import Config, GripperConfig
 from vla_ros.contract.components import UNUSED, WRAPPED, Component, parse_components
+from vla_ros.contract.gripper import GripperValues, gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
@@ -135,41 +136,28 @@ def _of_wrist(name: str) -> bool:
     return any(word in name.lower() for word in _WRIST)
 
 
-def gripper_ends(part: Component | None, gripper: GripperConfig) -> tuple[float, float]:
-    """Return the values for closed and open of a gripper's part of the action; None is a part without a form."""
-    if part is not None and part.form:
-        return part.range or (gripper.closed_position, gripper.open_position)  # [m]
-    return gripper.closed_value, gripper.open_value
+class ActionConverter:
+    """Converts the grippers of successive actions to the ranges of a benchmark's action ``executed``."""
 
+    def __init__(self, spec: PolicySpec, executed: Executed, gripper: GripperConfig) -> None:
+        pairs = zip(spec.columns(), executed, strict=True) if spec.action else ()
+        self._grippers = [
+            (GripperValues(gripper, part), columns.start, theirs.range)
+            for (part, columns), theirs in pairs
+            if part.quantity == "gripper" and theirs.range is not None
+        ]
 
-def convert_gripper(
-    values: FloatArray, ours: tuple[float, float], theirs: tuple[float, float], gripper: GripperConfig
-) -> FloatArray:
-    """Convert gripper values [K] from the ends (closed, open) ``ours`` to ``theirs``; equal ends change nothing.
+    def reset(self) -> None:
+        """Begin an episode: forget the grippers' states."""
+        for values, _, _ in self._grippers:
+            values.reset()
 
-    In binary mode, the result is one of their ends, or their middle at exactly ``gripper.threshold`` if that keeps
-    the gripper's state.
-    """
-    if ours == theirs:
-        return values
-    opening = np.clip((values - ours[0]) / (ours[1] - ours[0]), 0.0, 1.0)
-    if gripper.mode == "binary":
-        tie = {"open": 1.0, "close": 0.0, "keep": 0.5}[gripper.at_threshold]
-        opening = np.where(opening == gripper.threshold, tie, opening > gripper.threshold)
-    converted: FloatArray = theirs[0] + opening * (theirs[1] - theirs[0])
-    return converted
-
-
-def to_benchmark(actions: FloatArray, spec: PolicySpec, executed: Executed, gripper: GripperConfig) -> FloatArray:
-    """Return a policy's actions [K, D] with the grippers as the benchmark's action ``executed`` has them."""
-    if not spec.action:
-        return actions
-    result = np.array(actions)
-    for (part, columns), theirs in zip(spec.columns(), executed, strict=True):
-        if part.quantity == "gripper" and theirs.range is not None:
-            ends = gripper_ends(part, gripper)
-            result[:, columns] = convert_gripper(result[:, columns], ends, theirs.range, gripper)
-    return result
+    def __call__(self, action: FloatArray) -> FloatArray:
+        """Return the action [D] that the benchmark executes next."""
+        result = np.array(action)
+        for values, column, ends in self._grippers:
+            result[column] = values.convert(float(action[column]), ends)
+        return result
 
 
 def observation_params(

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.contract.benchmark import gripper_ends
 from vla_ros.contract.components import UNUSED, Component
 from vla_ros.control.command import Command
 from vla_ros.control.gripper import Gripper
@@ -101,9 +100,7 @@ class EnvironmentArm:
     def _converted(self, part: Component, numbers: FloatArray) -> FloatArray:
         """Return the gripper's number [1]: unchanged if the policy's two ends are the environment's."""
         config = self._gripper.config
-        if gripper_ends(part, config) == (config.closed_position, config.open_position):
-            return numbers
-        return np.array([self._gripper.position(self._gripper.opening(float(numbers[0])))])
+        return np.array([self._gripper.convert(float(numbers[0]), (config.closed_position, config.open_position))])
 
     def interpolate(self, joints: JointState | None, dt: float, remaining: float, elapsed: float) -> Command | None:
         """Return None: an environment executes an action for a whole step."""

@@ -13,6 +13,7 @@ from vla_ros.config.loading import parse_assignment
 from vla_ros.contract import benchmark as benchmarks
 from vla_ros.contract.binding import with_rate
 from vla_ros.contract.features import complete
+from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.eval.environment import BenchmarkEnvironment, Case
@@ -253,7 +254,7 @@ def _action(base: Config, spec: PolicySpec, stated: Mapping[str, Any], notes: li
     if form and any(part.quantity == "tip_delta" for part in spec.action):
         options["control.rotation"] = form
     if gripper is not None:
-        own = benchmarks.gripper_ends(gripper, base.gripper)
+        own = gripper_ends(gripper, base.gripper)
         closed, opened = ends or own
         options |= {"gripper.closed_position": closed, "gripper.open_position": opened}
         options |= {"gripper.closed_value": own[0], "gripper.open_value": own[1]}

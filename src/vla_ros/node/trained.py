@@ -7,9 +7,9 @@ import numpy as np
 from vla_ros.config import ArmConfig, ControlConfig
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.action import velocity_scale
-from vla_ros.contract.benchmark import gripper_ends
 from vla_ros.contract.binding import Binding
 from vla_ros.contract.components import Component
+from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.state import Arm
 from vla_ros.control.compliance import AT_REST, respond
 from vla_ros.kinematics.rotations import Pose, rotation_vector

@@ -35,13 +35,16 @@ class Evaluation(VlaEval, ServedDialect):
     def __init__(self, schema: RequestSchema, config: Config) -> None:
         self._schema, self._config = schema, config
         self._seq, self.reset_response = 0, b""
-        self._executed: benchmarks.Executed = ()  # the benchmark's action; () if it is unknown
+        self._convert: benchmarks.ActionConverter | None = None  # to the benchmark's action; None if it is unknown
         self._refused = ""  # why the policy does not fit the benchmark
 
     def decode_request(self, message: Message) -> Request:
         self._seq, self.reset_response = 0, b""
         found = unpack_message(message)
         self._seq = found.seq
+        begins = found.payload.get(_RESTART) is True
+        if self._convert is not None and (begins or found.kind != "observation"):
+            self._convert.reset()
         if found.kind != "observation":
             if len(message) > _MAX_CONTROL:
                 raise WireError(f"found {found.kind} of {len(message)} bytes, allowed {_MAX_CONTROL}")
@@ -58,14 +61,12 @@ class Evaluation(VlaEval, ServedDialect):
         if instruction is not None and not isinstance(instruction, str):
             raise WireError(f"the {_INSTRUCTION} is {described(instruction)}, expected the instruction as text")
         features = dict(_features(found.payload, self._schema))
-        begins = found.payload.get(_RESTART) is True
         return Request(features, instruction, begins=begins, number=found.seq, deadline_s=_PATIENCE)
 
     def encode_response(self, response: Response) -> bytes:
         actions = response.actions["actions"]
-        if self._executed:
-            actions = benchmarks.to_benchmark(actions, self._schema.spec, self._executed, self._config.gripper)
-        return pack_message("action", {"actions": actions[0]}, self._seq)
+        action = actions[0] if self._convert is None else self._convert(actions[0])
+        return pack_message("action", {"actions": action}, self._seq)
 
     def encode_error(self, text: str) -> Message:
         return pack_message("error", {"error": text}, self._seq)
@@ -78,21 +79,23 @@ class Evaluation(VlaEval, ServedDialect):
         check_hello(found.payload)
         name, spec, config = str(found.payload.get("benchmark", ""))[:200], self._schema.spec, self._config
         package, benchmark = benchmarks.benchmark_of(name)
-        self._executed, self._refused = (), ""
+        executed: benchmarks.Executed = ()
+        self._convert, self._refused = None, ""
         if benchmark is not None:
             try:
-                self._executed = benchmarks.fitting(spec, benchmark, name)
+                executed = benchmarks.fitting(spec, benchmark, name)
             except ConfigError as error:
                 self._refused = str(error)
                 logger.warning("%s", error)
                 raise
-        params = benchmarks.observation_params(spec, package, config.policy.name, self._executed)
+            self._convert = benchmarks.ActionConverter(spec, executed, config.gripper)
+        params = benchmarks.observation_params(spec, package, config.policy.name, executed)
         answer = hello(
             harness_version=found.payload.get("harness_version"),
             model_server=f"vla_ros {config.policy.name}",
             capabilities={},
             observation_params=params,
-            action_spec=benchmarks.action_spec(spec, config, self._executed),
+            action_spec=benchmarks.action_spec(spec, config, executed),
             observation_spec=benchmarks.observation_spec(spec, benchmark),
         )
         logger.info("benchmark %s: parameters %s", name or "without a name", params)
