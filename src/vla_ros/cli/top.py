@@ -75,6 +75,7 @@ class View:
         state = str(self.status.get("state") or values.get("state", "unknown"))
         head = Table.grid(padding=(0, 2))
         head.add_row("state", Text(str(self.status.get("explanation") or message), _STATE_COLOURS.get(state, "")))
+        head.add_row("moved by", Text(f"{self.status.get('source', '')} ({self.status.get('mode', '')})"))
         head.add_row("instruction", Text(values.get("instruction", "")))
         silence = self._clock() - self.received_at
         if silence > _STALE:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from vla_ros.config.control import ARM_OUTPUTS, VELOCITY_OUTPUTS
 from vla_ros.config.options import option_of
 from vla_ros.config.sections import GRIPPER_ACTIONS, STATE_TOPIC_TYPES
+from vla_ros.config.takeover import BUTTONS, DIRECTIONS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 _CORNERS = ("workspace_low", "workspace_high")
@@ -16,7 +17,13 @@ def contradictions(config: Config, *, live: bool = False) -> list[str]:
 
     ``live``: options change one after the other, so one corner of a workspace box is no contradiction.
     """
-    found = [*_of_cameras(config), *_of_control(config), *_of_topics(config), *([] if live else half_boxes(config))]
+    found = [
+        *_of_cameras(config),
+        *_of_control(config),
+        *_of_topics(config),
+        *_of_takeover(config),
+        *([] if live else half_boxes(config)),
+    ]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
     return list(dict.fromkeys(found))  # once for an option that several arms share
@@ -72,6 +79,39 @@ def _of_topics(config: Config) -> Iterator[str]:
             named = f"{arm.name}.{leaf}" if config.robot.arms else OF_AN_ARM[leaf]
             if topic and used.setdefault(topic, named) != named:
                 yield f"{named}: found {topic}, the same as {used[topic]}; each driver needs a separate topic"
+
+
+def _of_takeover(config: Config) -> Iterator[str]:
+    takeover, own = config.takeover, config.takeover.input
+    buttons, reads = takeover.parsed_buttons, ("joy", "twist", "twist_stamped", "pose")
+    form = {
+        "joints": (len(takeover.parsed_joints), "JOINT = LEADER_JOINT [* SCALE] [+ ZERO]"),
+        "buttons": (len(buttons), f"NAME = INDEX, each of {', '.join(BUTTONS)} once"),
+        "axes": (len(takeover.parsed_axes), f"DIRECTION = INDEX [* SCALE] of {', '.join(DIRECTIONS)}"),
+    }
+    for leaf, (count, expected) in form.items():
+        if count != len(getattr(takeover, leaf)):
+            yield f"takeover.{leaf}: found {list(getattr(takeover, leaf))}, expected {expected}"
+    if takeover.gripper and (takeover.gauge is None or takeover.gauge.closed == takeover.gauge.open):
+        yield f"takeover.gripper: found {takeover.gripper!r}, expected LEADER_JOINT = CLOSED..OPEN"
+    if own == "leader" and not any(arm.leader for arm in config.arms):
+        yield "takeover.leader: found no topic, expected the JointState of the leader arm"
+    if own in reads[1:] and not takeover.topic:
+        yield f"takeover.topic: found no topic, expected that of {own}"
+    if own in reads and not ("deadman" in buttons and takeover.joy):
+        yield f"takeover.joy and takeover.buttons: expected a Joy with a button deadman; {own} needs one"
+    if own == "joy" and not takeover.axes:
+        yield "takeover.axes: found none, expected the axes that move the tip, such as x = 1"
+    if buttons and not takeover.joy:
+        yield "takeover.joy: found no topic, expected the Joy that has takeover.buttons"
+    if takeover.reach and not (own == "leader" and "reach" in buttons):
+        yield "takeover.reach: expected takeover.input leader, and a button reach that is held meanwhile"
+    if takeover.lag <= takeover.tolerance:
+        yield f"takeover.lag: found {takeover.lag:g}, expected more than takeover.tolerance, {takeover.tolerance:g}"
+    if takeover.arm and takeover.arm not in config.robot.arms:
+        yield f"takeover.arm: found {takeover.arm!r}, expected one of robot.arms, {list(config.robot.arms)}"
+    if own != "none" and config.node.clock == "inputs":
+        yield f"takeover.input: found {own} with node.clock inputs, where no person keeps pace; set it to none"
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:

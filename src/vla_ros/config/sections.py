@@ -152,6 +152,12 @@ class Gauge:
     open: float  # its position when open
 
 
+def read_gauge(text: str) -> Gauge | None:
+    """Read ``JOINT = CLOSED..OPEN``; None if the text is empty or invalid."""
+    found = _GAUGE.fullmatch(text.strip())
+    return Gauge(found[1], float(found[2]), float(found[3])) if found else None
+
+
 @dataclass(frozen=True)
 class GripperConfig:
     """Range of the action's gripper value, and how the fingers are commanded."""
@@ -200,8 +206,7 @@ class GripperConfig:
     @property
     def gauge(self) -> Gauge | None:
         """The joint of ``measured_by``; None if it is empty or invalid."""
-        found = _GAUGE.fullmatch(self.measured_by.strip())
-        return Gauge(found[1], float(found[2]), float(found[3])) if found else None
+        return read_gauge(self.measured_by)
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,9 @@ class LimitsConfig:
     joint_margin: float = option(0.0, "Distance kept from the URDF's joint limits", "rad or m", 0, 1)
     max_joint_acceleration: float = option(
         0.0, "Maximum joint acceleration of commands; 0: no limit", "rad/s^2 or m/s^2", 0, 1000, live=True
+    )
+    max_joint_velocity: float = option(
+        0.0, "Maximum joint velocity besides the URDF's; 0: only the URDF's", "rad/s or m/s", 0, 1000, live=True
     )
     workspace_low: tuple[float, ...] = _corner("Lower")
     workspace_high: tuple[float, ...] = _corner("Upper")
@@ -280,6 +288,16 @@ class TopicsConfig:
         "", "MoveIt Servo's service that selects twist commands (/servo_node/switch_command_type); empty: none"
     )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
+    person_action: str = option(
+        "~/person_action", "Out: std_msgs/Float64MultiArray, the action of a person who corrects, before limits"
+    )
+    label: str = option("~/label", "In: std_msgs/String that ends the episode: success, failure, discard or end")
+    event: str = option(
+        "~/event", "Out: std_msgs/String, JSON at each change of source, episode, label, instruction or reasons"
+    )
+    leader_target: str = option(
+        "~/leader_target", "Out: sensor_msgs/JointState to which a leader arm with motors goes before it is used"
+    )
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     success: str = option("~/success", "In: std_msgs/Bool; true ends a goal of ~/run_policy with success")
     heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; required if timeouts.heartbeat is not 0")

@@ -22,6 +22,7 @@ from vla_ros.config.sections import (
     TimeoutsConfig,
     TopicsConfig,
 )
+from vla_ros.config.takeover import TakeoverConfig
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ArmConfig:
     command: str  # as ``topics.command``
     gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
     joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
+    leader: str = ""  # as ``takeover.leader``
 
     @property
     def measured_fingers(self) -> tuple[str, ...]:
@@ -50,6 +52,7 @@ _OF_AN_ARM = {
     "topics": ("command", "gripper", "joint_states"),
     "gripper": ("open_position", "closed_position", "measured_by"),
     "limits": ("workspace_low", "workspace_high"),
+    "takeover": ("leader",),
 }
 OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items() for leaf in leaves}
 """Options in the section of each of ``robot.arms``, and the option from which each takes its default."""
@@ -68,6 +71,7 @@ class Config:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    takeover: TakeoverConfig = field(default_factory=TakeoverConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -88,7 +92,7 @@ class Config:
             return replace(getattr(self, which), **own) if own else getattr(self, which)
 
         parts = (section(which) for which in ("robot", "gripper", "limits"))
-        topics = (self.of_arm(name, leaf) for leaf in ("output", "command", "gripper", "joint_states"))
+        topics = (self.of_arm(name, leaf) for leaf in ("output", "command", "gripper", "joint_states", "leader"))
         return ArmConfig(name, *parts, *topics)
 
 

@@ -22,7 +22,7 @@ from vla_ros.control.gripper import Gripper
 from vla_ros.control.hold import held_fingers, held_position
 from vla_ros.control.limits import JointLimits, Violation, slower
 from vla_ros.control.measured import MeasuredArm, position_of
-from vla_ros.control.motion import JointMotion, TipMotion, make_motion
+from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import Pose
@@ -97,7 +97,7 @@ class ArmController:
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
         self._measured = MeasuredArm(self.arm_names, kinematics)
         self.configure(config)
-        self._check_fit()
+        check_fit(arm, self._motion, kinematics, self.arm_names)
         self.names = self.arm_names + self._finger_names
         self.reset()
 
@@ -127,22 +127,11 @@ class ArmController:
         used = arm.gripper.mode != "none" and self._gripper_column is not None
         self._finger_names = arm.robot.gripper_joint_names if used else ()
 
-    def _check_fit(self) -> None:
-        arm, section = self._arm, self._section
-        if self._kinematics is None and arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
-            raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")
-        if arm.robot.home and len(arm.robot.home) != len(self.arm_names):
-            raise ConfigError(
-                f"{section}.home: found {len(arm.robot.home)} numbers, expected one for each of "
-                f"{list(self.arm_names)}"
-            )
-
     @property
     def binary(self) -> tuple[int, ...]:
         """The gripper's column in an action if the gripper is binary (``gripper.mode``), otherwise ()."""
-        if self._gripper_column is None or self._arm.gripper.mode != "binary":
-            return ()
-        return (self._gripper_column,)
+        column = self._gripper_column
+        return () if column is None or self._arm.gripper.mode != "binary" else (column,)
 
     @property
     def unused_gripper(self) -> str:
@@ -167,6 +156,23 @@ class ArmController:
             len(self.arm_names), math.nan
         )  # positions [N] that were commanded for the motion's last pose
         self._motion.reset()
+
+    def continue_from(self, other: "ArmController") -> None:
+        """Continue after the last command of ``other``, a controller of the same arm for other actions."""
+        self.reset()
+        for name in ("_last", "_last_velocity", "_speed", "_held", "_goal", "counters"):
+            setattr(self, name, getattr(other, name))
+        self._gripper.target = other._gripper.target
+
+    def commanded(self, joints: JointState | None) -> tuple[FloatArray, float]:
+        """Return where the next command starts, [N], and the gripper's opening in [0, 1]; raises Refused."""
+        positions = self._measured.positions(joints) if self.arm_names else np.zeros(0)
+        if self.arm_names and self._last is not None:
+            reach = self._envelope.joints.step
+            positions += np.clip(self._last - positions, -reach, reach)
+        target = self._gripper.target
+        finger = position_of(joints, self._finger_names[0]) if target is None and self._finger_names else target
+        return positions, 1.0 if finger is None else self._gripper.share(finger)
 
     def check_joints(self, joints: JointState) -> None:
         """Raise Refused if no command may be based on a joint state. Thread-safe."""

@@ -26,6 +26,11 @@ class Gripper(GripperValues):
         config = self.config
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
+    def share(self, position: float) -> float:
+        """Return the opening in [0, 1] of a finger position; the inverse of :meth:`position`."""
+        closed, opened = self.config.closed_position, self.config.open_position
+        return min(max((position - closed) / (opened - closed), 0.0), 1.0)
+
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
         """Return the finger position to send, and True if ``max_speed`` shortened the step.
 

@@ -52,6 +52,7 @@ class JointLimits:
                 )
         acceleration = config.max_joint_acceleration or math.inf
         speed = velocity * config.velocity_scale if config.velocity_scale else np.zeros(len(names))
+        speed = np.minimum(speed, config.max_joint_velocity or math.inf)
         return cls(names, inner_low, inner_high, speed, acceleration, config.max_joint_step)
 
 

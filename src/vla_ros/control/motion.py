@@ -190,6 +190,16 @@ def make_motion(
     return JointMotion(quantity, scale * _UNITS.get(part.form, 1.0), offset, part.form == "1")
 
 
+def check_fit(arm: ArmConfig, motion: Motion, kinematics: Kinematics | None, joints: Sequence[str]) -> None:
+    """Raise ConfigError if the arm's output or ``robot.home`` does not fit its motion and its joints."""
+    section = "robot" if arm.name == "arm" else arm.name
+    if kinematics is None and arm.output == "twist_stamped" and isinstance(motion, JointMotion):
+        raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")
+    if arm.robot.home and len(arm.robot.home) != len(joints):
+        found = f"{len(arm.robot.home)} numbers, expected one for each of {list(joints)}"
+        raise ConfigError(f"{section}.home: found {found}")
+
+
 def _all_limited(arm: ArmConfig, part: Component, names: Sequence[str], limits: FloatArray, what: str) -> None:
     free = [name for name, limit in zip(names, limits, strict=True) if not math.isfinite(limit)]
     if free:

@@ -35,11 +35,12 @@ class StepResult:
     action: FloatArray  # float64 [D], un-normalised, before limits and kinematics
     commands: tuple[Command, ...] = ()  # one for each arm; empty if refused
     refused: Refused | None = None  # why there is no command, or None
-    chunk: ActionChunk | None = None  # the policy's result if this step is the first of an inference, else None
+    chunk: ActionChunk | None = None  # the source's result if this step is the first of an inference, else None
     observation: Observation | None = None  # input of that inference, else None
     # Milliseconds by stage: ``preprocess`` (including the policy's own image preprocessing, which ``inference``
     # excludes), the policy's own stages, ``inference``, ``control``.
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    by_person: bool = False  # True if a person who corrects moves the arm, not the policy
 
 
 @dataclass(frozen=True)

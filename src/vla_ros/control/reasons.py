@@ -39,7 +39,7 @@ class Reason(str, Enum):
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
-        "during the inference, the instruction changed, a person armed, or motion was interrupted",
+        "during the inference, the instruction changed, a person armed or took over, or motion was interrupted",
     )
     TWIST_EXPIRED = "twist_expired", Level.DROP, "no velocity followed within timeouts.twist, so zeros were sent"
     GRIPPER_FAILED = "gripper_failed", Level.DROP, "a goal of the gripper's action was rejected or has failed"
@@ -76,6 +76,14 @@ class Reason(str, Enum):
     NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and serves ~/enable as well"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"
 
+    PERSON_RELEASED = "person_released", Level.HOLD, "a person corrects, and the dead-man button is not pressed"
+    PERSON_STALE = "person_stale", Level.HOLD, "a person corrects, and nothing new came from the input"
+    PERSON_FROZEN = "person_frozen", Level.HOLD, "the person's input repeats the same numbers"
+    PERSON_STUCK = "person_stuck", Level.HOLD, "the dead-man button is held down for longer than takeover.longest"
+    PERSON_INVALID = "person_invalid", Level.HOLD, "the person's input lacks numbers, or they are not finite"
+    PERSON_CONTESTED = "person_contested", Level.HOLD, "another publisher sends the person's input as well"
+    PERSON_FAR = "person_far", Level.HOLD, "the leader arm is not where the arm is"
+
     OPERATOR_STOP = "operator_stop", Level.STOP, "a person stopped the arm"
     HEARTBEAT_LOST = "heartbeat_lost", Level.STOP, "no heartbeat for timeouts.heartbeat"
     DRIVER_GONE = "driver_gone", Level.STOP, "the command topic has lost its subscriber"
@@ -94,6 +102,19 @@ class Reason(str, Enum):
 
 LIMITS = frozenset(reason for reason in Reason if reason.value.startswith("limit_"))
 """Reasons that stop the arm with ``limits.on_violation: stop``."""
+
+OF_PERSON = frozenset(reason for reason in Reason if reason.value.startswith("person_"))
+"""Reasons why the input of a person who corrects does not move the arm, which rests meanwhile."""
+
+OF_POLICY = frozenset(
+    reason
+    for reason in Reason
+    if reason.level is Level.HOLD
+    and reason.value.startswith(
+        ("no_instruction", "input_", "camera_", "frame_", "inference_", "server_", "action_")
+    )
+)
+"""Reasons that hold the policy, and nobody else."""
 
 
 class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake

@@ -107,6 +107,23 @@ class RobotController:
             for arm in self.arms:
                 arm.reset()
 
+    def continue_from(self, other: "RobotController") -> None:
+        """Continue after the last commands of ``other``, which commanded the same arms with other actions."""
+        with other._lock, self._lock:
+            for arm, before in zip(self.arms, other.arms, strict=True):
+                if isinstance(arm, ArmController) and isinstance(before, ArmController):
+                    arm.continue_from(before)
+            self._known, self._used = dict(other._known), {}
+
+    def commanded(self, joints: ArmJoints) -> dict[str, tuple[FloatArray, float]]:
+        """Return :meth:`ArmController.commanded` of each arm; raises Refused."""
+        with self._lock:
+            return {
+                arm.name: arm.commanded(of_arm(joints, arm.name))
+                for arm in self.arms
+                if isinstance(arm, ArmController)
+            }
+
     def check(self, chunk: ActionChunk) -> None:
         """Raise Refused (``action_invalid``) if a chunk has a wrong shape, NaN, infinity or absurd numbers."""
         shape, spec = chunk.actions.shape, self._spec

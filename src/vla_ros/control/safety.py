@@ -1,8 +1,10 @@
-"""Decides whether the arm may move: disarmed, armed, holding or stopped, and why.
+"""Decides whether the arm may move (disarmed, armed, holding or stopped), who may move it, and why.
 
 Nothing moves until armed. A reason of level hold keeps the arm where it is until that reason has ended; a
 reason of level stop keeps it there until a person resets. The first stop wins: later reasons are only counted.
 After a reset the arm is disarmed; arming it again is a separate request.
+
+A person may take over an armed arm (:class:`Mode`), which neither arms nor ends a stop.
 """
 
 import logging
@@ -15,7 +17,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from vla_ros.control.clock import Clock
-from vla_ros.control.reasons import LIMITS, Level, Reason
+from vla_ros.control.mode import NOBODY, PERSON, POLICY, Mode
+from vla_ros.control.reasons import LIMITS, OF_PERSON, OF_POLICY, Level, Reason
 
 
 class State(str, Enum):
@@ -40,6 +43,8 @@ class Status:
     detail: str  # detail of that reason
     holds: Mapping[Reason, str]  # reasons that hold an armed arm, with their details
     blocks: Mapping[Reason, str]  # active reasons to stop, which prevent arming, with their details
+    mode: Mode  # who may move it
+    source: str  # who moves it now: ``policy``, ``person`` or ``nobody``
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,11 @@ class Event:
     """A change of state or of a reason."""
 
     # ``arm``, ``disarm``, ``hold``, ``clear``, ``stop``, ``reset``; ``block`` and ``unblock`` if a reason to stop
-    # begins or ceases to prevent arming.
+    # begins or ceases to prevent arming; ``source`` if the mode or the source has changed.
     kind: str
     before: State  # state before the event
     after: State  # state after the event
-    reason: Reason | None  # None for ``arm``, ``disarm`` and ``reset``
+    reason: Reason | None  # None for ``arm``, ``disarm``, ``reset`` and ``source``
     detail: str  # what was found
     stamp: int  # nanoseconds of the injected clock
 
@@ -72,13 +77,14 @@ class Safety:
         self._armed = False
         self._armings = 0
         self._interruptions = 0
+        self._mode, self._handovers, self._live = Mode.AUTONOMOUS, 0, False
         self._stop: Reason | None = None
         self._stop_detail = ""
         self._held: dict[Reason, str] = {}  # by callers of hold(), until clear()
         self._found: dict[Reason, str] = {}  # by the watchdog, until follow()
         self._blocked: dict[Reason, str] = {}
         self._counters: Counter[str] = Counter()
-        self._state = State.DISARMED
+        self._state, self._was_free = State.DISARMED, False
         self._listeners: tuple[Listener, ...] = ()
         self._events: deque[Event] = deque()
         self._delivering = threading.Lock()
@@ -99,15 +105,39 @@ class Safety:
 
     @property
     def interruptions(self) -> int:
-        """Number of holds, stops and disarms that ended motion; earlier plans are void."""
+        """Number of holds, stops and disarms that ended motion; earlier plans are void.
+
+        Reasons of a person's input do not count: they hold an arm that rests already.
+        """
         return self._interruptions
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
+
+    @property
+    def handovers(self) -> int:
+        """Number of changes of the mode, and of releases of a person's input; earlier commands are void."""
+        return self._handovers
+
+    @property
+    def is_free(self) -> bool:
+        """True if the arm is armed, and nothing but a person's own input holds it."""
+        own = OF_PERSON if self._mode is Mode.CORRECTING else frozenset[Reason]()
+        return self._armed and self._stop is None and not self._holds.keys() - own
+
+    @property
+    def _source(self) -> str:
+        if self._state is State.ARMED and self._mode is Mode.AUTONOMOUS:
+            return POLICY
+        return PERSON if self._state is State.ARMED and self._live else NOBODY
 
     @property
     def status(self) -> Status:
         """The state and its reasons, consistent with each other."""
         with self._lock:
             holds, blocks = MappingProxyType(self._holds), MappingProxyType(dict(self._blocked))
-            return Status(self._state, self._stop, self._stop_detail, holds, blocks)
+            return Status(self._state, self._stop, self._stop_detail, holds, blocks, self._mode, self._source)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -158,6 +188,41 @@ class Safety:
             self._armed = False
             self._changed("disarm")
         self._deliver()
+
+    def take_over(self, mode: Mode) -> str:
+        """Let another one move the arm; return why not if it is stopped or disarmed, else "".
+
+        Once this has returned, no command that was made before is sent.
+        """
+        with self._lock:
+            if self._stop is not None or not self._armed:
+                return f"refused: {self.explain()}"
+            if mode is not self._mode:
+                self._hand_over(mode)
+                self._changed("source")
+        self._deliver()
+        return ""
+
+    def release(self) -> None:
+        """A person lets go of the input: once this has returned, no command that was made before is sent."""
+        with self._lock:
+            if self._live:
+                self._handovers, self._live = self._handovers + 1, False
+                self._changed("source")
+        self._deliver()
+
+    def go_live(self, handovers: int) -> bool:
+        """A person's input moves the arm from now on; return False if :attr:`handovers` has changed."""
+        with self._lock:
+            if self._mode is not Mode.CORRECTING or handovers != self._handovers:
+                return False
+            for reason in OF_PERSON:
+                self._clear(self._held, reason)
+            if not self._live:
+                self._live = True
+                self._changed("source")
+        self._deliver()
+        return True
 
     def hold(self, reason: Reason, detail: str = "") -> None:
         """Hold for ``reason`` until :meth:`clear`; calling it again only updates the detail.
@@ -243,9 +308,10 @@ class Safety:
             if self._stop is not None:
                 return f"stopped by {_say(self._stop, self._stop_detail)}; fix the cause, reset, then arm"
             reasons = "; ".join(_say(reason, detail) for reason, detail in {**self._blocked, **self._holds}.items())
+            who = "" if self._mode is Mode.AUTONOMOUS else f"{self._mode.value}, "
             if self._state is State.DISARMED:
                 return f"disarmed{'; waiting for: ' + reasons if reasons else ''}"
-            return f"holding: {reasons}" if reasons else "armed"
+            return f"{who}holding: {reasons}" if reasons else f"{who}armed"
 
     def reset(self) -> bool:
         """End a stop on a person's request and disarm; return False if the arm was not stopped."""
@@ -259,17 +325,23 @@ class Safety:
 
     @property
     def _holds(self) -> dict[Reason, str]:
-        return {**self._found, **self._held}
+        """Return the reasons that hold the arm in this mode: the policy's do not hold a person."""
+        others = OF_POLICY if self._mode is not Mode.AUTONOMOUS else ()
+        return {why: detail for why, detail in {**self._found, **self._held}.items() if why not in others}
+
+    def _hand_over(self, mode: Mode) -> None:
+        self._mode, self._live, self._handovers = mode, False, self._handovers + 1
+        self._held = {reason: detail for reason, detail in self._held.items() if reason not in OF_PERSON}
 
     def _hold(self, holds: dict[Reason, str], reason: Reason, detail: str) -> None:
-        began = reason not in self._holds
+        began = reason not in self._found and reason not in self._held
         holds[reason] = detail
         if began:
             self._counters[reason.value] += 1
             self._changed("hold", reason, detail)
 
     def _clear(self, holds: dict[Reason, str], reason: Reason) -> None:
-        if holds.pop(reason, None) is not None and reason not in self._holds:
+        if holds.pop(reason, None) is not None and reason not in self._found and reason not in self._held:
             self._changed("clear", reason)
 
     def _halt(self, reason: Reason, detail: str) -> bool:
@@ -282,14 +354,18 @@ class Safety:
 
     def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
         """Update the state and queue an event. The caller holds the lock."""
-        before = self._state
+        before, was_free = self._state, self._was_free
+        if not self._armed and self._mode is Mode.CORRECTING:
+            self._hand_over(Mode.PAUSED)
         if self._stop is not None:
             self._state = State.STOPPED
         elif not self._armed:
             self._state = State.DISARMED
         else:
             self._state = State.HOLDING if self._holds else State.ARMED
-        self._interruptions += before is State.ARMED and self._state is not State.ARMED
+        self._was_free = self.is_free
+        self._interruptions += was_free and not self._was_free
+        self._live = self._live and self._was_free
         if self._listeners:
             self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
 

@@ -57,6 +57,8 @@ PROFILES: dict[str, QoSProfile] = {
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),
     "diagnostics": QoSProfile(_RELIABLE, depth=10),
+    # A latched history: a recorder that joins late still gets it.
+    "event": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=100),
     # rclpy's profile for an integer depth of 10, also used by services.
     "default": QoSProfile(_RELIABLE, depth=10),
     # /clock, as rclcpp and rclpy subscribe to it.

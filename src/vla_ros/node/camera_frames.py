@@ -49,6 +49,12 @@ class NewestFrames:
                 self._use(index, other)
         return frame
 
+    def discard(self) -> None:
+        """Drop the waiting frames: they show the arm before a person handed it back."""
+        for mailbox in (self._first, *self._others):
+            if (frame := mailbox.take()) is not None:
+                self._context.report(frame.outcome(REPLACED))
+
     def refuse(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
         """Report why the first camera's newest frame led to no command; if not ``holds``, only count the reason."""
         self._unreported.discard(0)

@@ -20,6 +20,7 @@ from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
+from vla_ros.node.correction import Correction
 from vla_ros.node.executor import StepExecutor
 from vla_ros.node.gate import CommandGate
 from vla_ros.node.inference import InferenceRequest, InferenceThread
@@ -40,7 +41,7 @@ class Did(Enum):
 
 
 class ControlLoop:
-    """Executes what ``source`` proposes, through ``gate``.
+    """Executes what ``source`` proposes, through ``gate``; ``correction`` moves the arm while a person does.
 
     There is one mailbox for each of ``camera.topics``. The loop infers on new frames of the first camera, together
     with the newest frames of the others.
@@ -53,8 +54,9 @@ class ControlLoop:
         pipeline: ActionPipeline,
         mailboxes: Sequence[Mailbox[Frame]],
         gate: CommandGate,
+        correction: Correction | None = None,
     ) -> None:
-        self._context = context
+        self._context, self._correction = context, correction
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
@@ -64,7 +66,7 @@ class ControlLoop:
         self._frames = NewestFrames(context, mailboxes, self._limiter)
         self._interpolator = CommandInterpolator(self._limiter, self._config.control.command_rate_hz)
         self._executor = StepExecutor(
-            context, source, pipeline, self._frames, self._limiter, self._interpolator, gate
+            context, source, self._schedule, self._controller, self._frames, self._limiter, self._interpolator, gate
         )
         self._gate = gate
         self._ended = threading.Condition()
@@ -112,6 +114,8 @@ class ControlLoop:
         An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
         """
         self._take_options()
+        if self._correction is not None and self._correction.acts:
+            return self._correct(self._correction)
         self._wait(min(self._step_due, self._interpolator.due) - self._clock.steady())
         if self._executor.ended:
             return Did.WAITED
@@ -123,6 +127,27 @@ class ControlLoop:
         if did is Did.WAITED:  # the graph thread may be blocked, such as by a log that nobody reads
             self._gate.supervise()
         return did
+
+    def _correct(self, correction: Correction) -> Did:
+        """Let a person move the arm, and drop what the policy still returns."""
+        if not correction.has_begun:
+            step_ends = self._limiter.planned_due if self._interpolator.commands == 1 else self._clock.steady()
+            self._context.stats.execution.interrupted()
+            self._schedule.reset()
+            self._executor.rest()
+            correction.begin(step_ends)
+        if self._inference.finished:
+            self._receive_chunk()
+        due = correction.run()
+        if not correction.acts:
+            self._frames.discard()
+            return Did.WAITED
+        with self._ended:
+            wait = min(due - self._clock.steady(), _PATIENCE)
+            self._clock.wait_for(
+                self._ended, lambda: self._executor.ended or self._inference.finished, max(0.0, wait)
+            )
+        return Did.CONTINUED
 
     def _step(self) -> Did:
         """Execute the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
@@ -182,6 +207,8 @@ class ControlLoop:
 
     def _configure(self) -> None:
         self._controller.configure(self._config)
+        if self._correction is not None:
+            self._correction.configure(self._config)
         self._schedule.control = self._config.control
         if not self._unconfigured:
             self._observer.timeouts = self._config.timeouts
@@ -214,7 +241,7 @@ class ControlLoop:
 
     def _begin_task(self) -> None:
         """Reset the policy and the plan if the task has changed or the arm was armed."""
-        task = self._inputs.snapshot.epoch, self._safety.armings
+        task = self._executor.newest_task
         if self._executor.task != task:
             self._executor.task = task
             self._source.reset()  # not the controller: a hold must not drop a gripped object
@@ -238,7 +265,14 @@ class ControlLoop:
         inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
         task, period = self._executor.task, self._limiter.period
         self._inference.request(
-            frame, self._frames.data, inputs, task, period, concurrent=self._is_concurrent, position=position
+            frame,
+            self._frames.data,
+            inputs,
+            task,
+            period,
+            concurrent=self._is_concurrent,
+            threaded=self._correction is not None and self._correction.has_input,
+            position=position,
         )
 
     def _receive_chunk(self) -> None:
@@ -287,7 +321,7 @@ class ControlLoop:
         if not in_time:
             raise Refused(Reason.INFERENCE_LATE, f"took over {self._config.timeouts.inference:g} s")
         if self._executor.is_void(request.task):
-            why = "an instruction, a reset or an arming came during the inference"
+            why = "an instruction, a reset, an arming or a takeover came during the inference"
             raise Refused(Reason.TASK_CHANGED, why)
         if request.interruptions != self._safety.interruptions:
             raise Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")

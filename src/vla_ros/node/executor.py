@@ -8,11 +8,12 @@ from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.robot import RobotController
+from vla_ros.control.schedule import ActionSchedule
 from vla_ros.control.suspension import LONGEST
 from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.gate import CommandGate
-from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame
 from vla_ros.node.source import ActionSource
 from vla_ros.types import JointState
@@ -21,30 +22,31 @@ from vla_ros.types import JointState
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
 
-    ``task`` is the epoch of the inputs and the number of armings to which the plan belongs; once ``ended`` is True,
-    nothing is sent.
+    ``task`` is the epoch of the inputs and the numbers of armings and handovers to which the plan belongs; once
+    ``ended`` is True, nothing is sent.
     """
 
     def __init__(
         self,
         context: Context,
         source: ActionSource,
-        pipeline: ActionPipeline,
+        schedule: ActionSchedule,
+        controller: RobotController,
         frames: NewestFrames,
         limiter: RateLimiter,
         interpolator: CommandInterpolator,
         gate: CommandGate,
     ) -> None:
         self._context, self._source, self._frames = context, source, frames
-        self._schedule, self._controller = pipeline.schedule, pipeline.controller
+        self._schedule, self._controller = schedule, controller
         self._clock, self._safety = context.clock, context.safety
         self._limiter, self._interpolator, self._gate = limiter, interpolator, gate
-        self._joint_counts = {arm.name: len(arm.arm_names) for arm in pipeline.controller.arms}
+        self._joint_counts = {arm.name: len(arm.arm_names) for arm in controller.arms}
         self._interruptions = 0  # count at the last check of the plan
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
         self._held: set[Reason] = set()  # until the next good step
         self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
-        self.task = (-1, -1)
+        self.task = (-1, -1, -1)
         self.ended = False
 
     @property
@@ -52,9 +54,14 @@ class StepExecutor:
         """True while the arm decelerates because an inference failed."""
         return self._failed is not None
 
-    def is_void(self, task: tuple[int, int]) -> bool:
-        """Return True if ``task`` has ended, or the arm was armed since it began."""
-        return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
+    @property
+    def newest_task(self) -> tuple[int, int, int]:
+        """Epoch of the inputs, number of armings, and of handovers between the policy and a person."""
+        return self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers
+
+    def is_void(self, task: tuple[int, int, int]) -> bool:
+        """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover."""
+        return task != self.newest_task
 
     def check_interruption(self) -> bool:
         """Return True if motion is not allowed, or was interrupted since the last call."""

@@ -28,9 +28,15 @@ class CommandGate:
     commands and returns a function that writes them.
     """
 
-    def __init__(self, context: Context, prepare: Callable[[Sequence[Command]], Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        prepare: Callable[[Sequence[Command]], Callable[[], None]],
+        controller: RobotController,
+    ) -> None:
         self._context, self._safety = context, context.safety
         self.prepare = prepare
+        self.controller = controller  # makes the hold commands; another one may be assigned within writing()
 
     @contextmanager
     def open(self) -> Iterator[bool]:
@@ -94,8 +100,8 @@ class DriverGate(CommandGate):
         watch: GraphWatch,
         poll: Callable[[], None],
     ) -> None:
-        super().__init__(context, outputs.prepare)
-        self._suspension, self._controller = context.suspension, controller
+        super().__init__(context, outputs.prepare, controller)
+        self._suspension = context.suspension
         self._outputs, self._watch, self._poll = outputs, watch, poll
         self._interruptions = self._safety.interruptions  # count at the last hold
         self._due: frozenset[str] = frozenset()  # arms to which a hold is due
@@ -145,7 +151,7 @@ class DriverGate(CommandGate):
         with self.writing() as may_move:
             if self._safety.interruptions != self._interruptions:
                 self._interruptions = self._safety.interruptions
-                self._due = frozenset(arm.name for arm in self._controller.arms)
+                self._due = frozenset(arm.name for arm in self.controller.arms)
             if may_move:  # the reason has ended, and motion may already have been sent
                 self._due = frozenset()
             if self._due:
@@ -157,7 +163,7 @@ class DriverGate(CommandGate):
 
     def _send_holds(self, fresh: Mapping[str, JointState]) -> None:
         resumed = self._suspension.resumed
-        commands, refusals = self._controller.hold(fresh, self._due)
+        commands, refusals = self.controller.hold(fresh, self._due)
         self.prepare(commands)()
         self._suspension.notice()
         if self._suspension.resumed != resumed:  # suspended while it sent: what was sent is corrected

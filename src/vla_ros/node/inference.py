@@ -99,7 +99,7 @@ class InferenceRequest:
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock
     position: int  # position of the schedule to which the chunk's first action belongs
-    task: tuple[int, int]  # epoch of the inputs and number of armings
+    task: tuple[int, int, int]  # epoch of the inputs, numbers of armings and handovers
     interruptions: int  # number of interruptions of motion before the request
     previous: PreviousChunk | None  # the plan that the chunk continues, or None
     concurrent: bool  # True if commands are sent during the inference
@@ -148,13 +148,14 @@ class InferenceThread:
         frame: Frame,
         images: list[CdrBytes | None],
         inputs: Snapshot,
-        task: tuple[int, int],
+        task: tuple[int, int, int],
         period: float,
         *,
         concurrent: bool,
+        threaded: bool = False,
         position: int | None = None,
     ) -> None:
-        """Request a chunk for a frame; unless ``concurrent``, wait for it.
+        """Request a chunk for a frame; unless ``concurrent`` or ``threaded``, wait for it.
 
         ``images`` holds the newest message of each camera, ``inputs`` what was measured and the instruction. For
         ``task`` and ``concurrent`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds.
@@ -184,7 +185,7 @@ class InferenceThread:
             return replace(inference, stages_ms={**inference.stages_ms, "inference": delayed})
 
         self._context.watchdog.inference_began(self._clock.now())
-        if not concurrent:
+        if not (concurrent or threaded):
             with self._clock.work():
                 outcome = job()
             self._end(outcome, began)

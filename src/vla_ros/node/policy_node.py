@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.config import Config, LiveConfig
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.binding import state_message_type, with_rate
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs, why_refused
@@ -25,15 +26,18 @@ from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.correction import Correction
 from vla_ros.node.duplicate_name import claim_name, wait_until_alone
 from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.node.outputs import Outputs
+from vla_ros.node.person import PersonSource
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.source import ActionSource, PolicySource
+from vla_ros.node.takeover import Takeover
 from vla_ros.policies.base import Progress, create, no_progress
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
@@ -68,6 +72,8 @@ class PolicyNode:
         self._gate: DriverGate | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
+        self._person: PersonSource | None = None
+        self._takeover: Takeover | None = None
         self._throttled = ThrottledLogger(self._logger)
 
     @property
@@ -118,7 +124,13 @@ class PolicyNode:
         assert self._source is not None, "configure() comes first"
         assert self._pipeline is not None
         assert self._gate is not None
-        self._loop = ControlLoop(self._context, self._source, self._pipeline, self._mailboxes, self._gate)
+        correction = None
+        if self._person is not None and self._takeover is not None:
+            tell = self._takeover.tell
+            correction = Correction(self._context, self._person, self._pipeline, self._gate, tell)
+        self._loop = ControlLoop(
+            self._context, self._source, self._pipeline, self._mailboxes, self._gate, correction
+        )
         if self._lockstep:
             reset = self._states.forget, self._pipeline.controller.reset
             self._lockstep.begin(self._loop.run_once, self._gate.supervise, reset)
@@ -151,7 +163,7 @@ class PolicyNode:
         """Destroy the endpoints and free the policy. Safe to call in any state."""
         self.deactivate()
         self._throttled.flush()
-        self._telemetry = self._gate = None
+        self._telemetry = self._gate = self._person = self._takeover = None
         self._wiring.close()
         source, self._source, self._pipeline = self._source, None, None
         if source is not None:
@@ -213,6 +225,8 @@ class PolicyNode:
             self.safety.clear(Reason.NO_INSTRUCTION)
         if changed and self._telemetry is not None:
             self._telemetry.changed()
+        if changed and self._takeover is not None:
+            self._takeover.instructed()
         return changed
 
     def reconfigure(self, config: Config) -> None:
@@ -286,6 +300,9 @@ class PolicyNode:
             wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
+        if not self._lockstep and not any(arm.output == ENVIRONMENT for arm in config.arms):
+            self._person = PersonSource(self._options, self._clock, pipeline.arms, pipeline.controller)
+        self._takeover = Takeover(self._context, wiring, self._person)
         if has_run_policy(self._graph):
             RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.remaining)
         wiring.timer(SUPERVISION_PERIOD, gate.supervise)
@@ -337,8 +354,7 @@ class PolicyNode:
 
     def _on_event(self, event: Event) -> None:
         """Send a hold when motion ends, and log each change of state."""
-        if event.before is State.ARMED and event.after is not State.ARMED:
-            assert self._gate is not None
+        if event.after is not State.ARMED and self._gate is not None:
             self._gate.send_due_holds()
         if event.after is not event.before:
             why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
@@ -348,8 +364,13 @@ class PolicyNode:
             self._logger.warning(f"cannot be armed: {event.reason.value}: {event.detail}")
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
             self._states.forget()  # stamps may repeat
+        if event.kind == "source":
+            status = self.safety.status
+            self._logger.info(f"{status.mode.value}: {status.source} moves the arm")
         if self._telemetry is not None:
             self._telemetry.changed()
+        if self._takeover is not None:
+            self._takeover.on_event(event)
 
     def _summary(self) -> str:
         assert self._pipeline is not None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_ros.control.mode import Mode
 from vla_ros.control.safety import State, Status
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -35,7 +36,14 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
         message += "; cannot be armed: " + ", ".join(
             f"{why.value} ({detail})" for why, detail in status.blocks.items()
         )
-    values = {"state": status.state.value, "instruction": instruction}
+    if status.mode is not Mode.AUTONOMOUS:
+        message = f"{status.mode.value}, {message}"
+    values = {
+        "state": status.state.value,
+        "mode": status.mode.value,
+        "source": status.source,
+        "instruction": instruction,
+    }
     values |= {f"count/{name}": str(count) for name, count in sorted(counters.items())}
     return PartStatus("state", level, message, values)
 

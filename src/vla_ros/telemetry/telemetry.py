@@ -59,6 +59,7 @@ class Telemetry:
             wiring.undo(server.close)
             self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
         self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
+        self._person_action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.person_action, "command")
         self._diagnostics = wiring.publisher(
             "diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics"
         )
@@ -79,10 +80,11 @@ class Telemetry:
     # Called by the control loop and the receivers
 
     def step(self, step: StepResult) -> None:
-        """Publish ``~/action`` for a step, whether or not the arm may move."""
+        """Publish ``~/action`` for a step, whether or not the arm may move; a person's is ``~/person_action``."""
         make = self._graph.message
         layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
-        self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
+        publisher = self._person_action if step.by_person else self._action
+        publisher.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
         if step.chunk is not None:
             self._answer = step.chunk.info
             self._outside += int(step.chunk.info.get("outside_bins", 0))
@@ -99,6 +101,8 @@ class Telemetry:
         content = {
             "stamp": int(self._node.get_clock().now().nanoseconds),
             "state": status.state.value,
+            "mode": status.mode.value,
+            "source": status.source,
             "stopped_by": status.stopped_by.value if status.stopped_by else "",
             "detail": status.detail,
             "holds": {reason.value: detail for reason, detail in status.holds.items()},
@@ -109,8 +113,8 @@ class Telemetry:
             "frames": self._stats.frames(),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
-        if (status.state, *status.blocks) != self._said:
-            self._said = (status.state, *status.blocks)
+        if (status.state, status.mode, *status.blocks) != self._said:
+            self._said = (status.state, status.mode, *status.blocks)
             self._diagnose([self._state_part()])
 
     # On the thread that spins

@@ -1,0 +1,196 @@
+"""The control loop while a person has taken over: decelerates, follows the person's input, and hands back.
+
+A person's steps take the policy's path: checked for NaN, through :class:`ActionSchedule`,
+:class:`RobotController` and :class:`CommandGate`. The arm decelerates, and the other's controller
+continues from the last command, so that no command jumps.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.control.interpolator import CommandInterpolator
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.mode import Mode
+from vla_ros.control.outcome import StepResult
+from vla_ros.control.rate_limiter import RateLimiter
+from vla_ros.control.reasons import OF_PERSON, Reason, Refused
+from vla_ros.control.robot import RobotController
+from vla_ros.control.schedule import ActionSchedule
+from vla_ros.node.camera_frames import NewestFrames
+from vla_ros.node.context import Context
+from vla_ros.node.executor import StepExecutor
+from vla_ros.node.gate import CommandGate
+from vla_ros.node.person import OPENING, PersonSource, person_config
+from vla_ros.node.pipeline import ActionPipeline
+from vla_ros.node.receiver import Frame
+from vla_ros.types import FloatArray, Observation
+
+_SHORTEST = 0.95  # shortest time between a command of the deceleration and a step, in intervals
+_LONGEST_STEP = 0.25  # s; a policy's step that lasts longer is not waited for
+
+
+class Correction:
+    """Executes what a person's ``source`` proposes, through ``gate``. Used from the control thread.
+
+    ``pipeline`` is the policy's. ``tell`` gets where the arms are, as state of an observation, while a person wants
+    to correct and cannot yet.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        source: PersonSource,
+        pipeline: ActionPipeline,
+        gate: CommandGate,
+        tell: Callable[[dict[str, FloatArray]], None] = lambda state: None,
+    ) -> None:
+        self._context, self._source, self._gate, self._tell = context, source, gate, tell
+        self._clock, self._safety, self._policy = context.clock, context.safety, pipeline.controller
+        config = person_config(context.options.current)
+        kinematics = {name: arm.kinematics for name, arm in pipeline.arms.items() if arm.kinematics is not None}
+        self._controller = RobotController(config, source.spec, kinematics)
+        self._schedule = ActionSchedule(config.control, source.spec, (), self._controller.rotations)
+        velocities = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms)
+        self._limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
+        self._interpolator = CommandInterpolator(self._limiter, config.control.command_rate_hz)
+        frames = NewestFrames(context, [Mailbox[Frame](context.clock)], self._limiter)  # a person needs none
+        self._executor = StepExecutor(
+            context, source, self._schedule, self._controller, frames, self._limiter, self._interpolator, gate
+        )
+        self.has_input = source.input != "none"
+        self._begun = False
+        self._start = self._due = self._sent = 0.0  # steady clock, s; sent: the last command, or the policy's
+        self._seen = 0  # interruptions of motion
+
+    @property
+    def acts(self) -> bool:
+        """True from a takeover until the arm rests and the policy may continue."""
+        return self._begun or self._safety.mode is not Mode.AUTONOMOUS
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun
+
+    def configure(self, config: Config) -> None:
+        """Apply changed options between steps."""
+        config = person_config(config)
+        self._controller.configure(config)
+        self._schedule.control = config.control
+        self._interpolator.rate_hz = config.control.command_rate_hz
+
+    def begin(self, step_ends: float) -> None:
+        """Take over once the policy's step has ended, at ``step_ends`` seconds of the steady clock."""
+        now = self._clock.steady()
+        self._start = min(max(now, step_ends), now + _LONGEST_STEP)
+        self._begun = True
+        self._due = self._start
+        self._sent = now  # the policy may just have sent a command
+        self._interpolator.stop()
+        self._schedule.reset()
+        self._source.reset()
+        self._seen = self._safety.interruptions
+        with self._gate.writing():
+            self._controller.continue_from(self._policy)
+            self._gate.controller = self._controller
+        self._executor.task = (-1, -1, -1)
+        if self._controller.is_moving:
+            moving = StepResult(self._clock.ros(), 0, np.zeros(0))
+            self._interpolator.begin(moving, self._start, self._start + self._limiter.period)
+
+    def run(self) -> float:
+        """Do what is due; return when to call again, in seconds of the steady clock."""
+        now, executor, safety = self._clock.steady(), self._executor, self._safety
+        if now < self._start:
+            return self._start
+        executor.check_interruption()
+        if self._seen != safety.interruptions or not safety.is_free:
+            self._seen = safety.interruptions
+            self._source.reset()
+            self._schedule.reset()
+            executor.rest()
+        if not safety.is_free:
+            safety.release()
+            self._gate.supervise()
+            if safety.mode is Mode.AUTONOMOUS:
+                self._end()
+            return now + self._limiter.period
+        if executor.is_void(executor.task):
+            self._schedule.reset()
+            executor.decelerate()
+        self._due = max(self._due, self._sent + _SHORTEST * self._interpolator.interval)
+        if self._due <= now:
+            self._due = now + self._limiter.period
+            self._step(now)
+        if self._interpolator.due <= self._clock.steady():
+            self._sent = self._clock.steady()
+            executor.interpolate(dry=False)
+        return min(self._due, self._interpolator.due)
+
+    def _step(self, now: float) -> None:
+        """Execute the person's step, or rest and say why there is none."""
+        executor, safety, mode = self._executor, self._safety, self._safety.mode
+        task = executor.newest_task  # before the input is read: a release after that makes the step void
+        joints, state = executor.read_joints(), dict[str, FloatArray]()
+        try:
+            for name, (positions, opening) in self._controller.commanded(joints).items():
+                state |= {name: positions, name + OPENING: np.array([opening])}
+            if mode is not Mode.CORRECTING:
+                self._rest(None, state)
+                return
+            chunk = self._source.infer(Observation({}, self._instruction, self._clock.ros(), state))
+            self._controller.check(chunk)
+        except Refused as refused:
+            self._rest(refused, state)
+            return
+        if not safety.go_live(task[-1]):
+            return
+        executor.task = task
+        self._schedule.load(chunk)
+        dt = self._limiter.planned_time(now)
+        step = replace(self._controller.execute(self._schedule.next(), joints, dt), by_person=True)
+        executor.check_interruption()
+        began = executor.execute(step, dt, interpolated=True)
+        if began is not None:
+            self._sent = began
+            self._limiter.executed(self._clock.steady())
+            self._due = self._limiter.planned_due
+            self._interpolator.begin(step, began, self._due)
+
+    @property
+    def _instruction(self) -> str:
+        return self._context.inputs.snapshot.instruction
+
+    def _rest(self, refused: Refused | None, state: dict[str, FloatArray]) -> None:
+        """Decelerate; at rest, hold for a person's reason, or hand back to the policy."""
+        safety = self._safety
+        safety.release()
+        if state:
+            self._tell(state)
+        if self._executor.decelerate():
+            return
+        self._executor.rest()
+        if safety.mode is Mode.AUTONOMOUS:
+            self._end()
+        elif refused is not None and safety.mode is Mode.CORRECTING:
+            self._hold(refused)
+
+    def _hold(self, refused: Refused) -> None:
+        reason = Reason.PERSON_INVALID if refused.reason is Reason.ACTION_INVALID else refused.reason
+        if reason not in OF_PERSON:
+            self._executor.refuse(refused, None)
+            return
+        for other in OF_PERSON - {reason}:
+            self._safety.clear(other)
+        if self._safety.mode is Mode.CORRECTING:
+            self._safety.hold(reason, refused.detail)
+
+    def _end(self) -> None:
+        """Let the policy's controller continue from the last command."""
+        with self._gate.writing():
+            self._policy.continue_from(self._controller)
+            self._gate.controller = self._policy
+        self._executor.rest()
+        self._begun = False

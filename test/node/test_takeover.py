@@ -1,0 +1,253 @@
+"""A person takes over: the states, the handover, and every reason why an input does not move the arm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from live_loop import NAMES, POSITIONS, LiveLoop, TimedPolicy, every
+
+from vla_ros.control.mode import NOBODY, PERSON, POLICY, Mode
+from vla_ros.control.reasons import Reason
+from vla_ros.types import FloatArray
+
+LEADER = {"takeover.input": "leader", "takeover.leader": "/leader", "limits.max_joint_acceleration": 5.0}
+JOY = {
+    "takeover.input": "joy",
+    "takeover.joy": "/joy",
+    "takeover.buttons": ["deadman = 4", "open = 0", "close = 1"],
+    "takeover.axes": ["x = 1", "yaw = 2 * -1"],
+}
+
+
+class Person(LiveLoop):
+    """The loop with a person whose hand publishes fifty times a second what :attr:`hand` returns."""
+
+    def __init__(self, options: dict[str, Any], policy: TimedPolicy | None = None, **more: Any) -> None:
+        named = {name.replace(".", "__"): value for name, value in options.items()}
+        super().__init__(policy, every(1 / 30, 400), **({"control__rate_hz": 10.0} | named | more))
+        self.follows = True
+        self.publisher, self.stamp = b"hand", 0
+        self.hand: Callable[[], FloatArray | None] = lambda: self.positions
+        self.pressed: set[int] = set()
+        self.axes = [0.0, 0.0, 0.0]
+        self.clock.after(0.0, self._publish)
+
+    def _publish(self) -> None:
+        self.say()
+        self.clock.after(0.02, self._publish)
+
+    def say(self) -> None:
+        assert self.person is not None
+        now = self.clock.steady()
+        if self.person.input == "joy":
+            buttons = [int(index in self.pressed) for index in range(6)]
+            _, released = self.person.buttons.hear(buttons, np.array(self.axes), now, self.publisher)
+            if released:
+                self.safety.release()
+            return
+        numbers = self.hand()
+        if numbers is not None:
+            [(_, _, line, _)] = self.person.lines()
+            line.hear(np.array(numbers), now, self.publisher, self.stamp)
+
+    def correct(self) -> None:
+        assert self.person is not None
+        self.person.begin()
+        assert self.safety.take_over(Mode.CORRECTING) == ""
+
+    def reasons(self) -> set[Reason]:
+        return self.state[1]
+
+    @property
+    def source(self) -> str:
+        return self.safety.status.source
+
+
+def wobble(live: Person) -> Callable[[], FloatArray]:
+    """A hand that moves 0.1 rad to and fro from where the arm is now."""
+    start, began = live.positions.copy(), live.clock.steady()
+    return lambda: start + 0.1 * np.sin(2 * (live.clock.steady() - began))
+
+
+def test_a_leader_moves_the_arm_once_it_is_where_the_arm_is() -> None:
+    live = Person(LEADER)
+    live.run(1.0)
+    assert live.source == POLICY
+    away = live.positions + 0.3
+    live.hand = lambda: away + 1e-6 * live.clock.steady()
+    live.correct()
+    live.run(0.5)
+    assert (live.source, live.reasons()) == (NOBODY, {Reason.PERSON_FAR})
+    before = len(live.sent)
+    live.run(0.5)
+    assert len(live.sent) == before, "the arm waits for the leader"
+    live.hand = wobble(live)
+    live.run(1.0)
+    assert live.source == PERSON
+    np.testing.assert_allclose(live.sent[-1][1].positions[:7], live.hand(), atol=0.02)
+    assert all(step.by_person for step in live.steps[-20:])
+
+
+def test_a_handover_never_jumps_and_back_to_the_policy_comes_a_new_chunk() -> None:
+    policy = TimedPolicy(horizon=10)
+    live = Person(LEADER, policy, control__command_rate_hz=100.0)
+    live.run(1.03)
+    asked = len(policy.asked)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(1.0)
+    assert live.source == PERSON
+    assert len(policy.asked) <= asked + 1, "nothing is asked while a person moves the arm"
+    assert live.safety.take_over(Mode.AUTONOMOUS) == ""
+    back = live.clock.steady()
+    live.run(1.5)
+    assert live.source == POLICY
+    assert policy.asked[-1].stamp > back * 1e9
+    times = np.array([at for at, _ in live.sent])
+    numbers = np.array([command.positions[:7] for _, command in live.sent])
+    gaps = np.diff(times)[:, None]
+    speeds = np.diff(numbers, axis=0) / gaps
+    accelerations = np.diff(speeds, axis=0) / (0.5 * (gaps[1:] + gaps[:-1]))
+    assert gaps.min() > 0.0089
+    assert np.abs(accelerations).max() < 5.0 * 1.2, "gaps differ by a twentieth"
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        (Reason.PERSON_STALE, lambda live: None),
+        (Reason.PERSON_INVALID, lambda live: np.where(np.arange(7) == 2, np.nan, live.positions)),
+        (Reason.PERSON_FAR, lambda live: live.away + 1e-3 * live.clock.steady()),
+        (Reason.PERSON_FROZEN, lambda live: live.last),
+    ],
+)
+def test_a_leader_that_fails_rests_the_arm_and_the_policy_does_not_continue(reason: Reason, change: Any) -> None:
+    live = Person(LEADER, takeover__frozen=0.5)
+    live.run(0.5)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.8)
+    assert live.source == PERSON
+    live.last, live.away = live.positions.copy(), live.positions + 0.4
+    live.hand = lambda: change(live)
+    live.run(1.5)
+    assert live.state == ("holding", {reason})
+    assert live.source == NOBODY
+    moved = [command.positions[:7] for at, command in live.sent if at > live.clock.steady() - 0.5]
+    assert not moved
+    live.hand = wobble(live)
+    live.run(0.8)
+    assert live.source == PERSON, "the leader is where the arm is again"
+
+
+def test_two_leaders_hold_until_a_person_chooses() -> None:
+    live = Person(LEADER)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.5)
+    assert live.source == PERSON
+    live.publisher = b"other"
+    live.say()
+    live.publisher = b"hand"
+    live.run(0.5)
+    assert live.state == ("holding", {Reason.PERSON_CONTESTED})
+    live.run(2.0)
+    assert live.source == PERSON
+
+
+def test_a_released_dead_man_ends_motion_at_once() -> None:
+    live = Person(JOY, limits__max_joint_acceleration=5.0)
+    live.run(0.3)
+    live.correct()
+    live.run(0.3)
+    assert live.state == ("holding", {Reason.PERSON_RELEASED})
+    live.pressed, live.axes = {4}, [0.0, 0.5, 0.0]
+    live.run(0.5)
+    assert live.source == PERSON
+    assert live.positions[1] != POSITIONS[1]
+    live.pressed = set()
+    live.say()
+    steps = len(live.steps)
+    live.run(0.5)
+    assert len(live.steps) == steps, "no step of a person after the release"
+    assert live.state == ("holding", {Reason.PERSON_RELEASED})
+
+
+def test_a_stuck_dead_man_is_bounded() -> None:
+    live = Person(JOY, takeover__longest=1.0)
+    live.correct()
+    live.pressed = {4}
+    live.axes = [0.0, 0.3, 0.0]
+    live.run(1.8)
+    assert live.state == ("holding", {Reason.PERSON_STUCK})
+    live.pressed = set()
+    live.run(0.1)
+    live.pressed = {4}
+    live.run(0.3)
+    assert live.source == PERSON
+
+
+def test_reasons_about_the_policy_do_not_hold_a_person_and_those_about_the_robot_do() -> None:
+    live = Person(LEADER)
+    live.correct()
+    live.hand = wobble(live)
+    live.safety.hold(Reason.SERVER_LOST, "gone")
+    live.run(0.5)
+    assert live.source == PERSON
+    live.safety.hold(Reason.NAME_CONTESTED, "another")
+    live.run(0.2)
+    assert live.state == ("holding", {Reason.NAME_CONTESTED})
+    live.safety.clear(Reason.NAME_CONTESTED)
+    live.run(0.3)
+    assert live.source == PERSON
+    live.safety.take_over(Mode.AUTONOMOUS)
+    live.run(0.05)
+    assert live.state == ("holding", {Reason.SERVER_LOST})
+
+
+def test_takeover_neither_arms_nor_ends_a_stop_and_a_stop_does_not_end_a_pause() -> None:
+    live = Person(LEADER)
+    live.safety.disarm()
+    assert "disarmed" in live.safety.take_over(Mode.CORRECTING)
+    live.safety.arm()
+    live.correct()
+    live.safety.stop(Reason.OPERATOR_STOP)
+    assert "stopped" in live.safety.take_over(Mode.AUTONOMOUS)
+    live.safety.reset()
+    live.safety.arm()
+    live.run(0.5)
+    assert live.safety.mode is Mode.PAUSED, "the policy does not continue by itself"
+    assert live.source == NOBODY
+    assert not live.sent
+
+
+def test_takeover_during_an_inference_drops_its_chunk() -> None:
+    policy = TimedPolicy()
+    live = Person(LEADER, policy)
+    policy.during = lambda: live.clock.sleep(0.4) if len(policy.asked) == 3 else None
+    while len(policy.asked) < 3:
+        live.loop.run_once()
+    live.correct()
+    live.hand = wobble(live)
+    sent = len(live.sent)
+    live.run(0.3)
+    assert live.source == PERSON
+    assert len(live.sent) > sent
+    live.run(0.4)
+    assert "task_changed" in live.results
+
+
+def test_the_leader_mapping_has_signs_and_zeros() -> None:
+    mapped = [f"{name} = l_{name} * -2 + 0.5" for name in NAMES]
+    live = Person({**LEADER, "takeover.joints": mapped})
+    [(_, _, _, reader)] = live.person.lines()
+    names, positions = reader.target(POSITIONS, 1.0)
+    assert names == [f"l_{name}" for name in NAMES]
+    np.testing.assert_allclose(-2 * np.array(positions) + 0.5, POSITIONS)
+
+    class Message:
+        name, position = names[:-1], positions[:-1]
+
+    _, wrong = reader.read(Message())
+    assert "l_joint_7" in wrong
