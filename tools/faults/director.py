@@ -217,6 +217,7 @@ class Director:
         if row.reaction in (Reaction.STOPS, Reaction.DISARMED):
             self._arm()
         rig.wait_for_motion("motion after the fault")
+        rig.wait(lambda: bool(rig.status), "status")  # a new robot may hear it later than a command
 
     def _restart_node(self) -> None:
         self._permissions.append(Permission(time.monotonic(), False, GRACE, "the node ended"))

@@ -103,6 +103,7 @@ class Rig(AbstractContextManager["Rig"]):
         self._folder.cleanup()
 
     def start_robot(self, *words: str) -> None:
+        self.status = {}  # what this robot hears
         first = ("--arm", self._arms[0]) if self._arms else ()
         self.robot = RobotProcess(self._domain, [*self._robot_words, *first, *words], self._take, self._lease)
 

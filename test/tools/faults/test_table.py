@@ -2,6 +2,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -9,6 +10,8 @@ from tools.faults.__main__ import run_rows
 from tools.faults.channel import KINDS
 from tools.faults.director import Director
 from tools.faults.processes import environment
+from tools.faults.records import Record
+from tools.faults.rig import Rig
 from tools.faults.row import Reaction
 from tools.faults.rows import ROWS, find
 from tools.faults.setups import OPTIONS
@@ -49,6 +52,30 @@ def test_a_node_that_breaks_a_limit_is_detected() -> None:
 def test_a_velocity_that_does_not_expire_is_detected() -> None:
     outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.twist": "5.0"}).run(1)
     assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
+
+
+def test_a_restarted_robot_may_hear_the_status_later_than_commands(monkeypatch) -> None:
+    start, take, times = Rig.start_robot, Rig._take, dict[str, float]()
+
+    def restart(rig: Rig, *words: str) -> None:
+        times["second" if "first" in times else "first"] = time.monotonic()
+        start(rig, *words)
+
+    def hear(rig: Rig, record: Record, arm: str = "") -> None:
+        if "second" in times and record.kind == "command":
+            times.setdefault("command", time.monotonic())
+        if (
+            record.kind != "status"
+            or "second" not in times
+            or time.monotonic() > times.get("command", float("inf")) + 2.0
+        ):
+            take(rig, record, arm)
+
+    monkeypatch.setattr(Rig, "start_robot", restart)
+    monkeypatch.setattr(Rig, "_take", hear)
+    outcome = Director(find("driver killed"), 5, 153).run(1)
+    assert "command" in times
+    assert not outcome.violations
 
 
 def test_a_node_that_does_not_start_is_a_violation() -> None:
