@@ -110,6 +110,7 @@ setup(
             "openvla = vla_ros.policies.openvla:OPENVLA",
             "oft = vla_ros.policies.oft:OFT",
             "pi = vla_ros.policies.pi:PI",
+            "groot = vla_ros.policies.groot:GROOT",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
             "wiggle = vla_ros.policies.wiggle:WigglePolicy",

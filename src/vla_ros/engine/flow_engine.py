@@ -1,8 +1,9 @@
 """The engine of flow-matching policies: turns images, prompts and noise into chunks, with CUDA graphs."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -64,8 +65,27 @@ class FlowAnswer:
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
-class FlowGraphs:
-    """Static buffers, a KV cache, and the stages over them: as functions, or captured as graphs.
+class ChunkGraphs:
+    """Static buffers and the stages over them: as functions, or captured as graphs.
+
+    Subclasses set the buffers and :attr:`stages`, in their order.
+    """
+
+    inputs: TransferBuffer  # everything but images and noise
+    noise: torch.Tensor  # float32 [B, H, A]
+    actions: torch.Tensor  # the chunks, float32 [B, H, A]
+    stages: dict[str, Stage]
+
+    def capture(self, runner: Runner) -> None:
+        with torch.inference_mode():
+            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
+
+    def clear(self) -> None:
+        """Zero what a later request masks but multiplies by zero: NaN would remain."""
+
+
+class FlowGraphs(ChunkGraphs):
+    """The graphs of a :class:`~vla_ros.engine.flow.FlowModel`, with a KV cache.
 
     ``inputs`` are tokens, lengths, state, and the :class:`~vla_ros.engine.stream.Guide`'s tensors, in upload order.
     """
@@ -103,15 +123,7 @@ class FlowGraphs:
             raise ConfigError(f"{cameras} images found, but the model has positions for only {most}")
         self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.hidden_size)
         self._cache = KVCache.in_blocks(model.prefix, batch, patches + length + model.suffix)
-        self.stages: dict[str, Stage] = {
-            "vision": self._vision,
-            "prefill": self._prefill,
-            "flow": self._flow,
-        }
-
-    def capture(self, runner: Runner) -> None:
-        with torch.inference_mode():
-            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
+        self.stages = {"vision": self._vision, "prefill": self._prefill, "flow": self._flow}
 
     def clear(self) -> None:
         for part in (*self._cache.keys, *self._cache.values):
@@ -149,8 +161,75 @@ class FlowGraphs:
             self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), first=1))
 
 
-class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
-    """Runs B observations at a time. Not thread-safe.
+K = TypeVar("K", bound=Hashable)
+B = TypeVar("B", bound=ChunkGraphs)
+
+
+class ChunkEngine(GraphEngine[K, B]):
+    """Runs B observations at a time through the stages of :data:`STAGES`. Not thread-safe."""
+
+    @abstractmethod
+    def kind(self, requests: Sequence[FlowRequest]) -> K:
+        """Return the kind of a batch."""
+
+    @abstractmethod
+    def _load_images(self, graphs: B, requests: Sequence[FlowRequest], clock: StageClock) -> None:
+        """Upload the images of a batch."""
+
+    @abstractmethod
+    def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
+        """Write everything but images and noise into ``arrays``, those of :attr:`ChunkGraphs.inputs`."""
+
+    @torch.inference_mode()
+    def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
+        """Compute chunks for B observations of one kind.
+
+        Returns NotFiniteError instead of each chunk with NaN or Inf.
+
+        Raises:
+            ConfigError: A prompt is too long, there are too many images, images and camera images are mixed, or the
+                device cannot run a camera image's processor.
+            ImageError: A camera image has no pixels.
+            OutOfMemoryError: The device ran out of memory; retrying is allowed.
+            DeviceLostError: The device failed, now or earlier.
+        """
+        with self._running():
+            return self._answer(requests)
+
+    def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
+        runner = self.runner
+        graphs = self._of(self.kind(requests)).take(max(len(request.tokens) for request in requests))
+        clock = StageClock(runner)
+        self._load_images(graphs, requests, clock)
+        for stage in STAGES:
+            graphs.stages[stage]()
+            clock.end(stage)
+            if stage == "vision":
+                self._upload_inputs(graphs, requests)  # while the device encodes the images
+        actions = runner.download(graphs.actions)
+        clock.end("download")
+        stages = clock.milliseconds()
+        answers = [
+            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
+        ]
+        if any(isinstance(one, NotFiniteError) for one in answers):
+            graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
+        return answers
+
+    def _upload_inputs(self, graphs: B, requests: Sequence[FlowRequest]) -> None:
+        raw, arrays = graphs.inputs.on_host()
+        for row, request in enumerate(requests):
+            self._fill(arrays, row, request)
+            if isinstance(request.noise, np.ndarray):
+                self.runner.upload(graphs.noise[row], np.ascontiguousarray(request.noise, np.float32))
+            else:
+                generator = torch.Generator(graphs.noise.device).manual_seed(request.noise)
+                graphs.noise[row].normal_(generator=generator)
+        self.runner.upload(graphs.inputs.buffer, raw)
+
+
+class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
+    """The engine of a :class:`~vla_ros.engine.flow.FlowModel`; a batch's kind is (B, cameras).
 
     Images are ``size`` (height, width), those that are already resized of type ``dtype``: uint8, or float32 in
     [0, 1]. Prompts have at most ``prompt`` tokens. ``runner`` defaults to that of the model's device. With
@@ -177,67 +256,34 @@ class FlowEngine(GraphEngine[tuple[int, int], FlowGraphs]):
         )
         self.model = model
         self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian
-        self._generator = torch.Generator(model.device)
 
     def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens, before the first request."""
         self._capture((batch, cameras), prompts)
 
-    @torch.inference_mode()
-    def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        """Compute chunks for B observations with the same number of cameras.
+    def kind(self, requests: Sequence[FlowRequest]) -> tuple[int, int]:
+        return len(requests), len(requests[0].images)
 
-        Returns NotFiniteError instead of each chunk with NaN or Inf.
-
-        Raises:
-            ConfigError: A prompt is too long, there are too many images, images and camera images are mixed, or the
-                device cannot run a camera image's processor.
-            ImageError: A camera image has no pixels.
-            OutOfMemoryError: The device ran out of memory; retrying is allowed.
-            DeviceLostError: The device failed, now or earlier.
-        """
-        with self._running():
-            return self._answer(requests)
-
-    def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        runner, cameras = self.runner, len(requests[0].images)
-        graphs = self._of((len(requests), cameras)).take(max(len(request.tokens) for request in requests))
-        clock = StageClock(runner)
+    def _load_images(self, graphs: FlowGraphs, requests: Sequence[FlowRequest], clock: StageClock) -> None:
         self._upload([image for request in requests for image in request.images], graphs.images, clock)
-        for stage in STAGES:
-            graphs.stages[stage]()
-            clock.end(stage)
-            if stage == "vision":
-                self._upload_inputs(graphs, requests)  # while the device encodes the images
-        actions = runner.download(graphs.actions)
-        clock.end("download")
-        stages = clock.milliseconds()
-        answers = [
-            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
-        ]
-        if any(isinstance(one, NotFiniteError) for one in answers):
-            graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
-        return answers
 
-    def _upload_inputs(self, graphs: FlowGraphs, requests: Sequence[FlowRequest]) -> None:
-        raw, (tokens, lengths, state, previous, weights, limit, given) = graphs.inputs.on_host()
-        for row, request in enumerate(requests):
-            lengths[row] = len(request.tokens)
-            tokens[row, : lengths[row]] = request.tokens
-            state[row] = request.state
-            if isinstance(request.noise, np.ndarray):
-                self.runner.upload(graphs.noise[row], np.ascontiguousarray(request.noise, np.float32))
-            else:
-                self._generator.manual_seed(request.noise)
-                graphs.noise[row].normal_(generator=self._generator)
-            follow = request.continuation
-            if follow is not None:
-                previous[row], weights[row], limit[row] = follow.previous, follow.weights, follow.limit
-                given[row, : follow.given] = 1
-        self.runner.upload(graphs.inputs.buffer, raw)
+    def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
+        tokens, lengths, state, *guide = arrays
+        lengths[row] = len(request.tokens)
+        tokens[row, : lengths[row]] = request.tokens
+        state[row] = request.state
+        fill_guide(guide, row, request.continuation)
 
     def _build(self, kind: tuple[int, int], length: int) -> FlowGraphs:
         with torch.inference_mode():
             return FlowGraphs(
                 self.model, self._ops, self._size, self._dtype, kind, length, self._jacobian, self.runner
             )
+
+
+def fill_guide(guide: Sequence[NDArray[Any]], row: int, follow: Continuation | None) -> None:
+    """Write how a chunk continues the previous one into the arrays of :class:`~vla_ros.engine.stream.Guide`."""
+    previous, weights, limit, given = guide
+    if follow is not None:
+        previous[row], weights[row], limit[row] = follow.previous, follow.weights, follow.limit
+        given[row, : follow.given] = 1

@@ -253,10 +253,10 @@ def guidance_scale(time: float) -> float:
 
 
 def _at_times(table: Tensor, positions: Positions | None) -> Tensor:
-    """Return the entries of a table [times, ...] for each row, or its only entry."""
-    if positions is None or positions.time is None:
+    """Return the entries of a table [times, ...] for each row, or that of the pass's step for all rows."""
+    if positions is None or len(table) == 1:
         return table[0]
-    return table[positions.time]
+    return table[positions.step if positions.time is None else positions.time]
 
 
 def _linear(rows: Rows, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:

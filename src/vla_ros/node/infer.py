@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KEY=]1,2,3",
-        help="numbers of a state vector; KEY is optional if the policy has only one. Past values as for --image",
+        help="numbers of a state vector, or without KEY of all vectors together, in the policy's order. Past "
+        "values as for --image",
     )
     parser.add_argument("--instruction", metavar="TEXT", help="the same as -p policy.instruction:=TEXT")
     noise = parser.add_mutually_exclusive_group()
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.instruction is not None:
         assignments.append(assignment("policy.instruction", arguments.instruction))
     config = load(arguments.config, assignments)
-    if not config.policy.instruction:
+    if not config.policy.instruction and arguments.instruction is None:
         raise ConfigError('--instruction is missing: say what to do, such as --instruction "pick up the cup"')
     if arguments.seed is not None and "policy.seed" not in entries(config):
         raise ConfigError(f"--seed: the policy '{config.policy.name}' has no policy.seed")
@@ -168,6 +169,8 @@ def _for_each_time(found: list[Any], times: int, what: str) -> list[Any]:
 
 
 def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
+    if len(given) == 1 and "=" not in given[0] and len(spec.state) > 1 and all(state.size for state in spec.state):
+        given = _split(given[0], spec)
     texts = _by_key(given, [state.key for state in spec.state], "--state")
     vectors = {}
     for state in spec.state:
@@ -182,6 +185,16 @@ def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
         chosen = _for_each_time(rows, len(state.delta_timestamps), option)
         vectors[state.key] = chosen[0] if state.delta_timestamps == NOW else np.stack(chosen)
     return vectors
+
+
+def _split(text: str, spec: PolicySpec) -> list[str]:
+    """Split the numbers of all state vectors into one option for each."""
+    numbers, total = _numbers(text, "--state").tolist(), sum(state.size for state in spec.state)
+    if len(numbers) != total:
+        wanted = ", ".join(f"{state.key} ({state.size})" for state in spec.state)
+        raise ConfigError(f"--state: found {len(numbers)} numbers, expected {total}: {wanted}")
+    left = iter(numbers)
+    return [f"{state.key}={','.join(repr(next(left)) for _ in range(state.size))}" for state in spec.state]
 
 
 def _numbers(text: str, option: str) -> FloatArray:

@@ -18,6 +18,7 @@ class Tokenizer:
     encode: Callable[[str], list[int]]  # text to ids, without BOS
     size: int  # number of pieces in the vocabulary
     special: Mapping[str, int | None]  # ids of ``<pad>``, ``<eos>`` and ``<bos>``; None if missing
+    control: tuple[str, ...] = ()  # control tokens that ``encode`` recognises in text
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
@@ -25,15 +26,17 @@ def find_file(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path, control: bool = False) -> Tokenizer:
     """Read a tokenizer from ``*.json`` (tokenizers) or ``*.model`` (SentencePiece).
 
-    Raises CheckpointError if the file has neither format.
+    With ``control`` (``*.json`` only), text may have control tokens, as a chat template writes them. Raises
+    CheckpointError if the file has neither format.
     """
-    _check_config(path.with_name("tokenizer_config.json"))
-    read, kind = (_json, "tokenizer") if path.suffix == ".json" else (_sentencepiece, "sentencepiece model")
+    if not control:
+        _check_config(path.with_name("tokenizer_config.json"))
+    kind = "tokenizer" if path.suffix == ".json" else "sentencepiece model"
     try:
-        return read(path)
+        return _json(path, control) if path.suffix == ".json" else _sentencepiece(path)
     except ImportError as error:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'vla_ros[openvla]'") from error
     except Exception as error:  # the libraries raise plain Exception, OSError or RuntimeError
@@ -48,13 +51,13 @@ def _check_config(path: Path) -> None:
             config.expect(key, usual, None)
 
 
-def _json(path: Path) -> Tokenizer:
+def _json(path: Path, control: bool) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_file(str(path))
     backend.no_truncation()  # files saved after training may truncate or pad
     backend.no_padding()
-    backend.encode_special_tokens = True  # an instruction must not be able to produce control tokens
+    backend.encode_special_tokens = not control  # an instruction must not be able to produce control tokens
     size, image = backend.get_vocab_size(), backend.token_to_id("<image>")
     # transformers' processor appends <image> to the vocabulary, but the embedding has no row for it.
     size -= int(image is not None and image == size - 1)
@@ -62,7 +65,9 @@ def _json(path: Path) -> Tokenizer:
     def encode(text: str) -> list[int]:
         return [int(token) for token in backend.encode(text, add_special_tokens=False).ids]
 
-    return Tokenizer(encode, size, {name: backend.token_to_id(name) for name in ("<pad>", "<eos>", "<bos>")})
+    found = [str(token) for token in backend.get_added_tokens_decoder().values()] if control else []
+    special = {name: backend.token_to_id(name) for name in ("<pad>", "<eos>", "<bos>")}
+    return Tokenizer(encode, size, special, tuple(found))
 
 
 def _sentencepiece(path: Path) -> Tokenizer:

@@ -127,10 +127,13 @@ def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float)
     return (BilinearCrop(rows, columns),)
 
 
-def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def pillow_taps(
+    source: int, target: int, name: str, short: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the taps of Pillow's ``bilinear`` or ``bicubic`` resize along one axis, with Pillow's rounding.
 
-    Returns int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
+    Returns int64 [K, target] positions and int32 [K, target] weights in units of 2^-22. With ``short``, weights are
+    rounded to as many bits as fit into 16 with the largest weight, as in torch's resize of uint8.
     """
     scale = source / target
     stretch = max(scale, 1.0)
@@ -143,7 +146,10 @@ def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64],
     weights = kernel(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
     weights[positions >= last] = 0.0
     weights /= weights.sum(axis=0)  # sums the taps in Pillow's order
-    fixed = np.trunc(weights * (1 << PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
+    bits = PRECISION_BITS
+    while short and int(0.5 + weights.max() * (1 << bits)) >= 1 << 15:
+        bits -= 1
+    fixed = np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32) << (PRECISION_BITS - bits)
     return np.minimum(positions, source - 1), fixed
 
 

@@ -1,0 +1,272 @@
+"""Loads a model, prepares observations for its engine, and continues chunks as GR00T does.
+
+Real-time chunking: the first actions are those left of the previous chunk. Those that will have been executed stay
+frozen; the velocity of the others grows from 0 to 1 along an exponential ramp.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vla_ros.engine.flow_engine import ChunkEngine, ChunkGraphs, Continuation, FlowRequest, fill_guide
+from vla_ros.engine.graph_engine import Buckets, StageClock
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.runner import Runner, TransferBuffer, make_runner
+from vla_ros.engine.stream import KVCache
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.groot.architecture import GrootArchitecture
+from vla_ros.policies.groot.loading import GrootCheckpoint, load_network
+from vla_ros.policies.groot.network import Grid, GrootModel
+from vla_ros.policies.groot.processing import Processing
+from vla_ros.policies.groot.prompt import PromptEncoder, read_prompt_encoder
+from vla_ros.policies.normalization import Array
+from vla_ros.types import FloatArray, RawImage, UInt8Array
+
+LENGTH_STEP, LONGEST = 32, 4096
+"""Tokens between padded lengths of image tokens and prompt, and the largest length."""
+
+_Grids = tuple[tuple[int, int], ...]
+_Kind = tuple[int, _Grids]
+
+
+@dataclass(frozen=True, eq=False)
+class GrootRequest(FlowRequest):
+    """One observation; ``tokens`` include those of images."""
+
+    # Int64 [3, L].
+    positions: NDArray[Any] = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+    grids: _Grids = ()  # (rows, columns) of patches of each image
+
+
+class GrootGraphs(ChunkGraphs):
+    """The graphs of a :class:`~vla_ros.policies.groot.network.GrootModel`.
+
+    ``inputs`` are tokens, their positions, the rows of image tokens, lengths, state, and the tensors of
+    :class:`~vla_ros.engine.stream.Guide`: the previous actions, 1 - strength of the velocity, 0, and which actions
+    start as the previous ones.
+    """
+
+    def __init__(self, model: GrootModel, ops: Ops, kind: _Kind, length: int) -> None:
+        (batch, grids), sizes, device = kind, model.sizes, model.device
+        self._model, self._ops, vision = model, ops, sizes.vision
+        patch, merged = vision.patch_size, vision.merge**2
+        # Images of one size run as one batch; image tokens are in this order.
+        self.images = {
+            one: torch.zeros(batch * count, one[0] * patch, one[1] * patch, 3, dtype=torch.uint8, device=device)
+            for one, count in Counter(grids).items()
+        }
+        self._grids: dict[tuple[int, int], Grid] = {one: model.grid(*one) for one in self.images}
+        tokens = batch * sum(rows * columns for rows, columns in grids) // merged
+        horizon, numbers = sizes.horizon, sizes.action_dim
+        self.inputs = TransferBuffer(
+            device,
+            ((batch, length), torch.int64),
+            ((batch, 3, length), torch.int64),
+            ((tokens,), torch.int64),
+            ((batch,), torch.int32),
+            ((batch, sizes.state_dim), torch.float32),
+            ((batch, horizon, numbers), torch.float32),
+            ((batch, horizon), torch.float32),
+            ((batch,), torch.float32),
+            ((batch, horizon), torch.int32),
+        )
+        self.noise = torch.zeros(batch, horizon, numbers, device=device)
+        self.actions = torch.zeros_like(self.noise)
+        levels = 1 + len(vision.deepstack)
+        self._features = model.embedding.new_zeros(levels, tokens, vision.out_width)
+        self._state = self.noise.new_zeros(batch, 1, sizes.head.hidden_size)
+        self._cache = KVCache.allocate(model.head, batch, length)
+        at = torch.arange(length, device=device)
+        self._at = at[None, None, None]
+        self.stages = {"vision": self._vision, "prefill": self._prefill, "flow": self._flow}
+
+    def _vision(self) -> None:
+        start = 0
+        for one, images in self.images.items():
+            levels = self._model.encode(self._ops, images, self._grids[one])
+            count = levels[0].shape[0] * levels[0].shape[1]
+            for index, level in enumerate(levels):
+                self._features[index, start : start + count] = level.flatten(0, 1)
+            start += count
+
+    def _prefill(self) -> None:
+        model, (tokens, positions, places, lengths, state, *_) = self._model, self.inputs.tensors
+        hidden = model.read(self._ops, tokens, places, self._features[0], list(self._features[1:]), positions)
+        model.cross(self._cache, model.connect(self._ops, hidden, self._valid(lengths)))
+        self._state.copy_(model.encode_state(state))
+
+    def _flow(self) -> None:
+        model, (tokens, _, _, lengths, _, previous, held, _, given) = self._model, self.inputs.tensors
+        valid, image = self._valid(lengths), (tokens == model.sizes.image_token)[:, None, None]
+        seen = (valid & ~image, valid & image) if model.sizes.alternate else (valid, valid)
+        actions = torch.where(given[..., None] != 0, previous, self.noise)
+        strength = (1.0 - held[..., None]) / model.steps
+        for step in range(model.steps):
+            actions = actions + strength * model.velocity(self._ops, self._cache, seen, self._state, actions, step)
+        self.actions.copy_(actions)
+
+    def _valid(self, lengths: torch.Tensor) -> torch.Tensor:
+        return self._at < lengths[:, None, None, None]
+
+
+class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
+    """The engine of a :class:`~vla_ros.policies.groot.network.GrootModel`."""
+
+    def __init__(self, model: GrootModel, size: tuple[int, int], ops: Ops, runner: Runner | None = None) -> None:
+        lengths = tuple(range(LENGTH_STEP, LONGEST + 1, LENGTH_STEP))
+        super().__init__(
+            model.device, size, Buckets(0, 1, lengths), make_runner(model.device) if runner is None else runner
+        )
+        self.model, self._ops = model, ops
+
+    def warm_up(self, lengths: Sequence[int], grids: _Grids, batch: int = 1) -> None:
+        """Capture graphs for sequences of these lengths in tokens, before the first request."""
+        self._capture((batch, grids), lengths)
+
+    def kind(self, requests: Sequence[FlowRequest]) -> _Kind:
+        return len(requests), _of(requests[0]).grids
+
+    def _load_images(self, graphs: GrootGraphs, requests: Sequence[FlowRequest], clock: StageClock) -> None:
+        for grid, target in graphs.images.items():
+            chosen = [
+                image
+                for request in requests
+                for image, one in zip(request.images, _of(request).grids, strict=True)
+                if one == grid
+            ]
+            self._upload(chosen, target, clock)
+
+    def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
+        tokens, positions, places, lengths, state, *guide = arrays
+        count, one = len(request.tokens), _of(request)
+        lengths[row] = count
+        tokens[row, :count] = request.tokens
+        positions[row, :, :count] = one.positions
+        state[row] = request.state
+        fill_guide(guide, row, request.continuation)
+        found = tokens.shape[1] * row + np.flatnonzero(request.tokens == self.model.sizes.image_token)
+        places[_order(one.grids, row, len(tokens), self.model.sizes.vision.merge**2)] = found
+
+    def _build(self, kind: _Kind, length: int) -> GrootGraphs:
+        with torch.inference_mode():
+            return GrootGraphs(self.model, self._ops, kind, length)
+
+
+def _of(request: FlowRequest) -> GrootRequest:
+    assert isinstance(request, GrootRequest)
+    return request
+
+
+@lru_cache(maxsize=64)
+def _order(grids: _Grids, row: int, batch: int, merged: int) -> NDArray[np.int64]:
+    """Return where the image tokens of an observation are among those of a batch, in the order of the prompt."""
+    found: dict[int, NDArray[np.int64]] = {}
+    start = 0
+    for grid, count in Counter(grids).items():
+        tokens = grid[0] * grid[1] // merged
+        cameras = [camera for camera, one in enumerate(grids) if one == grid]
+        for index, camera in enumerate(cameras):
+            found[camera] = start + (row * count + index) * tokens + np.arange(tokens)
+        start += batch * count * tokens
+    return np.concatenate([found[camera] for camera in range(len(grids))])
+
+
+def continue_chunk(previous: Array, delay: int, sizes: GrootArchitecture, horizon: int = 0) -> Continuation | None:
+    """Return the engine's input that continues ``previous``, normalised [T, N]; None if nothing is left of it.
+
+    ``delay`` actions will have been executed when the new chunk arrives. ``horizon`` limits the actions that the
+    new chunk continues; 0: all. Rows of zeros at the end of ``previous`` are padding.
+    """
+    shape = previous.shape
+    if len(shape) != 2 or not 1 <= shape[1] <= sizes.action_dim or not np.isfinite(previous).all():
+        raise ConfigError(
+            f"RTC: the previous actions have shape {list(shape)}, expected finite numbers "
+            f"[T, 1 to {sizes.action_dim}]"
+        )
+    used = np.flatnonzero(np.abs(previous).sum(axis=1) > 0)
+    left = previous[: used[-1] + 1 if len(used) else 0][-sizes.horizon :]
+    if not len(left):
+        return None
+    overlap = min(len(left), horizon or len(left))
+    frozen = max(0, min(delay, overlap))
+    strength = np.ones(sizes.horizon)
+    strength[:frozen] = 0.0
+    ramp = 1.0 - np.exp(-sizes.ramp_rate * np.linspace(0.0, 1.0, overlap - frozen + 2))
+    strength[frozen:overlap] = (ramp / max(ramp[-1], 1e-8))[1:-1]
+    start = np.zeros((sizes.horizon, sizes.action_dim))
+    start[:overlap, : shape[1]] = left[len(left) - overlap :]
+    return Continuation(start, 1.0 - strength, 0.0, overlap)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedGroot:
+    """A loaded model, which keeps no state between calls."""
+
+    architecture: GrootArchitecture
+    engine: GrootEngine
+    processing: Processing
+    prompt: PromptEncoder
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def request(
+        self,
+        images: Mapping[str, UInt8Array | RawImage],
+        state: FloatArray,
+        instruction: str,
+        noise: Array | int,
+        follow: Continuation | None = None,
+    ) -> GrootRequest:
+        """Prepare one observation for the engine.
+
+        ``images`` maps keys to images that :class:`~vla_ros.policies.groot.processing.GrootResize` has processed,
+        or to raw images. ``state`` is float [state_size]. ``noise`` is standard normal, float [horizon,
+        action_dim], or a seed; the same noise gives the same chunk.
+        """
+        sizes, unit = self.architecture, self.architecture.vision.unit
+        if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
+            raise ConfigError(
+                f"the noise has shape {list(noise.shape)}, expected {[sizes.horizon, sizes.action_dim]}"
+            )
+        present = [images[key] for key in self.processing.images if key in images]
+        shapes = [self.processing.resize.size if isinstance(one, RawImage) else one.shape[:2] for one in present]
+        if wrong := [shape for shape in shapes if shape[0] % unit or shape[1] % unit]:
+            raise ImageError(
+                f"groot: images of {wrong} pixels, expected multiples of {unit}: process them with the spec's "
+                "processor"
+            )
+        tokens = self.prompt.encode(instruction, [(height // unit, width // unit) for height, width in shapes])
+        patch = sizes.vision.patch_size
+        return GrootRequest(
+            present,
+            tokens.tokens,
+            self.processing.normalized_state(state, sizes.state_dim),
+            noise,
+            follow,
+            positions=tokens.positions,
+            grids=tuple((height // patch, width // patch) for height, width in shapes),
+        )
+
+
+def load_model(
+    checkpoint: GrootCheckpoint,
+    device: str = "cpu",
+    dtype: str = "float32",
+    flow_steps: int = 0,
+    quantization: str = "none",
+    progress: Progress = no_progress,
+) -> LoadedGroot:
+    """Load a checkpoint onto a device; ``flow_steps`` 0 takes the checkpoint's."""
+    sizes = checkpoint.architecture
+    prompt = read_prompt_encoder(checkpoint.backbone, sizes.image_token, sizes.text.vocab_size, checkpoint.formal)
+    model = load_network(checkpoint, device, dtype, flow_steps, quantization, progress)
+    engine = GrootEngine(model, checkpoint.processing.resize.size, Ops())
+    return LoadedGroot(sizes, engine, checkpoint.processing, prompt)

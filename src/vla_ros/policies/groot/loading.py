@@ -1,0 +1,297 @@
+"""Reads a GR00T N1.7 folder in either layout, loads its weights, and estimates their memory.
+
+NVIDIA's layout has ``config.json`` with the sizes, ``processor_config.json`` (images, named parts and horizon of
+each embodiment), ``statistics.json`` and ``embodiment_id.json``. LeRobot's layout has one embodiment, described by
+its processor files; the sizes are in the folder in NVIDIA's layout that it was trained from. Both need the
+backbone's configuration, tokenizer and chat template. Nothing is downloaded.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies import weights
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.checkpoint_files import Fields, StoredTensor, from_files, read_fields, read_manifest
+from vla_ros.policies.groot import GrootOptions
+from vla_ros.policies.groot.architecture import (
+    COSMOS,
+    COSMOS_CONFIG,
+    EMBEDDINGS,
+    HEAD,
+    TEXT,
+    GrootArchitecture,
+    read_architecture,
+    tensor_shapes,
+)
+from vla_ros.policies.groot.network import GrootModel, build_model
+from vla_ros.policies.groot.processing import GrootResize, Processing
+from vla_ros.policies.groot.robot import lerobot_processing, nvidia_processing, read_horizon, read_resize
+from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers
+
+LIBERO = "libero_sim"
+GROOT_CHOICES = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8"))
+"""Options to suggest if memory does not suffice."""
+
+_PREFIX = "_groot_model."
+_CONFIG = "config.json"
+
+Manifest = Mapping[str, StoredTensor]
+"""Stored tensors by NVIDIA's names."""
+
+
+@dataclass(frozen=True, eq=False)
+class GrootCheckpoint:
+    """Everything in a checkpoint except the weights' data."""
+
+    folder: Path
+    backbone: Path  # folder of tokenizer and chat template
+    architecture: GrootArchitecture
+    stored: Manifest
+    processing: Processing
+    tag: str  # the embodiment
+    embodiment: int  # its row in the weights
+    formal: bool  # whether instructions lose capitals and punctuation
+    state_keys: tuple[tuple[str, int], ...]  # names and sizes of the state's vectors
+    execute_steps: int  # actions of a chunk before the next inference
+    flow_steps: int
+
+
+def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
+    """Read everything in a checkpoint except its weights."""
+    config = read_fields(folder / _CONFIG)
+    if config.get("type") == "groot":
+        return _read_lerobot(folder, config, options)
+    if config.get("model_type") != "Gr00tN1d7":
+        raise CheckpointError(
+            f"{config.where}: found type {config.get('type')!r} and model_type {config.get('model_type')!r}, "
+            "expected groot (LeRobot) or Gr00tN1d7 (NVIDIA); older models of GR00T are not supported"
+        )
+    if options.base_model:
+        raise ConfigError(f"policy.base_model: {folder} has NVIDIA's layout, which states its sizes itself")
+    backbone, architecture = _read_sizes(folder, config, options)
+    processor = read_fields(folder / "processor_config.json").object("processor_kwargs")
+    processor.advice = "only GR00T N1.7 is supported"
+    known = processor.object("modality_configs")
+    tag = options.embodiment or (LIBERO if LIBERO in known else next(iter(known), "") if len(known) == 1 else "")
+    if tag not in known:
+        raise ConfigError(
+            f"policy.embodiment: found {tag!r}, expected one of {sorted(known)}, the robots of {processor.where}"
+        )
+    ids = read_fields(folder / "embodiment_id.json")
+    statistics = read_fields(folder / "statistics.json")
+    if tag not in statistics:
+        raise CheckpointError(f"{statistics.where}: no statistics of {tag}; found {sorted(statistics)}")
+    resize = read_resize(processor, backbone, architecture.vision.unit)
+    libero = options.action_transform == "libero" or (options.action_transform == "auto" and tag == LIBERO)
+    processing = nvidia_processing(
+        processor, known.object(tag), statistics.object(tag), resize, architecture.horizon, libero
+    )
+    formal = bool(processor.expect("formalize_language", True, False))
+    _check_sizes(processing, architecture, folder)
+    return GrootCheckpoint(
+        folder,
+        backbone,
+        architecture,
+        _read_stored(folder),
+        processing,
+        tag,
+        ids.whole(tag, None, least=0),
+        formal,
+        processing.state,
+        min(processing.rows, 8) if tag == LIBERO else processing.rows,  # as in NVIDIA's evaluation of LIBERO
+        architecture.flow_steps,
+    )
+
+
+def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
+    if options.embodiment:
+        raise ConfigError(f"policy.embodiment: {folder} has LeRobot's layout, which states its own")
+    base = _base_folder(folder, config, options)
+    _, architecture = _read_sizes(base, read_fields(base / _CONFIG), options, folder)
+    backbone = _backbone_folder(folder, options, base)
+    tag = str(config.get("embodiment_tag", "new_embodiment"))
+    stated = config.get("action_decode_transform", "auto")
+    chosen = options.action_transform if options.action_transform != "auto" else stated
+    if chosen not in ("auto", "none", "", None, "libero"):
+        raise CheckpointError(f"{config.where}: action_decode_transform: found {chosen!r}, expected libero or none")
+    libero = chosen == "libero" or (chosen == "auto" and tag == LIBERO)
+    chunk = config.whole("chunk_size", 40)
+    executed = config.whole("n_action_steps", 40)
+    rows = min(architecture.horizon, chunk, executed, read_horizon(base, tag) or chunk)
+    found = lerobot_processing(folder, config, backbone, architecture, rows, libero)
+    steps = config.whole("num_inference_timesteps", architecture.flow_steps)
+    architecture = replace(architecture, ramp_rate=_ramp(config, architecture))
+    config.finish(LEROBOT_HARMLESS)
+    _check_sizes(found.processing, architecture, folder)
+    execute = min(found.processing.rows, executed, 8 if tag == LIBERO else executed)
+    return GrootCheckpoint(
+        folder, backbone, architecture, _read_stored(folder), found.processing, tag, found.embodiment, found.formal,
+        (("state", found.processing.state_size),), execute, steps,
+    )  # fmt: skip
+
+
+LEROBOT_HARMLESS = {
+    "training": "optimizer_* tune_* warmup_ratio batch_size max_steps save_steps dataloader_num_workers "
+    "dataset_paths output_dir report_to resume video_backend balance_* lora_*",
+    "how it runs, which policy.device and policy.dtype choose": "device use_amp use_bf16 model_params_fp32 "
+    "use_flash_attention",
+    "publishing": "push_to_hub repo_id private tags license pretrained_path pretrained_revision",
+    "repeated in the processor files, whose values LeRobot uses": "normalization_mapping use_relative_actions "
+    "relative_exclude_joints max_state_dim max_action_dim",
+    "of an older model, or not used": "image_size model_version n_obs_steps",
+}
+"""Keys of LeRobot's ``config.json`` that do not change the actions, by the reason."""
+
+
+def _ramp(config: Fields, sizes: GrootArchitecture) -> float:
+    return sizes.ramp_rate if config.get("rtc_ramp_rate") is None else config.number("rtc_ramp_rate", 6.0)
+
+
+def _base_folder(folder: Path, config: Fields, options: GrootOptions) -> Path:
+    """Return the folder in NVIDIA's layout that states the sizes of the model."""
+    stated = str(config.get("base_model_path") or "nvidia/GR00T-N1.7-3B")
+    chosen = Path(options.base_model).expanduser() if options.base_model else folder / stated
+    if not (chosen / _CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder}: the sizes of the model are in {_CONFIG} of {options.base_model or stated}, which is no "
+            "folder here; download it (hf download nvidia/GR00T-N1.7-3B config.json processor_config.json "
+            "--local-dir DIR) and set policy.base_model to DIR"
+        )
+    return chosen
+
+
+def _backbone_folder(folder: Path, options: GrootOptions, base: Path | None = None) -> Path:
+    """Return the folder with the backbone's tokenizer: ``policy.backbone``, or the one that the folder has."""
+    if options.backbone:
+        chosen = Path(options.backbone).expanduser()
+        if not chosen.is_dir():
+            raise ConfigError(f"policy.backbone: {chosen} is no folder")
+        return chosen
+    places = [place for root in (folder, base) if root is not None for place in (root / "backbone", root)]
+    return next((place for place in places if (place / "tokenizer.json").is_file()), folder / "backbone")
+
+
+def _read_sizes(
+    folder: Path, config: Fields, options: GrootOptions, first: Path | None = None
+) -> tuple[Path, GrootArchitecture]:
+    backbone = _backbone_folder(first or folder, options, folder)
+    path, name = backbone / _CONFIG, str(config.get("model_name", COSMOS))
+    if path.is_file() and backbone.resolve() != folder.resolve() and backbone != first:
+        fields = read_fields(path)
+    elif name.rstrip("/") == COSMOS:
+        fields = Fields(COSMOS_CONFIG, f"{COSMOS}'s config.json")
+    else:
+        raise CheckpointError(
+            f"{path}: no such file; it has the sizes of the backbone {name}. Copy its config.json, tokenizer and "
+            "chat template there, or set policy.backbone to their folder"
+        )
+    return backbone, read_architecture(config, fields)
+
+
+def _check_sizes(processing: Processing, sizes: GrootArchitecture, folder: Path) -> None:
+    numbers = sum(part.bounds.size for part in processing.parts)
+    if processing.state_size > sizes.state_dim or max(numbers, processing.action_size) > sizes.action_dim:
+        raise CheckpointError(
+            f"{folder}: a state of {processing.state_size} and actions of {numbers} numbers, but the model pads to "
+            f"{sizes.state_dim} and {sizes.action_dim}"
+        )
+
+
+def _read_stored(folder: Path) -> dict[str, StoredTensor]:
+    stored = {name.removeprefix(_PREFIX): one for name, one in read_manifest(folder).items()}
+    if EMBEDDINGS[0] not in stored and EMBEDDINGS[1] in stored:
+        stored[EMBEDDINGS[0]] = stored[EMBEDDINGS[1]]
+    return stored
+
+
+def check_weights(sizes: GrootArchitecture, stored: Manifest, folder: Path) -> None:
+    """Compare the stored tensors with the sizes; raises CheckpointError if they differ."""
+    unused = re.compile(
+        rf"{re.escape(EMBEDDINGS[1])}$|{re.escape(TEXT)}norm\.weight$|{re.escape(TEXT)}layers\.(\d+)\.|"
+        rf"{re.escape(HEAD)}(position_embedding|mask_token)"
+    )
+
+    def never_runs(name: str) -> bool:
+        found = unused.match(name)
+        return found is not None and (found[1] is None or int(found[1]) >= sizes.text.layers)
+
+    source = f"{folder}: the weights are not those of the sizes in {_CONFIG}"
+    weights.check_weights(tensor_shapes(sizes), stored, never_runs, source)
+
+
+def load_weights(
+    checkpoint: GrootCheckpoint, device: torch.device, dtype: torch.dtype, progress: Progress = no_progress
+) -> dict[str, Tensor]:
+    """Load the tensors that the passes use; of each embodiment's, only those of the chosen one."""
+    sizes, stored = checkpoint.architecture, checkpoint.stored
+    check_weights(sizes, stored, checkpoint.folder)
+    if checkpoint.embodiment >= sizes.embodiments:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {checkpoint.tag} has the number {checkpoint.embodiment}, but the weights are "
+            f"those of {sizes.embodiments} embodiments"
+        )
+    shapes, found = tensor_shapes(sizes), dict[str, Tensor]()
+    for name, tensor in from_files(stored)(list(shapes)):
+        chosen = tensor[checkpoint.embodiment : checkpoint.embodiment + 1] if _EACH.match(name) else tensor
+        kind = torch.float32 if _FLOAT32.match(name) else dtype
+        found[name] = chosen.to(device=device, dtype=kind, copy=True)
+        progress(len(found) / len(shapes), f"loading {name}")
+    return found
+
+
+_EACH = re.compile(rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder)\.")
+_FLOAT32 = re.compile(
+    rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder|position_embedding|model\.timestep_encoder|"
+    rf"model\.proj_out|model\.transformer_blocks\.\d+\.norm1)"
+)
+"""Tensors that stay float32: those of states, actions and times."""
+
+
+def load_network(
+    checkpoint: GrootCheckpoint,
+    device: str = "cpu",
+    dtype: str = "float32",
+    flow_steps: int = 0,
+    quantization: str = "none",
+    progress: Progress = no_progress,
+) -> GrootModel:
+    """Load a checkpoint's network onto a device; ``flow_steps`` 0 takes the checkpoint's."""
+    tensors = load_weights(checkpoint, torch.device(device), getattr(torch, dtype), progress)
+    return build_model(checkpoint.architecture, tensors, flow_steps or checkpoint.flow_steps, quantization)
+
+
+def plan_memory(
+    sizes: GrootArchitecture,
+    dtype: str,
+    quantization: str,
+    device: str,
+    *,
+    cameras: int,
+    resize: GrootResize,
+    tokens: int = 64,
+) -> MemoryPlan:
+    """Estimate the memory for one observation with ``tokens`` of text."""
+    number = torch.float32.itemsize if dtype == "float32" else 2
+    total, numbers = 0.0, 0
+    for name, shape in tensor_shapes(sizes).items():
+        count = int(torch.Size(shape).numel()) // (sizes.embodiments if _EACH.match(name) else 1)
+        numbers = max(numbers, count)
+        size = 4 if _FLOAT32.match(name) else number
+        layer = (len(shape) == 2 and "blocks" in name) or "layers" in name
+        total += count * (1 if quantization == "fp8" and layer and not _FLOAT32.match(name) else size)
+    patches = resize.size[0] * resize.size[1] // sizes.vision.patch_size**2
+    length = cameras * patches // sizes.vision.merge**2 + tokens
+    running = max(
+        cameras * prefill_numbers(sizes.vision.blocks, patches),
+        prefill_numbers(sizes.text, length),
+        prefill_numbers(sizes.head, sizes.horizon + 1),
+    )
+    cache = number * (cache_numbers(sizes.head, length) + cache_numbers(replace(sizes.text, layers=1), length))
+    # The matrices of one layer are stacked, so a copy of the largest parts exists for a moment.
+    return estimate(total, cache, max(number * running, 3 * number * numbers), device)

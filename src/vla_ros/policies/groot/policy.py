@@ -1,0 +1,143 @@
+"""GR00T N1.7 as a :class:`~vla_ros.policies.base.Policy`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from vla_ros.config import Config
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.engine.flow_engine import Continuation
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.policies.base import Progress, Session
+from vla_ros.policies.groot import GrootOptions
+from vla_ros.policies.groot.inference import GrootRequest, LoadedGroot, continue_chunk, load_model
+from vla_ros.policies.groot.loading import GROOT_CHOICES, GrootCheckpoint, plan_memory, read_checkpoint
+from vla_ros.policies.memory import MemoryCheck
+from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, NetworkPolicy, Placement
+from vla_ros.policies.published import loop_of
+from vla_ros.types import ActionChunk, Observation, PreviousChunk, RawImage, UInt8Array
+
+
+@dataclass
+class GrootSession(Session):
+    """State of one robot."""
+
+    seed: int  # ``policy.seed``
+    answered: int = 0  # chunks since the episode began; part of the next noise seed
+
+    def reset(self) -> None:
+        self.answered = 0
+
+
+class GrootPolicy(NetworkPolicy[LoadedGroot, GrootSession, GrootRequest]):
+    """Samples a chunk of actions from images, named parts of the state, and an instruction.
+
+    Names are those of the checkpoint: with NVIDIA's layout the modality keys of the embodiment, with LeRobot's
+    layout those of ``config.json`` without ``observation.`` and ``images.``.
+    """
+
+    Options = GrootOptions
+    title = "groot"
+    _options: GrootOptions
+    takes_any_size = True  # OpenCV's geometry keeps the aspect ratio; requests check the sides
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._preset = config.preset
+
+    def describe(self) -> PolicySpec:
+        return self._spec(read_checkpoint(self.folder, self._options))
+
+    def start_session(self) -> GrootSession:
+        return GrootSession(self._options.seed)
+
+    def _open(self, where: Placement) -> GrootCheckpoint:
+        checkpoint = read_checkpoint(self.folder, self._options)
+        processing = checkpoint.processing
+        plan = partial(
+            plan_memory, checkpoint.architecture, cameras=len(processing.images), resize=processing.resize
+        )
+        self._memory = MemoryCheck(plan, GROOT_CHOICES, str(where.device))
+        return checkpoint
+
+    def _build(self, opened: GrootCheckpoint, where: Placement, progress: Progress) -> None:
+        options = self._options
+        self._loaded = load_model(
+            opened, str(where.device), where.dtype, options.flow_steps, options.quantization, progress
+        )
+        self.spec = self._spec(opened)
+
+    def _warm_up(self, batch: int) -> bool:
+        """Capture graphs for a typical instruction with all cameras."""
+        loaded, resize = self.loaded, self.loaded.processing.resize
+        if loaded.engine.runner.graphs:
+            unit, patch = resize.unit, loaded.architecture.vision.patch_size
+            cameras = len(loaded.processing.images)
+            units = resize.size[0] // unit, resize.size[1] // unit
+            tokens = loaded.prompt.encode(SELF_TEST_INSTRUCTION, [units] * cameras)
+            grid = resize.size[0] // patch, resize.size[1] // patch
+            loaded.engine.warm_up([len(tokens.tokens), len(tokens.tokens) + 32], (grid,) * cameras, batch)
+        return True
+
+    def _try_out(self) -> None:
+        super()._try_out()
+        self.loaded.engine.wait()
+
+    def _resizing_device(self) -> torch.device:
+        return self.loaded.engine.model.device
+
+    def _request(
+        self, session: GrootSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
+    ) -> GrootRequest:
+        noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
+        follow = None if observation.previous is None else self._continue(observation.previous)
+        return self.loaded.request(images, self._state(observation), observation.instruction, noise, follow)
+
+    def _answer(self, asked: Sequence[Asked[GrootSession, GrootRequest]]) -> Iterator[ActionChunk | VlaRosError]:
+        engine, processing = self.loaded.engine, self.loaded.processing
+        alike = len({one.request.grids for one in asked}) == 1
+        batches = [asked] if alike else [[one] for one in asked]
+        answers = [answer for batch in batches for answer in engine.answer([one.request for one in batch])]
+        for one, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, VlaRosError):
+                yield answer
+                continue
+            one.session.answered += 1
+            normalized = answer.actions[: processing.rows]
+            yield ActionChunk(
+                actions=np.asarray(processing.robot_actions(normalized, self._state(one.observation)), np.float64),
+                stamp=one.observation.stamp,
+                normalized=np.asarray(normalized[:, : processing.model_size], np.float64),
+                stages_ms=answer.stages_ms,
+                info={"prompt_tokens": len(one.request.tokens)},
+            )
+
+    def _continue(self, previous: PreviousChunk) -> Continuation | None:
+        """Return the previous chunk's rest; None if actions are relative: LeRobot does not continue them either."""
+        loaded = self.loaded
+        if loaded.processing.relative or not len(previous.actions):
+            return None
+        size = loaded.processing.action_size
+        if previous.actions.ndim != 2 or previous.actions.shape[1] != size:
+            raise ConfigError(
+                f"groot: the previous actions have shape {list(previous.actions.shape)}, expected [T, {size}]"
+            )
+        normalized = loaded.processing.model_actions(previous.actions)
+        return continue_chunk(normalized, previous.delay, loaded.architecture, self._options.rtc_horizon)
+
+    def _spec(self, checkpoint: GrootCheckpoint) -> PolicySpec:
+        processing, sizes, loop = checkpoint.processing, checkpoint.architecture, loop_of("gr00t", self._preset)
+        return PolicySpec(
+            images=tuple(ImageFeature(key, processing.resize, required=False) for key in processing.images),
+            state=tuple(StateFeature(key, size=size) for key, size in checkpoint.state_keys),
+            action=(),
+            dimension=processing.action_size,
+            horizon=processing.rows,
+            rate_hz=loop.rate_hz,
+            execute_steps=min(loop.execute_steps or processing.rows, checkpoint.execute_steps),
+            noise=(sizes.horizon, sizes.action_dim),
+            continues_chunks=not processing.relative,
+        )
