@@ -21,7 +21,18 @@ INTERFACES = {
     "a command": ("add_arguments", "run", "main"),
     "a dialect of policy servers": ("query", "answer", "metadata", "reset"),
     "a format of weights": ("quantize", "dequantize"),
-    "a family of models": ("build_empty", "check_weights", "load_tokenizer", "make_engine", "plan_memory"),
+    "a family of models": (
+        *(
+            "build_empty",
+            "check_weights",
+            "load_tokenizer",
+            "make_engine",
+            "plan_memory",
+            "load_model",
+            "load_network",
+        ),
+        *("read_architecture", "read_checkpoint", "Processing", "PromptEncoder", "Manifest", "EMBEDDINGS", "FILES"),
+    ),
 }
 """Names that several files define on purpose, with the same meaning: each implements its part of an interface."""
 _ON_PURPOSE = {name for names in INTERFACES.values() for name in names}

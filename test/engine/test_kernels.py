@@ -68,3 +68,9 @@ def test_pis_kernels_fit_into_the_shared_memory_of_an_rtx_card(capability):
 def test_gemmas_kernels_equal_torch_in_the_interpreter(dtype):
     said = run("interpret_gemma.py", dtype, TRITON_INTERPRET="1")
     assert re.findall(r"equal (\w+)", said) == ["pi0", "pi05"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_groots_kernels_equal_torch_in_the_interpreter(dtype):
+    said = run("interpret_groot.py", dtype, TRITON_INTERPRET="1")
+    assert re.findall(r"equal (\w+)", said) == ["none", "fp8"]

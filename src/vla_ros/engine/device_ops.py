@@ -23,3 +23,14 @@ def make_tower_ops(device: torch.device) -> TowerOps:
             return TowerOps()
         return TritonTowerOps()
     return TowerOps()
+
+
+def make_fused_ops(device: torch.device) -> Ops:
+    """Return the operations for decoders with layer norms, biases, or norms of queries and keys."""
+    if device.type == "cuda":
+        try:
+            from vla_ros.engine.fused_ops import FusedOps
+        except ImportError:
+            return Ops()
+        return FusedOps()
+    return Ops()

@@ -64,7 +64,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     shape, layer = weights.shape, weights.layers[0]
     assert layer.o_proj is not None
     assert layer.down_proj is not None
-    noise = _noise(rows, weights.device)
+    noise = random_numbers(rows, weights.device)
 
     def stream() -> Stream:
         order = torch.arange(rows, device=weights.device)[None]
@@ -116,7 +116,7 @@ def check_flow(ops: Ops, model: FlowModel) -> None:
 
 def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int) -> dict[str, Tensor]:
     """Run one layer on noise; return keys, values, hidden states and, for the expert, advanced actions."""
-    noise = _noise(count, model.device)
+    noise = random_numbers(count, model.device)
     at = torch.arange(count, dtype=torch.int32, device=model.device)[None]
     cache = KVCache.in_blocks(weights, 1, count)
     rows = ops.locate_prefix(weights, cache, at, torch.full_like(at, count), torch.zeros_like(at))
@@ -132,7 +132,8 @@ def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int)
     return found
 
 
-def _noise(seed: int, device: torch.device) -> Callable[..., Tensor]:
+def random_numbers(seed: int, device: torch.device) -> Callable[..., Tensor]:
+    """Return a function from a shape to normal numbers that are the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, generator=generator).to(device)
 

@@ -107,20 +107,23 @@ def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: 
 def rotate_kernel(
     qkv, positions, cosine, sine, query, keys, values, ROWS, CAPACITY,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
-    row_scale=None, column_scale=None, SCALED: tl.constexpr = False,
+    row_scale=None, column_scale=None, SCALED: tl.constexpr = False, query_norm=None, key_norm=None, eps=0.0,
+    BY_ROW: tl.constexpr = False,
 ):  # fmt: skip
     """Rotate ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] and store it; one program per row and BLOCK_H heads.
 
     ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD]. With SCALED, ``qkv``
-    is multiplied by the scales of its row and of its columns first.
+    is multiplied by the scales of its row and of its columns first. ``query_norm`` and ``key_norm`` [HEAD] are the
+    weights of RMS norms of each head before it is rotated. BY_ROW finds ``cosine`` and ``sine`` by row instead of
+    position.
     """
     half: tl.constexpr = HEAD // 2
     row = tl.program_id(0)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     feature = tl.arange(0, half)
     position = tl.load(positions + row)
-    cos = tl.load(cosine + position * half + feature)[None, :]
-    sin = tl.load(sine + position * half + feature)[None, :]
+    angle = (row if BY_ROW else position) * half + feature
+    cos, sin = tl.load(cosine + angle)[None, :], tl.load(sine + angle)[None, :]
     source = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD) + head[:, None] * HEAD + feature[None, :]
     there = (head < HEADS + 2 * KV_HEADS)[:, None]
     first = tl.load(qkv + source, mask=there, other=0.0).to(tl.float32)
@@ -130,6 +133,16 @@ def rotate_kernel(
         columns = head[:, None] * HEAD + feature[None, :]
         first *= tl.load(column_scale + columns, mask=there, other=0.0) * factor
         second *= tl.load(column_scale + columns + half, mask=there, other=0.0) * factor
+    if query_norm is not None:
+        is_query, normed = (head < HEADS)[:, None], (head < HEADS + KV_HEADS)[:, None]
+        root = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD + eps)[:, None]
+        low = tl.where(is_query, tl.load(query_norm + feature)[None, :], tl.load(key_norm + feature)[None, :])
+        high = tl.where(
+            is_query, tl.load(query_norm + half + feature)[None, :], tl.load(key_norm + half + feature)[None, :]
+        )
+        kind = query.dtype.element_ty
+        first = tl.where(normed, ((first * root).to(kind) * low).to(tl.float32), first)
+        second = tl.where(normed, ((second * root).to(kind) * high).to(tl.float32), second)
     store_rotated(
         first, second, cos, sin, row, position, head[:, None], feature[None, :], there, query, keys,
         values, ROWS, CAPACITY, HEADS, KV_HEADS, HEAD,

@@ -229,9 +229,9 @@ def _vision(fields: Fields) -> VisionShape:
 
 
 VISION = "backbone.model.model.visual."
-TEXT = "backbone.model.model.language_model."
+LANGUAGE = "backbone.model.model.language_model."
 HEAD = "action_head."
-EMBEDDINGS = (f"{TEXT}embed_tokens.weight", "backbone.model.lm_head.weight")
+EMBEDDINGS = (f"{LANGUAGE}embed_tokens.weight", "backbone.model.lm_head.weight")
 """Two names of one tied tensor; LeRobot's files have only the second."""
 
 CONNECTOR, DIT = f"{HEAD}vl_self_attention.transformer_blocks.", f"{HEAD}model.transformer_blocks."
@@ -276,7 +276,7 @@ def tensor_shapes(sizes: GrootArchitecture) -> dict[str, tuple[int, ...]]:
         linear(f"{stem}linear_fc2", out, merged)
     keys = text.kv_heads * text.head_dim
     for index in range(text.layers):
-        stem = f"{TEXT}layers.{index}."
+        stem = f"{LANGUAGE}layers.{index}."
         for name, size in (("input_layernorm", text.hidden_size), ("post_attention_layernorm", text.hidden_size)):
             found[f"{stem}{name}.weight"] = (size,)
         for name in ("q_norm", "k_norm"):

@@ -5,20 +5,25 @@ frozen; the velocity of the others grows from 0 to 1 along an exponential ramp.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from vla_ros.engine.device_ops import make_fused_ops
 from vla_ros.engine.flow_engine import ChunkEngine, ChunkGraphs, Continuation, FlowRequest, fill_guide
 from vla_ros.engine.graph_engine import Buckets, StageClock
+from vla_ros.engine.kernel_check import agrees, random_numbers, require_close
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
+from vla_ros.engine.tolerances import TOLERANCES
+from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.groot.architecture import GrootArchitecture
@@ -29,7 +34,7 @@ from vla_ros.policies.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros.policies.normalization import Array
 from vla_ros.types import FloatArray, RawImage, UInt8Array
 
-LENGTH_STEP, LONGEST = 32, 4096
+LENGTH_STEP, LONGEST_SEQUENCE = 32, 4096
 """Tokens between padded lengths of image tokens and prompt, and the largest length."""
 
 _Grids = tuple[tuple[int, int], ...]
@@ -120,7 +125,7 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
     """The engine of a :class:`~vla_ros.policies.groot.network.GrootModel`."""
 
     def __init__(self, model: GrootModel, size: tuple[int, int], ops: Ops, runner: Runner | None = None) -> None:
-        lengths = tuple(range(LENGTH_STEP, LONGEST + 1, LENGTH_STEP))
+        lengths = tuple(range(LENGTH_STEP, LONGEST_SEQUENCE + 1, LENGTH_STEP))
         super().__init__(
             model.device, size, Buckets(0, 1, lengths), make_runner(model.device) if runner is None else runner
         )
@@ -256,6 +261,66 @@ class LoadedGroot:
         )
 
 
+def make_engine(model: GrootModel, size: tuple[int, int], runner: Runner | None = None) -> GrootEngine:
+    """Return an engine with the device's operations, or with torch's if a pass differs from torch's."""
+    ops = make_fused_ops(model.device)
+    instead = "torch computes the layers instead of the engine's kernels, more slowly"
+    if type(ops) is not Ops and not agrees(lambda: check_passes(ops, model), instead, strict=False):
+        ops = Ops()
+    return GrootEngine(model, size, ops, runner)
+
+
+@torch.inference_mode()
+def check_passes(ops: Ops, model: GrootModel) -> None:
+    """Compare the first layers of each transformer with torch's operations.
+
+    Raises EngineMismatchError if a result differs by more than rounding.
+    """
+    for weights in (model.vision, model.text, model.head, *([model.connector] if model.connector else [])):
+        ops.require(weights)
+
+    def first(weights: DecoderWeights, count: int) -> DecoderWeights:
+        return replace(weights, layers=weights.layers[:count])
+
+    connector = None if model.connector is None else first(model.connector, 1)
+    short = replace(
+        model,
+        vision=first(model.vision, 1),
+        text=first(model.text, 2),
+        head=first(model.head, 2),
+        connector=connector,
+    )
+    sizes, noise = model.sizes, random_numbers(0, model.device)
+    bounds = TOLERANCES[model.vision.dtype]
+    slack = 4 if model.text.layers[0].qkv.kind == "none" else 8  # several layers, and FP8's neighbouring values
+    bounds = replace(bounds, product=slack * bounds.product, element=slack * bounds.element)
+    grid = 2 * sizes.vision.merge
+    side = grid * sizes.vision.patch_size
+    images = (noise(2, side, side, 3) * 60 + 128).clamp(0, 255).to(torch.uint8)
+    tokens = torch.arange(16, device=model.device).expand(2, -1).contiguous()
+    places, rows = torch.tensor([2, 3, 20, 21], device=model.device), 4 * (1 + len(sizes.vision.deepstack))
+    features = noise(rows, sizes.text.hidden_size).to(model.text.dtype).chunk(rows // 4)
+    positions = torch.arange(16, device=model.device).expand(2, 3, -1)
+    lengths = torch.tensor([16, 11], device=model.device)
+    valid = tokens[0] < lengths[:, None, None, None]
+    hidden = noise(2, 16, sizes.text.hidden_size).to(model.text.dtype)
+    state, actions = noise(2, 1, sizes.head.hidden_size), noise(2, sizes.horizon, sizes.action_dim)
+
+    def velocity(ops: Ops) -> Tensor:
+        cache = KVCache.allocate(short.head, 2, 16)
+        short.cross(cache, hidden)
+        return short.velocity(ops, cache, (valid, valid), state, actions, model.steps - 1)
+
+    passes: dict[str, Callable[[Ops], Tensor]] = {
+        "the vision tower": lambda ops: short.encode(ops, images, model.grid(grid, grid))[0],
+        "the language model": lambda ops: short.read(ops, tokens, places, features[0], features[1:], positions),
+        "the connector": lambda ops: short.connect(ops, hidden.clone(), valid)[:, :11],
+        "a flow step": velocity,
+    }
+    for name, run in passes.items():
+        require_close(name, run(ops), run(Ops()), bounds)
+
+
 def load_model(
     checkpoint: GrootCheckpoint,
     device: str = "cpu",
@@ -268,5 +333,5 @@ def load_model(
     sizes = checkpoint.architecture
     prompt = read_prompt_encoder(checkpoint.backbone, sizes.image_token, sizes.text.vocab_size, checkpoint.formal)
     model = load_network(checkpoint, device, dtype, flow_steps, quantization, progress)
-    engine = GrootEngine(model, checkpoint.processing.resize.size, Ops())
+    engine = make_engine(model, checkpoint.processing.resize.size)
     return LoadedGroot(sizes, engine, checkpoint.processing, prompt)

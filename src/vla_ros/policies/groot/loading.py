@@ -24,7 +24,7 @@ from vla_ros.policies.groot.architecture import (
     COSMOS_CONFIG,
     EMBEDDINGS,
     HEAD,
-    TEXT,
+    LANGUAGE,
     GrootArchitecture,
     read_architecture,
     tensor_shapes,
@@ -213,7 +213,7 @@ def _read_stored(folder: Path) -> dict[str, StoredTensor]:
 def check_weights(sizes: GrootArchitecture, stored: Manifest, folder: Path) -> None:
     """Compare the stored tensors with the sizes; raises CheckpointError if they differ."""
     unused = re.compile(
-        rf"{re.escape(EMBEDDINGS[1])}$|{re.escape(TEXT)}norm\.weight$|{re.escape(TEXT)}layers\.(\d+)\.|"
+        rf"{re.escape(EMBEDDINGS[1])}$|{re.escape(LANGUAGE)}norm\.weight$|{re.escape(LANGUAGE)}layers\.(\d+)\.|"
         rf"{re.escape(HEAD)}(position_embedding|mask_token)"
     )
 
@@ -225,7 +225,7 @@ def check_weights(sizes: GrootArchitecture, stored: Manifest, folder: Path) -> N
     weights.check_weights(tensor_shapes(sizes), stored, never_runs, source)
 
 
-def load_weights(
+def load_tensors(
     checkpoint: GrootCheckpoint, device: torch.device, dtype: torch.dtype, progress: Progress = no_progress
 ) -> dict[str, Tensor]:
     """Load the tensors that the passes use; of each embodiment's, only those of the chosen one."""
@@ -262,7 +262,7 @@ def load_network(
     progress: Progress = no_progress,
 ) -> GrootModel:
     """Load a checkpoint's network onto a device; ``flow_steps`` 0 takes the checkpoint's."""
-    tensors = load_weights(checkpoint, torch.device(device), getattr(torch, dtype), progress)
+    tensors = load_tensors(checkpoint, torch.device(device), getattr(torch, dtype), progress)
     return build_model(checkpoint.architecture, tensors, flow_steps or checkpoint.flow_steps, quantization)
 
 

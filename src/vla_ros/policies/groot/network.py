@@ -16,14 +16,14 @@ from vla_ros.engine import fp8
 from vla_ros.engine.decoder import run_layer, write_cross
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import Cross, KVCache, Positions, Stream
+from vla_ros.engine.stream import Cross, KVCache, Positions
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.groot.architecture import (
     CONNECTOR,
     DIT,
     EMBEDDINGS,
     HEAD,
-    TEXT,
+    LANGUAGE,
     TIME,
     VISION,
     GrootArchitecture,
@@ -135,9 +135,9 @@ class GrootModel:
             count, height // (patch * merge), merge, patch, width // (patch * merge), merge, patch, 3
         ).permute(0, 1, 4, 2, 5, 7, 3, 6)
         rows = cut.reshape(count, -1, 3 * patch * patch).to(weights.dtype)
-        stream = Stream(functional.linear(rows, *self.patch) + grid.embedded)
         cache = KVCache.allocate(weights, count, rows.shape[1], layers=1)
         positions = everywhere(rows, grid.cosine, grid.sine)
+        stream = ops.start(weights, functional.linear(rows, *self.patch) + grid.embedded, positions)
         levels = []
         for index in range(len(weights.layers)):
             stream = run_layer(weights, ops, cache, index, stream, positions)
@@ -156,14 +156,14 @@ class GrootModel:
         weights = self.text
         hidden = functional.embedding(tokens, self.embedding)
         flat = hidden.flatten(0, 1).index_copy(0, places, images.to(hidden.dtype))
-        stream = Stream(flat.view_as(hidden))
         cache = KVCache.allocate(weights, len(tokens), tokens.shape[1], layers=1)
         at = everywhere(hidden, *self._rotary(positions), causal=True)
+        stream = ops.start(weights, flat.view_as(hidden), at)
         for index in range(len(weights.layers)):
             stream = run_layer(weights, ops, cache, index, stream, at)
             if index < len(levels):
                 flat = stream.hidden.flatten(0, 1).index_add(0, places, levels[index].to(hidden.dtype))
-                stream = replace(stream, hidden=flat.view_as(hidden))
+                stream = ops.start(weights, flat.view_as(hidden), at, stream.norm)
         return stream.hidden
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,15 +183,16 @@ class GrootModel:
             return hidden
         cache = KVCache.allocate(self.connector, len(hidden), hidden.shape[1], layers=1)
         at = replace(everywhere(hidden), mask=valid)
-        stream = Stream(hidden)
+        stream = ops.start(self.connector, hidden, at)
         for index in range(len(self.connector.layers)):
             stream = run_layer(self.connector, ops, cache, index, stream, at)
         return stream.hidden
 
     def cross(self, cache: KVCache, tokens: Tensor) -> None:
         """Project what the head attends to, [B, L, width], into the cache of its crossing blocks."""
-        for index in self.sizes.crossing:
-            write_cross(self.head, cache, index, tokens, tokens)
+        for index, layer in enumerate(self.head.layers):
+            if layer.cross is not None:
+                write_cross(self.head, cache, index, tokens, tokens)
 
     def encode_state(self, state: Tensor) -> Tensor:
         """Return the state's token [B, 1, width], float32, for a normalised state [B, state_dim]."""
@@ -209,10 +210,10 @@ class GrootModel:
         weights, sizes = self.head, self.sizes
         rows = functional.silu(functional.linear(actions, self.action_in, self.action_bias[step]))
         rows = functional.linear(rows, *self.action_mlp) + self.positions
-        stream = Stream(torch.cat([state, rows], dim=1).to(weights.dtype))
-        own = KVCache.allocate(weights, len(actions), stream.hidden.shape[1], layers=1)
-        here = replace(everywhere(stream.hidden), step=step)
-        beyond = everywhere(stream.hidden, length=cache.keys[0].shape[2])
+        rows = torch.cat([state, rows], dim=1).to(weights.dtype)
+        own = KVCache.allocate(weights, len(actions), rows.shape[1], layers=1)
+        here, beyond = replace(everywhere(rows), step=step), everywhere(rows, length=cache.keys[0].shape[2])
+        stream = ops.start(weights, rows, here)
         text, image = (Cross(cache, replace(beyond, mask=mask)) for mask in seen)
         for index in range(len(weights.layers)):
             cross = text if not sizes.alternate or sizes.sees_text(index) else image
@@ -228,7 +229,7 @@ def everywhere(
 ) -> Positions:
     """Return positions of a pass over all rows of ``hidden`` [B, R, N], which see ``length`` or R positions."""
     batch, rows, _ = hidden.shape
-    at = torch.arange(rows, dtype=torch.int32, device=hidden.device).expand(batch, rows)
+    at = torch.arange(rows, dtype=torch.int32, device=hidden.device).expand(batch, rows).contiguous()
     cosine, sine = (hidden.new_empty(0) if one is None else one for one in (cosine, sine))
     return Positions(at, cosine, sine, prompt=True, end=length or rows, causal=causal)
 
@@ -239,22 +240,21 @@ def build_model(
 ) -> GrootModel:
     """Return the model of tensors by NVIDIA's names; those of all embodiments hold only the chosen one's, [1, ...].
 
-    ``quantization`` (``none`` or ``fp8``) is that of the layers' matrices.
+    ``quantization`` (``none`` or ``fp8``) is that of the language model's matrices, output projections excepted.
     """
     like = tensors[f"{VISION}patch_embed.proj.bias"]
-    kind = quantization
 
     def pair(name: str) -> Linear:
         return tensors[f"{name}.weight"], tensors[f"{name}.bias"]
 
-    def matrix(role: str, *names: str) -> Matrix:
+    def matrix(role: str, *names: str, kind: str = "none") -> Matrix:
         weight = torch.cat([tensors[f"{name}.weight"] for name in names]) if len(names) > 1 else None
         weight = tensors[f"{names[0]}.weight"] if weight is None else weight
         bias = None
         if f"{names[0]}.bias" in tensors:
             bias = torch.cat([tensors[f"{name}.bias"] for name in names])
         inputs = int(weight.shape[1])
-        if kind == "none":
+        if kind == "none" or role == "o_proj":
             return Matrix(weight, "dense", inputs, role, bias=bias)
         data, scale = fp8.quantize(weight)
         return Matrix(data, "fp8_rows", inputs, role, scale[:, 0].contiguous(), bias=bias)
@@ -297,15 +297,15 @@ def build_model(
         ],
         [norm(f"{stem}{name}") for stem in stems for name in ("norm1", "norm2")],
     )
-    stems = [f"{TEXT}layers.{index}." for index in range(text.layers)]
+    stems = [f"{LANGUAGE}layers.{index}." for index in range(text.layers)]
     language = decoder(
         text,
         [
             Layer(
-                matrix("qkv", *(f"{stem}self_attn.{name}_proj" for name in "qkv")),
+                matrix("qkv", *(f"{stem}self_attn.{name}_proj" for name in "qkv"), kind=quantization),
                 matrix("o_proj", f"{stem}self_attn.o_proj"),
-                matrix("gate_up", f"{stem}mlp.gate_proj", f"{stem}mlp.up_proj"),
-                matrix("down_proj", f"{stem}mlp.down_proj"),
+                matrix("gate_up", f"{stem}mlp.gate_proj", f"{stem}mlp.up_proj", kind=quantization),
+                matrix("down_proj", f"{stem}mlp.down_proj", kind=quantization),
                 (tensors[f"{stem}self_attn.q_norm.weight"], tensors[f"{stem}self_attn.k_norm.weight"]),
             )
             for stem in stems
@@ -330,7 +330,8 @@ def build_model(
     norms = []
     for stem in stems:
         scale, shift = _modulation(condition, pair(f"{stem}norm1.linear"))
-        norms += [torch.stack([1 + scale, shift], dim=1), torch.ones_like(scale)[:1, None]]
+        plain = torch.stack([torch.ones_like(shift[:1]), torch.zeros_like(shift[:1])], dim=1)
+        norms += [torch.stack([1 + scale, shift], dim=1).contiguous(), plain]
     blocks = decoder(head, [block(stem, index in sizes.crossing) for index, stem in enumerate(stems)], norms)
     last_shift, last_scale = _modulation(condition, pair(f"{HEAD}model.proj_out_1"))
     inner = head.hidden_size

@@ -57,7 +57,7 @@ class GrootResize(ImageProcessor):
 
     def to_units(self, image: UInt8Array) -> UInt8Array:
         """Resize to multiples of :attr:`unit`, as Qwen's processor does."""
-        return resize_bicubic(image, fit_units(_size(image), self.unit, self.limits))
+        return resize_fixed_point(image, fit_units(_size(image), self.unit, self.limits))
 
     def resampling(self, source: _Size) -> Resampling | None:
         """Return torch's steps, in integers; None for OpenCV's filter and for images that keep their size."""
@@ -75,7 +75,7 @@ class GrootResize(ImageProcessor):
 
     def _resize(self, image: UInt8Array, size: _Size) -> UInt8Array:
         if not self.area:
-            return resize_bicubic(image, size)
+            return resize_fixed_point(image, size)
         short = min(image.shape[:2])
         if short == self.edge:
             return image
@@ -96,7 +96,7 @@ def _size(image: UInt8Array) -> _Size:
     return image.shape[0], image.shape[1]
 
 
-def resize_bicubic(image: UInt8Array, size: _Size) -> UInt8Array:
+def resize_fixed_point(image: UInt8Array, size: _Size) -> UInt8Array:
     """Resize with torch's antialiased bicubic filter for uint8, in fixed point."""
     if _size(image) == size:
         return image
@@ -109,7 +109,7 @@ def resize_bicubic(image: UInt8Array, size: _Size) -> UInt8Array:
 def bicubic_steps(
     source: _Size, target: _Size, corner: _Size = (0, 0), whole: _Size | None = None
 ) -> tuple[FixedPointResize, ...]:
-    """Return the steps of :func:`resize_bicubic`, columns first.
+    """Return the steps of :func:`resize_fixed_point`, columns first.
 
     The source may be a part of an image ``whole``, with its first row and column in ``corner``.
     """
@@ -179,7 +179,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ActionPart:
     """A named part of an action."""
 
     name: str
@@ -199,7 +199,7 @@ class Processing:
     state: tuple[tuple[str, int], ...]  # names and sizes of the state's parts
     state_bounds: Bounds | None  # None if the state is not normalised
     clip_state: bool  # whether a normalised state is clipped to [-1, 1]
-    parts: tuple[Part, ...]  # the action
+    parts: tuple[ActionPart, ...]  # the action
     action_size: int  # numbers of an action that the robot takes, at most those of all parts
     model_size: int  # numbers of the model's action that count
     rows: int  # actions of a chunk that the checkpoint was trained on

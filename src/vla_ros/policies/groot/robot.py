@@ -9,7 +9,7 @@ import numpy as np
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import Fields, read_fields
 from vla_ros.policies.groot.architecture import GrootArchitecture
-from vla_ros.policies.groot.processing import Bounds, GrootResize, Part, Processing, fit_units
+from vla_ros.policies.groot.processing import ActionPart, Bounds, GrootResize, Processing, fit_units
 from vla_ros.policies.processor_files import (
     ACTION,
     ADVICE,
@@ -130,7 +130,7 @@ def _state(
 
 def _parts(
     modality: Fields, statistics: Fields, state: Sequence[tuple[str, int]], percentiles: bool, relative: bool
-) -> tuple[Part, ...]:
+) -> tuple[ActionPart, ...]:
     action = modality.object("action")
     names, configs, parts = _names(action), action.get("action_configs") or [], []
     ends = dict(zip((name for name, _ in state), np.cumsum([size for _, size in state]).tolist(), strict=True))
@@ -142,7 +142,7 @@ def _parts(
             if rep == "delta":
                 raise CheckpointError(f"{config.where}: rep: found DELTA, expected ABSOLUTE or RELATIVE")
             keys = ("q01", "q99") if percentiles else ("min", "max")
-            parts.append(Part(name, _bounds(statistics.object("action"), name, keys)))
+            parts.append(ActionPart(name, _bounds(statistics.object("action"), name, keys)))
             continue
         bounds = _bounds(statistics.object("relative_action"), name, ("min", "max"))
         source = str(config.get("state_key") or name)
@@ -158,11 +158,11 @@ def _parts(
                 f"has {sizes.get(source, 'none')}"
             )
         place = ends[source] - bounds.size, ends[source]
-        parts.append(Part(name, bounds, "composed" if pose else "added", place))
+        parts.append(ActionPart(name, bounds, "composed" if pose else "added", place))
     return tuple(parts)
 
 
-def _column(parts: Sequence[Part], where: str) -> int:
+def _column(parts: Sequence[ActionPart], where: str) -> int:
     """Return the column of the part ``gripper``, which LIBERO's transform converts."""
     start = 0
     for part in parts:
@@ -199,7 +199,7 @@ def nvidia_processing(
     return Processing(images, resize, state, bounds, clip, parts, size, size, rows, gripper=gripper)
 
 
-def _check_rows(parts: Sequence[Part], rows: int, where: object) -> None:
+def _check_rows(parts: Sequence[ActionPart], rows: int, where: object) -> None:
     for part in parts:
         if part.bounds.low.ndim == 2 and len(part.bounds.low) not in (1, rows) and len(part.bounds.low) < rows:
             raise CheckpointError(
@@ -282,7 +282,7 @@ def lerobot_processing(
             step.get("state_file")
             whole, clipped = Bounds(*(np.full(size, side, np.float32) for side in (-1, 1))), False
         processing = Processing(
-            keys, resize, state, bounds, clip, (Part("action", whole),), size, action_size, rows, clipped,
+            keys, resize, state, bounds, clip, (ActionPart("action", whole),), size, action_size, rows, clipped,
             size - 1 if libero and size >= 7 else None,
         )  # fmt: skip
     before.finish()
