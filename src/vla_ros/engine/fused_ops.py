@@ -14,7 +14,7 @@ from torch.nn import functional
 from vla_ros.engine import fp8
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.kernels import pointwise
-from vla_ros.engine.ops import Ops, project
+from vla_ros.engine.ops import Ops, multiply_fp8, project
 from vla_ros.engine.stream import KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
@@ -40,7 +40,7 @@ class FusedOps(Ops):
         self, weights: DecoderWeights, index: int, stream: Stream, positions: Positions, cache: KVCache
     ) -> Tensor:
         shape, layer, (batch, rows, _) = weights.shape, weights.layers[index], stream.hidden.shape
-        product = _product(stream.normed, layer.qkv).view(batch, rows, -1, shape.head_dim)
+        product = _product(stream, layer.qkv).view(batch, rows, -1, shape.head_dim)
         if layer.cross is not None:
             return product
         keys, values, total = cache.keys[index], cache.values[index], shape.heads + 2 * shape.kv_heads
@@ -71,7 +71,7 @@ class FusedOps(Ops):
                 return functional.gelu(project(stream.normed, matrix), approximate="tanh")
             made: Tensor = torch._addmm_activation(matrix.bias, flat, matrix.data.t(), use_gelu=True)
             return made.view(batch, rows, width)
-        both, quantized = _product(stream.normed, matrix), following.kind == "fp8_rows"
+        both, quantized = _product(stream, matrix), following.kind == "fp8_rows"
         out = both.new_empty(batch, rows, width, dtype=fp8.FP8 if quantized else both.dtype)
         scale = both.new_empty(batch * rows, 1, dtype=torch.float32)
         block = min(2048, max(128, triton.next_power_of_2(width)))
@@ -86,7 +86,7 @@ class FusedOps(Ops):
     ) -> Stream:
         """See :class:`~vla_ros.engine.ops.Ops`; changes ``stream.hidden``."""
         hidden, norm, width = stream.hidden, stream.norm + 1, stream.hidden.shape[-1]
-        branch = _product(rows, matrix).view_as(hidden)
+        branch = _product(stream, matrix, rows).view_as(hidden)
         if norm >= len(weights.norms):
             return Stream(hidden.add_(branch), norm)
         table, block, grid = weights.norms[norm], triton.next_power_of_2(width), (hidden.numel() // width,)
@@ -111,6 +111,10 @@ class FusedOps(Ops):
         return Stream(hidden, norm, normed=out)
 
 
-def _product(rows: Rows | None, matrix: Matrix) -> Tensor:
-    assert rows is not None
-    return project(rows, matrix)
+def _product(stream: Stream, matrix: Matrix, rows: Rows | None = None) -> Tensor:
+    """Multiply ``rows``, or the stream's normed rows, in the stream's type: quantised rows do not tell theirs."""
+    chosen = stream.normed if rows is None else rows
+    assert chosen is not None
+    if isinstance(chosen, QuantizedRows):
+        return multiply_fp8(chosen, matrix, stream.hidden.dtype)
+    return project(chosen, matrix)

@@ -276,11 +276,11 @@ def project(rows: Rows, matrix: Matrix) -> Tensor:
     return _linear(rows, matrix)[0]
 
 
-def multiply_fp8(rows: Rows, matrix: Matrix) -> Tensor:
-    """Return ``rows @ matrix.T`` of ``fp8_rows``: [B, R, N], or [M, N] of rows that are already quantised."""
+def multiply_fp8(rows: Rows, matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return ``rows @ matrix.T`` of ``fp8_rows``: [B, R, N], or [M, N] in ``dtype`` of rows already quantised."""
     assert matrix.scale is not None
     if isinstance(rows, QuantizedRows):
-        return fp8.scaled_product(rows.values, rows.scale, matrix.data, matrix.scale, torch.bfloat16)
+        return fp8.scaled_product(rows.values, rows.scale, matrix.data, matrix.scale, dtype)
     values, scale = fp8.quantize(rows.flatten(0, 1))
     return fp8.scaled_product(values, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 
