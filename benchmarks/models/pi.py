@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.models import plain_pi
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
-from benchmarks.models.report import footing, heading, stage_rows
+from benchmarks.models.report import actions_per_s, footing, heading, rates_row, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, compiled_baseline, figures, start
 from vla_ros.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
@@ -126,7 +126,7 @@ def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Sta
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine, alone, with RTC and in batches, and plain PyTorch over the same weights."""
-    setup = start(arguments)
+    setup = start(arguments, images=3, horizon=50, flow_steps=10)
     steps, warmup = setup.steps, setup.warmup
     height, width = arguments.frame or DEFAULT_FRAME
     architecture = replace(PUBLISHED[arguments.model], horizon=arguments.horizon, **({} if setup.cuda else TINY))
@@ -171,9 +171,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     engine.close()
     result = figures(setup, times, loaded, first, details)
-    each = {"1": result["total_ms"], **rates}
-    actions = {batch: 1e3 * int(batch) * architecture.horizon / ms["p50"] for batch, ms in each.items()}
-    return result | {"actions_per_s": actions}
+    return result | {"actions_per_s": actions_per_s(result["total_ms"], rates, architecture.horizon)}
 
 
 def _baselines(
@@ -226,7 +224,7 @@ def render(result: dict[str, Any]) -> str:
         "stage (p50, ms)",
         *stage_rows(result),
         *(row(name, value) for name, value in rows),
-        "actions per second: " + ", ".join(f"{each}: {rate:.0f}" for each, rate in result["actions_per_s"].items()),
+        rates_row(result["actions_per_s"]),
         footing(result),
     ]
     if result["compiled_left_out"] and result["compiled_left_out"] != "not asked for":

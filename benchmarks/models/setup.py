@@ -44,7 +44,11 @@ class Setup:
         return 0 if arguments.no_baseline else min(arguments.baseline_steps or most, self.steps)
 
 
-def start(arguments: argparse.Namespace) -> Setup:
+def start(arguments: argparse.Namespace, **defaults: int) -> Setup:
+    """Measure the machine; ``defaults`` are for arguments that were not given."""
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
     name = arguments.dtype if arguments.dtype != "auto" else "bfloat16" if cuda else "float32"

@@ -110,7 +110,10 @@ class GrootGraphs(ChunkGraphs):
     def _flow(self) -> None:
         model, (tokens, _, _, lengths, _, previous, held, _, given) = self._model, self.inputs.tensors
         valid, image = self._valid(lengths), (tokens == model.sizes.image_token)[:, None, None]
-        seen = (valid & ~image, valid & image) if model.sizes.alternate else (valid, valid)
+        chosen = (valid & ~image, valid & image) if model.sizes.alternate else (valid, valid)
+        # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
+        added = torch.zeros(valid.shape, dtype=model.head.dtype, device=model.device)
+        seen = [added.masked_fill(~one, float("-inf")) for one in chosen]
         actions = torch.where(given[..., None] != 0, previous, self.noise)
         strength = (1.0 - held[..., None]) / model.steps
         for step in range(model.steps):

@@ -238,19 +238,24 @@ def load_tensors(
         )
     shapes, found = tensor_shapes(sizes), dict[str, Tensor]()
     for name, tensor in from_files(stored)(list(shapes)):
-        chosen = tensor[checkpoint.embodiment : checkpoint.embodiment + 1] if _EACH.match(name) else tensor
-        kind = torch.float32 if _FLOAT32.match(name) else dtype
-        found[name] = chosen.to(device=device, dtype=kind, copy=True)
+        chosen = tensor[checkpoint.embodiment : checkpoint.embodiment + 1] if EACH.match(name) else tensor
+        found[name] = chosen.to(device=device, dtype=tensor_dtype(name, dtype), copy=True)
         progress(len(found) / len(shapes), f"loading {name}")
     return found
 
 
-_EACH = re.compile(rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder)\.")
+EACH = re.compile(rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder)\.")
+"""Tensors with one entry for each embodiment."""
+
 _FLOAT32 = re.compile(
     rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder|position_embedding|model\.timestep_encoder|"
     rf"model\.proj_out|model\.transformer_blocks\.\d+\.norm1)"
 )
-"""Tensors that stay float32: those of states, actions and times."""
+
+
+def tensor_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the data type of a tensor in a model of ``dtype``; states, actions and times are float32."""
+    return torch.float32 if _FLOAT32.match(name) else dtype
 
 
 def load_network(
@@ -280,7 +285,7 @@ def plan_memory(
     number = torch.float32.itemsize if dtype == "float32" else 2
     total, numbers = 0.0, 0
     for name, shape in tensor_shapes(sizes).items():
-        count = int(torch.Size(shape).numel()) // (sizes.embodiments if _EACH.match(name) else 1)
+        count = int(torch.Size(shape).numel()) // (sizes.embodiments if EACH.match(name) else 1)
         numbers = max(numbers, count)
         size = 4 if _FLOAT32.match(name) else number
         layer = (len(shape) == 2 and "blocks" in name) or "layers" in name

@@ -169,10 +169,12 @@ class GrootModel:
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [B, L, 1, head_dim / 2] of M-RoPE, whose frequencies take turns."""
         shape, sections = self.sizes.text, self.sizes.sections
-        half = shape.head_dim // 2
-        axes = [axis if axis and place < 3 * sections[axis] else 0 for place in range(half) for axis in [place % 3]]
-        speed = 1.0 / shape.rope_theta ** (torch.arange(0, 2 * half, 2, device=self.device).float() / (2 * half))
-        angles = positions[:, axes].transpose(1, 2)[:, :, None].float() * speed
+        place = torch.arange(shape.head_dim // 2, device=self.device)
+        axes = torch.zeros_like(place)  # made on the device: graphs cannot hold copies from the host
+        for axis in (1, 2):
+            axes.masked_fill_((place % 3 == axis) & (place < 3 * sections[axis]), axis)
+        speed = 1.0 / shape.rope_theta ** (2 * place.float() / shape.head_dim)
+        angles = positions.index_select(1, axes).transpose(1, 2)[:, :, None].float() * speed
         return angles.cos().to(self.text.dtype), angles.sin().to(self.text.dtype)
 
     def connect(self, ops: Ops, hidden: Tensor, valid: Tensor) -> Tensor:
@@ -204,8 +206,8 @@ class GrootModel:
     ) -> Tensor:
         """Return the velocity, float32 [B, H, A], of noisy actions.
 
-        ``cache`` holds the keys of crossing blocks; ``seen`` are two masks, bool [B, 1, 1, L]: of blocks that
-        attend to text, and of those that attend to images. ``state`` is from :meth:`encode_state`.
+        ``cache`` holds the keys of crossing blocks; ``seen`` are two masks (bool, or added to the scores)
+        [B, 1, 1, L]: of blocks that attend to text, and of those that attend to images. ``state`` is from :meth:`encode_state`.
         """
         weights, sizes = self.head, self.sizes
         rows = functional.silu(functional.linear(actions, self.action_in, self.action_bias[step]))

@@ -100,7 +100,8 @@ def resize_fixed_point(image: UInt8Array, size: _Size) -> UInt8Array:
     """Resize with torch's antialiased bicubic filter for uint8, in fixed point."""
     if _size(image) == size:
         return image
-    planes = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    writable = np.require(image, requirements=["C", "W"])  # torch warns about read-only memory
+    planes = torch.from_numpy(writable).permute(2, 0, 1)[None]
     resized = functional.interpolate(planes, size=size, mode="bicubic", align_corners=False, antialias=True)
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 

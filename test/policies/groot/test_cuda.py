@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+
+from test.policies.groot.conftest import BACKBONE, DATA, VARIANTS, infer, load_cases, prepared
+from vla_ros.policies.groot import GrootOptions
+from vla_ros.policies.groot.inference import continue_chunk, load_model
+from vla_ros.policies.groot.loading import read_checkpoint
+from vla_ros.types import RawImage
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
+]
+
+
+def request(model, case, raw=False):
+    """The case's request; ``raw`` lets the device process the images."""
+    images = prepared(model, case)
+    if raw:
+        images = {key: RawImage(image, processor=model.processing.resize) for key, image in case.images.items()}
+    sizes, follow = model.architecture, None
+    if "previous" in case.values:
+        follow = continue_chunk(case["previous"], int(case["inference_delay"]), sizes)
+    return model.request(images, case["state"], str(case["prompt"]), case.noise(sizes.horizon), follow)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chunks_equal_lerobots(variant, dtype):
+    for case in load_cases(variant)[:3]:
+        folder = DATA / VARIANTS[variant][0]
+        model = load_model(read_checkpoint(folder, GrootOptions(backbone=BACKBONE, **case.options)), "cuda", dtype)
+        asked = request(model, case)
+        [eager] = infer(model, asked)  # its graphs are captured meanwhile
+        assert model.engine.wait(120)
+        [graph] = infer(model, asked)
+        np.testing.assert_array_equal(graph, eager)
+        error = np.abs(graph[:, : model.processing.model_size] - case["actions_normalized"])
+        assert error.max() < (1e-4 if dtype == "float32" else 0.2)  # autocast costs LeRobot 0.03 to 0.09
+        if variant != "plain":  # OpenCV's area filter runs on the host alone
+            [device] = infer(model, request(model, case, raw=True))
+            np.testing.assert_array_equal(device, graph)
+        model.engine.close()
+
+
+def test_a_batch_equals_single_requests():
+    cases = load_cases("two_libero")[:3]
+    options = GrootOptions(backbone=BACKBONE, **cases[0].options)
+    model = load_model(read_checkpoint(DATA / "two", options), "cuda", "float32")
+    for _ in range(2):
+        for chunk, case in zip(infer(model, *(request(model, case) for case in cases)), cases, strict=True):
+            wanted = case["actions_normalized"]
+            np.testing.assert_allclose(chunk[:, : model.processing.model_size], wanted, rtol=0, atol=1e-4)
+        assert model.engine.wait(120)
+    model.engine.close()
