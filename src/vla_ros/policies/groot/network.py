@@ -206,8 +206,8 @@ class GrootModel:
     ) -> Tensor:
         """Return the velocity, float32 [B, H, A], of noisy actions.
 
-        ``cache`` holds the keys of crossing blocks; ``seen`` are two masks (bool, or added to the scores)
-        [B, 1, 1, L]: of blocks that attend to text, and of those that attend to images. ``state`` is from :meth:`encode_state`.
+        ``cache`` holds the keys of crossing blocks; ``seen`` are two masks [B, 1, 1, L] (bool, or added to the
+        scores): of blocks that attend to text and to images. ``state`` is from :meth:`encode_state`.
         """
         weights, sizes = self.head, self.sizes
         rows = functional.silu(functional.linear(actions, self.action_in, self.action_bias[step]))
