@@ -65,6 +65,7 @@ WEIGHTS = {
     "fp8": {"weight": FP8, "scale": F},
 }
 HIDDEN, HEADS = 4096, {"HEADS": 32, "KV_HEADS": 32, "HEAD": 128}
+QWEN_HEADS = {"HEADS": 16, "KV_HEADS": 8, "HEAD": 128}  # GR00T's language model
 
 
 def compile_kernel(name, kernel, types, warps=4, stages=3, registers=None, fuse=True, **constants) -> None:
@@ -188,7 +189,10 @@ def compile_between_products() -> None:
             name, pointwise.rms_norm_kernel, {"out": out}, 8, PARTS=parts, FP8=out == FP8, GROUPED=grouped, **rows
         )
     compile_kernel("gather", pointwise.gather_kernel, {}, 8, **rows)
-    compile_kernel("rotate", pointwise.rotate_kernel, CACHE, BLOCK_H=32, SCALED=True, **HEADS)
+    plain = {"query_norm": None, "key_norm": None, "eps": 0.0}
+    compile_kernel("rotate", pointwise.rotate_kernel, CACHE, BLOCK_H=32, SCALED=True, **plain, **HEADS)
+    norms = {**CACHE, "query_norm": B, "key_norm": B}
+    compile_kernel("rotate normed", pointwise.rotate_kernel, norms, BLOCK_H=32, BY_ROW=True, **QWEN_HEADS)
     for name, out, scaled, grouped in (
         ("silu", B, False, False),
         ("silu fp8", FP8, True, False),
