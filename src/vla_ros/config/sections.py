@@ -153,7 +153,7 @@ class Gauge:
 
 
 def read_gauge(text: str) -> Gauge | None:
-    """Read ``JOINT = CLOSED..OPEN``; None if the text is empty or invalid."""
+    """Parse the joint that shows a gripper's opening, ``JOINT = CLOSED..OPEN``; None if empty or invalid."""
     found = _GAUGE.fullmatch(text.strip())
     return Gauge(found[1], float(found[2]), float(found[3])) if found else None
 

@@ -96,7 +96,7 @@ class StateReader:
     components: tuple[ComponentReader, ...]
 
     def unit_warnings(self) -> Iterator[str]:
-        """Yield why the joint positions of the training data cannot be in the form of their component.
+        """Yield why the joint positions of the training data cannot be in the unit that their component states.
 
         LeRobot recorded joints in -100..100 of their calibrated range up to release 0.4.3, later in degrees. The
         ends of that range are met exactly, and no joint turns by more than 360 degrees.

@@ -62,7 +62,7 @@ class Command:
 
 
 def lifetime(config: Config) -> float:
-    """Return after how many seconds a velocity expires if no other command follows."""
+    """Return the seconds after which a velocity expires if no other command follows."""
     rate = config.control.rate_hz
     return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 

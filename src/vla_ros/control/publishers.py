@@ -57,10 +57,10 @@ class _Subject:
 
 
 class DataSources:
-    """Follows one source per subject until that source is silent. Thread-safe.
+    """Accepts the messages of one publisher per subject, a joint or a camera, until it is silent. Thread-safe.
 
-    After a change of kind, a publisher is followed again once only the new kind has arrived for ``settle`` seconds,
-    so that a single damaged message is never used.
+    The kind of its messages tells apart sources that it relays. After a change of kind, it is followed again once
+    only the new kind has arrived for ``settle`` seconds, so that a single damaged message is never used.
     """
 
     def __init__(self, settle: float = 0.0) -> None:

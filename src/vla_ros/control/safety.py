@@ -68,7 +68,7 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
+    """Decides whether the arm may move. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock

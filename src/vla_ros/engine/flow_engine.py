@@ -81,7 +81,7 @@ class ChunkGraphs:
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def clear(self) -> None:
-        """Zero what a later request masks but multiplies by zero: NaN would remain."""
+        """Zero buffers that attention masks: a masked value is multiplied by 0, and a NaN would remain."""
 
 
 class FlowGraphs(ChunkGraphs):

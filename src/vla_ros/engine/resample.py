@@ -49,7 +49,10 @@ _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.54119610
 
 
 def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any) -> Callable[[Tensor], Tensor]:
-    """Return the round trip on ``device`` for uint8 images [B, *size, 3] that are at least 5 pixels wide."""
+    """Return the function that encodes and decodes uint8 images [B, *size, 3] as JPEG does, on ``device``.
+
+    Images must be at least 5 pixels wide.
+    """
     height, width = size
     tiles = {"ROWS": -(-height // 16), "COLUMNS": -(-width // 16)}
     quantisation = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95

@@ -134,7 +134,7 @@ BOTH_WAYS = AttentionConfig(64, warps=8, stages=2, block_r=64)
 
 @dataclass(frozen=True)
 class FlowConfigs:
-    """Configurations of one pass of Gemma over few rows."""
+    """Tile configurations of the products and the attention of one decoder layer over few rows."""
 
     qkv: SkinnyConfig
     o_proj: SkinnyConfig

@@ -243,7 +243,7 @@ def _fuse(linears: list[Any], kind: str, keep: bool) -> Tensor:
 
 
 class LlamaDecoder(nn.Module):
-    """Embedding, layers, last norm and head."""
+    """The parameters of a Llama model, named as in transformers: embedding, layers, final norm and head."""
 
     cosine: Tensor
     sine: Tensor

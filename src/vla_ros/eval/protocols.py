@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("protocols.yaml")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a benchmark is run."""
+    """A published evaluation protocol: the benchmark's parameters, episodes, step limit and control rate."""
 
     benchmark: str  # import string
     params: Mapping[str, Any] = field(default_factory=dict)  # of its constructor

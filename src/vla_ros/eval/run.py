@@ -74,7 +74,10 @@ def _wanted(chosen: str | None, tasks: Sequence[str]) -> set[str]:
 
 
 def run_here(arguments: argparse.Namespace, log: Log, tell: Told, describe: Callable[[Suite, str], None]) -> None:
-    """Run what is not in the log, episode by episode; ``describe`` gets the suite and the binding's table."""
+    """Run the episodes that the log does not have, in this process.
+
+    ``describe`` is called with the suite and the table of the policy's inputs and outputs.
+    """
     count = [0]
     done = {score.key for score in log.scores() if score.success is not None}
     suite = open_suite(arguments, chooser(arguments, done, count))

@@ -62,7 +62,7 @@ class Claim:
                 select.select([other.connection], [], [], _ANSWER)
 
     def update(self) -> list[Claimant]:
-        """Accept connections and return all other claimants. Call it ten times a second."""
+        """Return the other nodes that claim the same, after new ones were accepted. Call it ten times a second."""
         gone = [other for other in self._others if not other.is_there()]
         self._others = [other for other in self._others if other not in gone]
         _close(gone)

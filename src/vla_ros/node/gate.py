@@ -110,7 +110,7 @@ class DriverGate(CommandGate):
         self._looked = -math.inf  # when the last look at other commanders began (Clock.awake)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Look for other commanders (:meth:`GraphWatch.look`)."""
+        """Check for other publishers of this node's commands (:meth:`GraphWatch.look`)."""
         began = self._context.clock.awake()
         self._watch.look(at_once=at_once)
         self._looked = began

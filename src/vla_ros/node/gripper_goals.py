@@ -28,8 +28,8 @@ class GripperGoals:
     """Sends a goal when the target position of the arm's gripper changes, replacing the previous goal.
 
     Goals are sent on the thread that spins, so that no gripper delays the arm. A failed goal is reported as
-    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that
-    stalls has gripped something; its goal has not failed.
+    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has gripped
+    something; its goal has not failed.
     """
 
     def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:

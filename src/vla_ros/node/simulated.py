@@ -29,9 +29,9 @@ _LOG = logging.getLogger(__name__)
 class SimulatedNode:
     """Receivers, watchdog, safety and control loop around a loaded source; a driver always counts as present.
 
-    ``sink`` receives each step and the outcome of each frame; ``driver`` receives the commands of all
-    arms. ``watched``
-    has the watchdog's options if they differ from ``config``. ``arms`` names the arms that need joint states.
+    ``sink`` receives each step and the outcome of each frame; ``driver`` receives the commands of all arms.
+    ``watched`` has the watchdog's options if they differ from ``config``. ``arms`` names the arms that need joint
+    states.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class WiggleOptions(PolicyConfig):
 
 @dataclass
 class WiggleSession(Session):
-    """The arms' positions when the motion began, and that time."""
+    """The motion's start: its time (``began``, nanoseconds) and the arms' joint positions (``home``)."""
 
     began: int = 0
     home: dict[str, FloatArray] = field(default_factory=dict)

@@ -117,7 +117,10 @@ def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """Return COUNT pairs from ``first``, each twice, and 0 or 1 for the partner; packed weights by fragment."""
+    """Return the indices of COUNT pairs of rows from ``first``, each twice, and 0 or 1 for the row in its pair.
+
+    For packed weights, pairs are of fragments of rows.
+    """
     if (KIND == "int4") or (KIND == "int8"):
         fragment = tl.arange(0, 2 * COUNT // FRAGMENT_N)
         return first + fragment // 2 * FRAGMENT_N, fragment % 2

@@ -156,7 +156,10 @@ def one_of_two(word, first):
 
 @triton.jit
 def matrix_fp8(packed, FRAGMENTS: tl.constexpr, ASM: tl.constexpr):
-    """Unpack words [FRAGMENTS, 1, 128] to nibbles * 2^-9 [8 FRAGMENTS, 128], in the order of ``lowbit.reorder``."""
+    """Unpack words [FRAGMENTS, 1, 128] of nibbles to FP8 [8 FRAGMENTS, 128], in the order of ``lowbit.reorder``.
+
+    A nibble n becomes the FP8 number n * 2^-9, which has the same low bits.
+    """
     n0, n1, n2, n3, n4, n5, n6, n7 = nibbles_fp8(packed, ASM)
     both = tl.join(tl.join(tl.join(n0, n1), tl.join(n2, n3)), tl.join(tl.join(n4, n5), tl.join(n6, n7)))
     both = both.reshape(FRAGMENTS, FRAGMENT_N, 4, 4, 2, 2, 2)  # fragment, g, t, byte, p, i, h

@@ -191,7 +191,7 @@ class GrootModel:
         return stream.hidden
 
     def cross(self, cache: KVCache, tokens: Tensor) -> None:
-        """Project what the head attends to, [B, L, width], into the cache of its crossing blocks."""
+        """Write the keys and values of ``tokens`` [B, L, width] to the cache of the cross-attention blocks."""
         for index, layer in enumerate(self.head.layers):
             if layer.cross is not None:
                 write_cross(self.head, cache, index, tokens, tokens)

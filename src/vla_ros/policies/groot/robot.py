@@ -39,7 +39,7 @@ _TARGET, _CROP = (256, 256), 230 / 256
 
 
 def read_resize(fields: Fields, backbone: Path, unit: int) -> GrootResize:
-    """Read the geometry of images from a processor's options and from the backbone's preprocessor."""
+    """Read how images are cropped and resized, from a processor's options and the backbone's preprocessor."""
     target, cropped = _pair(fields, "image_target_size"), _pair(fields, "image_crop_size")
     edge, crop = fields.get("shortest_image_edge"), fields.get("crop_fraction")
     area = bool(fields.expect("use_albumentations", False, True))
@@ -178,7 +178,10 @@ def _column(parts: Sequence[ActionPart], where: str) -> int:
 def nvidia_processing(
     processor: Fields, modality: Fields, statistics: Fields, resize: GrootResize, horizon: int, libero: bool
 ) -> Processing:
-    """Read how an embodiment is prepared from NVIDIA's files; ``horizon`` is the model's."""
+    """Read an embodiment's images, state and action, and their normalisation, from NVIDIA's files.
+
+    ``horizon`` is the model's.
+    """
     percentiles = bool(processor.expect("use_percentiles", False, True))
     state, bounds = _state(modality, statistics, ("q01", "q99") if percentiles else ("min", "max"))
     relative = bool(processor.expect("use_relative_action", False, True))

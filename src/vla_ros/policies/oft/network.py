@@ -68,7 +68,7 @@ class ActionHead(nn.Module):
         self.fc2 = nn.Linear(width, action)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Map [B, K * D, width] to [B * K, D]."""
+        """Map hidden states of the action tokens [B, K * D, width] to normalised actions or noise [B * K, D]."""
         x = functional.relu(self.fc1(self.layer_norm1(states.view(-1, self.fc1.in_features))))
         for block in self.mlp_resnet_blocks:
             x = block(x)

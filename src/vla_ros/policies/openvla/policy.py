@@ -247,7 +247,7 @@ class _Loaded(LoadedNetwork):
 
 @dataclass
 class OpenVLASession(PromptSession):
-    """State of one robot."""
+    """What is kept of one robot between inferences: its tokenised instruction and the draft."""
 
     # The engine's draft from the last answer; actions do not depend on it.
     draft: DraftState = field(default_factory=DraftState)
