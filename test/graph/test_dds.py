@@ -1,3 +1,4 @@
+import base64
 import struct
 import time
 
@@ -6,20 +7,15 @@ import pytest
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.wiring import Wiring
 
-STRING = "std_msgs/msg/String"
+JOINTS, STRING = "sensor_msgs/msg/JointState", "std_msgs/msg/String"
 
 pytestmark = pytest.mark.parametrize("backend", ["dds"], indirect=True)
 
 
-@pytest.fixture
-def dds(open_here):
-    return open_here
-
-
 @pytest.mark.parametrize("when", ["", "early"])
-def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until, when):
+def test_service_answers_in_the_format_of_rmw_cyclonedds(open_here, plain, spin_until, when):
     """Also a client whose writer is discovered before its reader, to which a response would be lost."""
-    graph = dds()
+    graph = open_here()
     node = graph.create_node("vla_policy")
     asked = []
 
@@ -40,8 +36,8 @@ def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until,
 @pytest.mark.parametrize(
     ("fault", "error"), [("raises", "RuntimeError: no arm"), ("returns None", "AttributeError")]
 )
-def test_service_whose_callback_fails_keeps_answering(dds, plain, spin_until, capfd, when, fault, error):
-    graph = dds()
+def test_service_whose_callback_fails_keeps_answering(open_here, plain, spin_until, capfd, when, fault, error):
+    graph = open_here()
     node = graph.create_node("vla_policy")
     asked = []
 
@@ -58,15 +54,13 @@ def test_service_whose_callback_fails_keeps_answering(dds, plain, spin_until, ca
     assert error in capfd.readouterr().err
 
 
-def test_simulated_time_follows_the_clock_topic(dds, start_peer, spin_until):
-    graph = dds("--ros-args", "-p", "use_sim_time:=true")
+def test_simulated_time_follows_the_clock_topic(open_here, start_peer, spin_until):
+    graph = open_here("--ros-args", "-p", "use_sim_time:=true")
     node = graph.create_node("vla_policy")
     assert node.get_clock().now().nanoseconds == 0
     peer = start_peer()
     peer.ask("publisher", topic="/clock", type_name="rosgraph_msgs/msg/Clock", qos="default")
     cdr = struct.pack("<4sII", b"\0\1\0\0", 0, 500)
-    import base64
-
     peer.ask("stream", topic="/clock", cdr=base64.b64encode(cdr).decode(), period=0.02)
     spin_until(graph, lambda: node.get_clock().now().nanoseconds > 0)
     seconds, nanoseconds = divmod(node.get_clock().now().nanoseconds, 1_000_000_000)
@@ -74,30 +68,30 @@ def test_simulated_time_follows_the_clock_topic(dds, start_peer, spin_until):
     assert nanoseconds == 500
 
 
-def test_bytes_that_are_no_message_are_refused_when_published(dds):
-    graph = dds()
+def test_bytes_that_are_no_message_are_refused_when_published(open_here):
+    graph = open_here()
     publisher = graph.create_node("a").create_publisher(graph.message(STRING), "/text", graph.qos("default"))
     with pytest.raises(VlaRosError, match=r"/text could not be sent \(12 bytes\)"):
         publisher.publish(b"\0\1\0\0" + struct.pack("<I", 4000) + b"abc\0")
 
 
-def test_other_settings_for_a_domain_that_is_open_are_refused(dds, monkeypatch):
-    dds()
+def test_other_settings_for_a_domain_that_is_open_are_refused(open_here, monkeypatch):
+    open_here()
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
     with pytest.raises(VlaRosError, match="with other settings of ROS_AUTOMATIC"):
-        dds()
+        open_here()
 
 
-def test_configuration_that_cyclone_refuses_is_an_error_that_names_it(dds, monkeypatch, capfd):
+def test_configuration_that_cyclone_refuses_is_an_error_that_names_it(open_here, monkeypatch, capfd):
     monkeypatch.setenv("CYCLONEDDS_URI", "<CycloneDDS><Domain><Nonsense/></Domain></CycloneDDS>")
     with pytest.raises(VlaRosError, match="CYCLONEDDS_URI"):
-        dds()
+        open_here()
     monkeypatch.delenv("CYCLONEDDS_URI")
-    assert dds().create_node("after").get_name() == "after"
+    assert open_here().create_node("after").get_name() == "after"
 
 
-def test_idle_graph_does_not_burn_the_processor(dds):
-    graph = dds()
+def test_idle_graph_does_not_burn_the_processor(open_here):
+    graph = open_here()
     graph.create_node("idle").create_timer(0.1, lambda: None)
     end = time.monotonic() + 1.0
     used = time.process_time()
@@ -105,8 +99,8 @@ def test_idle_graph_does_not_burn_the_processor(dds):
     assert time.process_time() - used < 0.3
 
 
-def test_a_message_is_received_after_its_publisher_has_left(dds):
-    graph, heard = dds(), []
+def test_a_message_is_received_after_its_publisher_has_left(open_here):
+    graph, heard = open_here(), []
     text, profile, wiring = graph.message(STRING), graph.qos("default"), Wiring(graph, graph.create_node("a"))
     subscription = wiring.subscribe_from(STRING, "/text", lambda *received: heard.append(received), "default")
     sender = graph.create_node("b")
@@ -118,8 +112,8 @@ def test_a_message_is_received_after_its_publisher_has_left(dds):
     wiring.close()
 
 
-def test_endpoints_can_be_destroyed_one_by_one(dds):
-    graph = dds()
+def test_endpoints_can_be_destroyed_one_by_one(open_here):
+    graph = open_here()
     node = graph.create_node("a")
     publisher = node.create_publisher(graph.message(STRING), "/text", graph.qos("default"))
     subscription = node.create_subscription(graph.message(STRING), "/text", print, graph.qos("default"))
@@ -136,22 +130,11 @@ def test_endpoints_can_be_destroyed_one_by_one(dds):
         node.create_timer(1.0, print)
 
 
-JOINTS = "sensor_msgs/msg/JointState"
-IMAGE = "sensor_msgs/msg/Image"
-STRING = "std_msgs/msg/String"
-
-# What rclpy puts on the wire is not ours.
-pytestmark = pytest.mark.parametrize("backend", ["dds"], indirect=True)
-
-
-@pytest.fixture
-def node(graph):
-    return graph.create_node("vla_policy")
-
-
-def test_bytes_on_the_wire_are_the_reference_cdr(graph, node, plain, spin_until, golden):
+def test_bytes_on_the_wire_are_the_reference_cdr(graph, plain, spin_until, golden):
     """The message that rclpy wrote into test/data/cdr, built from the same fields."""
-    publisher = node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))
+    publisher = graph.create_node("vla_policy").create_publisher(
+        graph.message(JOINTS), "/arm/joint_command", graph.qos("command")
+    )
     stranger = plain("watch", "/arm/joint_command")
     assert stranger.answer() == "ready"
     spin_until(graph, lambda: publisher.get_subscription_count() == 1)

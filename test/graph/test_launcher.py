@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vla_ros.graph.launcher import VARIABLE, end_with_launcher, launched, wait_for_end
+from vla_ros.graph.launcher import VARIABLE, end_with_launcher, wait_for_end
 
 CHILD = """
 import os, signal, sys, threading
@@ -73,7 +73,3 @@ def test_waiting_for_a_running_process_ends_at_the_timeout(monkeypatch) -> None:
 def test_without_a_launcher_nothing_is_watched(environment: dict[str, str]) -> None:
     end_with_launcher(environment)
     assert environment == {}
-
-
-def test_a_child_gets_the_id_of_its_launcher() -> None:
-    assert launched() == {VARIABLE: str(os.getpid())}

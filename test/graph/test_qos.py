@@ -1,27 +1,6 @@
 import pytest
 
-from vla_ros.graph.qos import PROFILES, incompatibilities, profile
-
-
-@pytest.mark.parametrize(
-    ("name", "reliability", "durability", "depth"),
-    [
-        ("camera", "BEST_EFFORT", "VOLATILE", 1),
-        ("command", "RELIABLE", "VOLATILE", 1),
-        ("instruction", "RELIABLE", "TRANSIENT_LOCAL", 1),
-        ("state", "BEST_EFFORT", "VOLATILE", 1),
-        ("joint_states", "BEST_EFFORT", "VOLATILE", 10),
-        ("state_publisher", "RELIABLE", "VOLATILE", 1),
-        ("diagnostics", "RELIABLE", "VOLATILE", 10),
-    ],
-)
-def test_profiles(name, reliability, durability, depth):
-    found = profile(name)
-    assert (found.reliability.name, found.durability.name, found.depth) == (reliability, durability, depth)
-
-
-def test_no_profile_keeps_all_samples():
-    assert {item.history.name for item in PROFILES.values()} == {"KEEP_LAST"}
+from vla_ros.graph.qos import incompatibilities, profile
 
 
 def test_unknown_profile_lists_the_known():
