@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vla_ros.control.reasons import Level, Reason
+from vla_ros.control.mode import Mode
+from vla_ros.control.reasons import OF_PERSON, Level, Reason
 from vla_ros.control.safety import Event, Safety, State
 
 HOLDS = [reason for reason in Reason if reason.level is Level.HOLD]
@@ -23,6 +24,8 @@ def armed() -> Safety:
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.value)
 def test_a_report_does_what_the_reasons_level_says(reason: Reason) -> None:
     safety = armed()
+    if reason in OF_PERSON:
+        safety.take_over(Mode.CORRECTING)
     safety.report(reason, "what was found")
     expected = {Level.DROP: State.ARMED, Level.HOLD: State.HOLDING, Level.STOP: State.STOPPED}
     assert safety.state is expected[reason.level]
@@ -274,7 +277,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def holds(self) -> set[Reason]:
-        return self.held | self.found
+        return (self.held | self.found) - OF_PERSON  # the policy moves the arm
 
     @rule()
     def reset(self) -> None:

@@ -152,6 +152,7 @@ def test_two_leaders_hold_until_a_person_chooses() -> None:
     live.publisher = b"hand"
     live.run(0.5)
     assert live.state == ("holding", {Reason.PERSON_CONTESTED})
+    live.hand = wobble(live)
     live.run(2.0)
     assert live.source == PERSON
 
@@ -251,3 +252,81 @@ def test_the_leader_mapping_has_signs_and_zeros() -> None:
 
     _, wrong = reader.read(Message())
     assert "l_joint_7" in wrong
+
+
+def test_joint_states_that_pause_hold_a_person_only_as_long() -> None:
+    live = Person(LEADER)
+    live.run(0.5)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.5)
+    for _ in range(6):  # now a step finds them stale, now the watchdog
+        live.silent.add("arm")
+        live.run(0.6)
+        assert live.state == ("holding", {Reason.JOINT_STATE_STALE})
+        live.silent.clear()
+        live.run(0.6)
+        assert live.source == PERSON
+
+
+@pytest.mark.parametrize("lost", ["paused", "silent"])
+def test_a_leader_that_was_lost_must_be_brought_to_the_arm_again(lost: str) -> None:
+    live = Person(LEADER)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.5)
+    assert live.source == PERSON
+    away = live.positions + 0.3  # less than takeover.lag
+
+    def moved() -> FloatArray:
+        return away + 1e-6 * live.clock.steady()
+
+    if lost == "paused":
+        live.safety.take_over(Mode.PAUSED)
+        live.hand = moved
+    else:
+        live.hand = lambda: None
+    live.run(0.5)
+    sent, live.hand = len(live.sent), moved
+    live.safety.take_over(Mode.CORRECTING)
+    live.run(0.5)
+    assert live.state == ("holding", {Reason.PERSON_FAR})
+    assert len(live.sent) == sent
+
+
+def test_a_joy_that_died_with_a_button_down_does_not_open_the_gripper() -> None:
+    joy = {"takeover.joy": "/joy", "takeover.buttons": ["close = 0"]}
+    live = Person({**LEADER, **joy, "robot.gripper_joint_names": ["finger_left"]})
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.3)
+    for _ in range(2):
+        live.person.buttons.hear([1], np.zeros(0), live.clock.steady(), b"joy")
+        live.run(0.1)
+    before = live.sent[-1][1].positions[7]
+    live.run(0.3)
+    after = live.sent[-1][1].positions[7]
+    assert before > after > 0, "until takeover.stale"
+    live.run(0.5)
+    assert live.source == PERSON
+    assert live.sent[-1][1].positions[7] == after
+
+
+def test_what_is_down_in_the_first_message_of_a_joy_was_not_pressed() -> None:
+    live = Person({**JOY, "takeover.buttons": ["deadman = 0", "resume = 1"]})
+    hear, still = live.person.buttons.hear, np.zeros(3)
+    assert hear([0, 1], still, 0.0, b"a") == (frozenset(), False)
+    hear([0, 0], still, 0.1, b"a")
+    assert hear([0, 1], still, 0.2, b"a") == ({"resume"}, False)
+    live.person.begin()
+    hear([0, 0], still, 0.3, b"a")
+    live.person.begin()
+    assert hear([0, 1], still, 0.4, b"b") == (frozenset(), False)
+
+
+def test_a_person_s_reason_that_comes_late_does_not_hold_the_policy() -> None:
+    live = Person(LEADER)
+    live.safety.hold(Reason.PERSON_FAR, "found just before the handover")
+    live.run(0.5)
+    assert live.source == POLICY
+    assert live.sent

@@ -1,6 +1,7 @@
 """Takeover through the graph: services, leader, Joy, labels and events of the running node."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ class Hand:
         node = robot.node
         joints, self.away = make("sensor_msgs/msg/JointState"), 0.0
         self.leaders = [node.create_publisher(joints, "/leader", qos("state_publisher")) for _ in range(2)]
-        self._joy = node.create_publisher(make("sensor_msgs/msg/Joy"), "/joy", qos("state_publisher"))
+        self._joy = self.new_joy()
         self._twist = node.create_publisher(make("geometry_msgs/msg/Twist"), "/twist", qos("state_publisher"))
         self._label = node.create_publisher(make("std_msgs/msg/String"), "/vla_policy/label", qos("command"))
         self.events: list[dict[str, Any]] = []
@@ -44,11 +45,18 @@ class Hand:
         self.noise = 1e-4 - self.noise
         for leader in self.leaders[: self.leads]:
             leader.publish(robot.joint_state(robot.names, [at + self.away + self.noise for at in robot.positions]))
-        header = robot.joint_state([], []).header
-        buttons = [int(index in self.pressed) for index in range(4)]
-        self._joy.publish(make("sensor_msgs/msg/Joy")(header=header, axes=[0.0], buttons=buttons))
+        self.press(self.pressed, self._joy)
         still, slow = (make("geometry_msgs/msg/Vector3")(x=x, y=0.0, z=0.0) for x in (0.0, 0.02 + self.noise))
         self._twist.publish(make("geometry_msgs/msg/Twist")(linear=slow, angular=still))
+
+    def new_joy(self) -> Any:
+        kind = self.robot.graph.message("sensor_msgs/msg/Joy")
+        return self.robot.node.create_publisher(kind, "/joy", self.robot.graph.qos("state_publisher"))
+
+    def press(self, pressed: set[int], joy: Any) -> None:
+        header = self.robot.joint_state([], []).header
+        buttons = [int(index in pressed) for index in range(4)]
+        joy.publish(self.robot.graph.message("sensor_msgs/msg/Joy")(header=header, axes=[0.0], buttons=buttons))
 
     def call(self, kind: str, name: str, **fields: Any) -> Any:
         service = self.robot.graph.service(kind)
@@ -136,6 +144,8 @@ def test_pause_labels_and_events_tell_the_episodes(robot, inside: Inside, hand) 
     robot.until(lambda: any(event["event"] == "episode_end" for event in hand.events), hand.move)
     assert node.safety.mode is Mode.PAUSED
     before = node.stats.frames()
+    robot.until(lambda: node.stats.frames()["received"] > before["received"] + 1, hand.move)
+    before = node.stats.frames()  # a command may have been counted late
     robot.until(lambda: node.stats.frames()["received"] > before["received"] + 5, hand.move)
     assert node.stats.frames()["commands"] == before["commands"]
     assert hand.takes_over(False).success
@@ -176,3 +186,44 @@ def test_a_storm_of_requests_leaves_one_state(robot, inside: Inside, hand) -> No
     assert hand.takes_over(False).success
     robot.until(lambda: hand.source() == "policy", hand.move)
     assert node.safety.status.mode is Mode.AUTONOMOUS
+
+
+@pytest.mark.parametrize("why", ["another publisher", "suspended"])
+def test_pause_on_any_joy_counts(robot, inside: Inside, hand, why: str) -> None:
+    node = inside(*TWIST)
+    robot.until(lambda: hand.source() == "policy", hand.move)
+    if why == "suspended":
+        node._context.suspension.resumed = math.inf  # all that arrives was published before
+    other = hand.new_joy()
+
+    def press() -> None:
+        if why == "suspended":
+            hand.pressed = {1}
+        else:
+            hand.press({1, 2}, other)
+        hand.move()
+
+    robot.until(lambda: node.safety.mode is Mode.PAUSED, press)
+
+
+def test_a_label_of_a_node_that_nobody_takes_over_leaves_its_reasons_in_force(robot, inside: Inside, hand) -> None:
+    node = inside("node.clock:=inputs")
+    robot.until(lambda: "episode_start" in [event["event"] for event in hand.events], hand.move)
+    hand.label("success")
+    robot.until(lambda: "episode_end" in [event["event"] for event in hand.events], hand.move)
+    assert node.safety.mode is Mode.AUTONOMOUS
+
+
+def test_a_node_that_was_deactivated_under_a_person_begins_where_the_person_left_the_arm(
+    robot, inside: Inside, hand
+) -> None:
+    node = inside(*LEADER)
+    robot.until(lambda: hand.source() == "policy", hand.move)
+    assert hand.takes_over(True).success
+    robot.until(lambda: hand.source() == "person", hand.move)
+    node.deactivate()
+    node.activate()
+    robot.until(lambda: node.safety.status.mode is Mode.PAUSED, hand.move)
+    robot.until(lambda: node._loop._correction.has_begun, hand.move)
+    [(positions, _)] = node._gate.controller.commanded(node.inputs.snapshot.arms).values()
+    assert positions.tolist() == robot.positions, "not where the policy was"

@@ -110,19 +110,23 @@ class Buttons:
         self.line = Line(config.joy)
         self._places = config.parsed_buttons
         self._pressed: frozenset[str] = frozenset()
+        self._publisher: bytes | None = None  # whose buttons these are
         self._since: float | None = None  # when deadman was pressed
 
     def hear(
         self, buttons: Sequence[int], axes: FloatArray, now: float, publisher: bytes = b"", stamp: int = 0
     ) -> tuple[frozenset[str], bool]:
-        """Take a message; return the buttons that it presses, and True if it releases deadman."""
+        """Take a message; return the buttons that it presses, and True if it releases deadman.
+
+        What is down in a publisher's first message was not pressed: it may be stuck.
+        """
         lacking = [name for name, index in self._places.items() if index >= len(buttons)]
         wrong = f"has {len(buttons)} buttons, so it lacks {', '.join(lacking)}" if lacking else ""
         if not self.line.hear(axes, now, publisher, stamp, wrong):
             return frozenset(), False
-        held = {name for name, index in self._places.items() if index < len(buttons) and buttons[index]}
-        pressed, before = frozenset(held), self._pressed
-        self._pressed = pressed
+        pressed = frozenset(name for name in self._places if self.has(buttons, name))
+        before = self._pressed if publisher == self._publisher else pressed
+        self._pressed, self._publisher = pressed, publisher
         released = self._since is not None and "deadman" not in pressed
         if "deadman" not in pressed:
             self._since = None
@@ -130,8 +134,20 @@ class Buttons:
             self._since = now
         return pressed - before, released
 
-    def is_pressed(self, name: str) -> bool:
-        return name in self._pressed
+    def has(self, buttons: Sequence[int], name: str) -> bool:
+        """Return True if the button is down in a message's ``buttons``."""
+        index = self._places.get(name, len(buttons))
+        return index < len(buttons) and bool(buttons[index])
+
+    def is_pressed(self, name: str, now: float, config: TakeoverConfig) -> bool:
+        """Return True if the button is down, as a live Joy says."""
+        if name not in self._pressed:
+            return False
+        try:
+            self.line.read(now, config.stale)
+        except Refused:
+            return False
+        return True
 
     def check(self, now: float, config: TakeoverConfig) -> FloatArray:
         """Return the axes while deadman is pressed.
@@ -172,9 +188,7 @@ class Leader:
             self.reset()
         if same > config.frozen:
             raise Refused(Reason.PERSON_FROZEN, f"{self.line.topic}: the same positions for {same:.3g} s")
-        reaches = config.reach and self._buttons.is_pressed("reach")
-        if reaches:
-            self._buttons.line.read(now, config.stale)
+        reaches = config.reach and self._buttons.is_pressed("reach", now, config)
         distance = np.abs(target - here)
         worst = int(np.argmax(distance))
         if self._caught and distance[worst] > config.lag and not reaches:
@@ -273,7 +287,7 @@ def read_quaternion(numbers: FloatArray, topic: str) -> FloatArray:
     return read_rotation(numbers, QUATERNION)
 
 
-def move_gripper(opening: float, buttons: Buttons, seconds: float) -> float:
-    """Return the opening after the buttons open and close were held for ``seconds``."""
-    way = buttons.is_pressed("open") - buttons.is_pressed("close")
-    return min(max(opening + way * _STROKE * seconds, 0.0), 1.0)
+def move_gripper(opening: float, buttons: Buttons, now: float, config: TakeoverConfig) -> float:
+    """Return the opening after the buttons open and close were held for a step."""
+    way = buttons.is_pressed("open", now, config) - buttons.is_pressed("close", now, config)
+    return min(max(opening + way * _STROKE / config.rate_hz, 0.0), 1.0)

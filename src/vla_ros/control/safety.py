@@ -325,8 +325,8 @@ class Safety:
 
     @property
     def _holds(self) -> dict[Reason, str]:
-        """Return the reasons that hold the arm in this mode: the policy's do not hold a person."""
-        others = OF_POLICY if self._mode is not Mode.AUTONOMOUS else ()
+        """Return the reasons that hold the arm in this mode: the policy's hold no person, a person's no policy."""
+        others = OF_PERSON if self._mode is Mode.AUTONOMOUS else OF_POLICY
         return {why: detail for why, detail in {**self._found, **self._held}.items() if why not in others}
 
     def _hand_over(self, mode: Mode) -> None:

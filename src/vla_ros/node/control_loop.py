@@ -16,7 +16,7 @@ from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
-from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
@@ -135,6 +135,7 @@ class ControlLoop:
             self._context.stats.execution.interrupted()
             self._schedule.reset()
             self._executor.rest()
+            self._executor.end_holds(OF_POLICY)
             correction.begin(step_ends)
         if self._inference.finished:
             self._receive_chunk()

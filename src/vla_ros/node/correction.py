@@ -114,6 +114,7 @@ class Correction:
         if not safety.is_free:
             safety.release()
             self._gate.supervise()
+            executor.recover()
             if safety.mode is Mode.AUTONOMOUS:
                 self._end()
             return now + self._limiter.period
@@ -167,6 +168,7 @@ class Correction:
         """Decelerate; at rest, hold for a person's reason, or hand back to the policy."""
         safety = self._safety
         safety.release()
+        self._source.reset()
         if state:
             self._tell(state)
         if self._executor.decelerate():
@@ -193,4 +195,5 @@ class Correction:
             self._policy.continue_from(self._controller)
             self._gate.controller = self._policy
         self._executor.rest()
+        self._executor.end_holds()
         self._begun = False

@@ -91,9 +91,7 @@ class StepExecutor:
             if step.refused is not None:
                 raise step.refused
             self._check(step)
-            for reason in self._held:
-                self._safety.clear(reason)
-            self._held.clear()
+            self.end_holds()
             commands = step.commands
             if interpolated and self._interpolator.commands > 1:
                 first = self._controller.interpolate(self.read_joints(), self._interpolator.interval, dt, 0.0)
@@ -160,6 +158,21 @@ class StepExecutor:
         self._schedule.reset()
         if not self.decelerate():
             self.rest()
+
+    def end_holds(self, but: frozenset[Reason] = frozenset()) -> None:
+        """End the holds of :meth:`refuse`, ``but`` for these."""
+        for reason in self._held - but:
+            self._safety.clear(reason)
+        self._held &= but
+
+    def recover(self) -> None:
+        """End the holds of :meth:`refuse` once commands may be based on the joint states again."""
+        try:
+            if self._held:
+                self._controller.commanded(self.read_joints())
+                self.end_holds()
+        except Refused:
+            return
 
     def refuse(self, refused: Refused, frame: Frame | None) -> None:
         """Hold, stop or count according to the reason's level; a hold ends with the next good step."""

@@ -201,7 +201,7 @@ class PersonSource(ActionSource):
             assert arm.kinematics is not None
             motion = by.action(now, arm.kinematics.forward(here), takeover)
         if by is not None:
-            opening = move_gripper(opening, self.buttons, 1 / takeover.rate_hz)
+            opening = move_gripper(opening, self.buttons, now, takeover)
         grip = [opening] if any(part.quantity == "gripper" for part in arm.parts) else []
         return np.concatenate([motion, grip])
 

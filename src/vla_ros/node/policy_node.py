@@ -125,6 +125,10 @@ class PolicyNode:
         assert self._pipeline is not None
         assert self._gate is not None
         correction = None
+        if self._gate.controller is not self._pipeline.controller:  # deactivated while a person had the arm
+            with self._gate.writing():
+                self._pipeline.controller.continue_from(self._gate.controller)
+                self._gate.controller = self._pipeline.controller
         if self._person is not None and self._takeover is not None:
             tell = self._takeover.tell
             correction = Correction(self._context, self._person, self._pipeline, self._gate, tell)

@@ -17,7 +17,7 @@ from vla_ros.node.receiver import stamp_of
 from vla_ros.types import FloatArray
 
 LABELS = ("success", "failure", "discard", "end")
-_REQUESTS = {"correct": Mode.CORRECTING, "pause": Mode.PAUSED, "resume": Mode.AUTONOMOUS}
+_REQUESTS = {"correct": Mode.CORRECTING, "resume": Mode.AUTONOMOUS}
 
 
 class Takeover:
@@ -94,7 +94,8 @@ class Takeover:
             said = f"label: found {text[:40]!r}, expected one of {', '.join(LABELS)}"
             self._context.throttled.log("label", said)
         elif self._episodes.is_open:
-            self._context.safety.take_over(Mode.PAUSED)
+            if self._source is not None:
+                self._context.safety.take_over(Mode.PAUSED)
             self._episodes.label(text)
 
     def _is_fresh(self, origin: Origin) -> bool:
@@ -107,22 +108,28 @@ class Takeover:
 
     def _on_joy(self, message: Any, origin: Origin) -> None:
         assert self._source is not None
+        line, steady = self._source.buttons.line, self._context.clock.steady()
+        axes, buttons = np.asarray(message.axes, dtype=np.float64), [int(each) for each in message.buttons]
+        pauses = self._source.buttons.has(buttons, "pause")  # from anybody, however old
+        if pauses and self._context.safety.mode is not Mode.PAUSED:
+            self._ask(Mode.PAUSED)
         if not self._is_fresh(origin):
             return
-        line, steady = self._source.buttons.line, self._context.clock.steady()
         if self._context.safety.mode is not Mode.CORRECTING and line.is_silent(steady):
             line.begin()  # a restarted driver may request again
-        axes, buttons = np.asarray(message.axes, dtype=np.float64), [int(each) for each in message.buttons]
         pressed, released = self._source.buttons.hear(buttons, axes, steady, origin.publisher, stamp_of(message))
         if released and self._source.input != "leader":
             self._context.safety.release()
         for name, mode in _REQUESTS.items():
-            if name in pressed:
-                succeeded, said = self.request(mode)
-                self._context.throttled.log("takeover", said, "info" if succeeded else "warning")
+            if name in pressed and not pauses:
+                self._ask(mode)
         for name in LABELS:
             if name in pressed:
                 self._label(name)
+
+    def _ask(self, mode: Mode) -> None:
+        succeeded, said = self.request(mode)
+        self._context.throttled.log("takeover", said, "info" if succeeded else "warning")
 
     def _publish(self, content: dict[str, Any]) -> None:
         self._event.publish(self._wiring.graph.message("std_msgs/msg/String")(data=json.dumps(content)))
