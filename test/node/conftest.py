@@ -53,7 +53,7 @@ class Robot:
         self._instruction = self.node.create_publisher(text, "/vla_policy/instruction", qos("instruction"))
         self._stop = self.node.create_publisher(make("std_msgs/msg/Bool"), "/vla_policy/stop", qos("command"))
         array = make("std_msgs/msg/Float64MultiArray")
-        self.node.create_subscription(
+        self.driver = self.node.create_subscription(
             make("sensor_msgs/msg/JointState"), "/arm/joint_command", self._on(self.commands), qos("command")
         )
         self.node.create_subscription(array, "/vla_policy/action", self._on(self.actions), qos("command"))

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": ("vla_ros.serve.cli", "serve a policy to robots on other machines"),
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
+    "record": ("vla_ros.record.cli", "record a running node as rosbag2 bags, or repair such bags"),
     "export": ("vla_ros.export.cli", "write recorded bags as a LeRobot data set"),
     "convert": ("vla_ros.policies.oft.convert", "write a checkpoint as safetensors, adapters merged"),
     "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),

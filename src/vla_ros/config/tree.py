@@ -11,6 +11,7 @@ from typing import Any
 
 from vla_ros.config.control import ControlConfig
 from vla_ros.config.options import PolicyConfig, option
+from vla_ros.config.record import RecordConfig
 from vla_ros.config.registry import options_class
 from vla_ros.config.sections import (
     CameraConfig,
@@ -72,6 +73,7 @@ class Config:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     takeover: TakeoverConfig = field(default_factory=TakeoverConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

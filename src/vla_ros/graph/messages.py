@@ -263,6 +263,11 @@ class MessageTypes:
         self.message(name)
         return self._store.hash_rihs01(name)
 
+    def text(self, name: str) -> str:
+        """Return the definition of a type and those of its fields' types, as rosbag2 stores it in a bag."""
+        self.message(name)
+        return self._store.generate_msgdef(name, ros_version=2)[0]
+
     def definition(self, name: str) -> list[tuple[str, Any]]:
         """Return the fields of a type as rosbags describes them: name and (node type, argument)."""
         self.message(name)

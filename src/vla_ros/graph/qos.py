@@ -59,6 +59,8 @@ PROFILES: dict[str, QoSProfile] = {
     "diagnostics": QoSProfile(_RELIABLE, depth=10),
     # A latched history: a recorder that joins late still gets it.
     "event": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=100),
+    # A recorder must not slow a publisher, and must not lose what arrives while it is busy.
+    "recorder": QoSProfile(_BEST_EFFORT, depth=100),
     # rclpy's profile for an integer depth of 10, also used by services.
     "default": QoSProfile(_RELIABLE, depth=10),
     # /clock, as rclcpp and rclpy subscribe to it.

@@ -39,6 +39,7 @@ from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.source import ActionSource, PolicySource
 from vla_ros.node.takeover import Takeover
 from vla_ros.policies.base import Progress, create, no_progress
+from vla_ros.record.process import record
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
 from vla_ros.vision.messages import IMAGE_TYPES
@@ -91,6 +92,7 @@ class PolicyNode:
         """
         source = source or PolicySource(create(self.config))
         try:
+            record(self.config, self._node, self._wiring)
             self._wiring.undo(claim_name(self._node.get_fully_qualified_name()).close)
             source.load(progress)
             pipeline = build_pipeline(self.config, source.spec)

@@ -1,0 +1,119 @@
+"""Writes rosbag2 bags, and finishes those that a killed recorder left."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vla_ros.graph.messages import ros_distro
+from vla_ros.record.mcap import Recorded, RecordError, RecordingFile
+from vla_ros.record.topics import Topic
+
+METADATA = "metadata.yaml"
+"""File with which a bag is complete."""
+
+_VERSION = 9  # of metadata.yaml: Jazzy's
+_LARGEST = 32 << 20  # bytes of a chunk, unless one message has more
+
+
+class BagWriter:
+    """Writes a new bag in the folder ``path``, which must not exist.
+
+    After an OSError, the bag ends with the last whole chunk: :meth:`close` it.
+    """
+
+    def __init__(self, path: Path, topics: Sequence[Topic]) -> None:
+        path.mkdir(parents=True)
+        self.path = path
+        self._file = RecordingFile((path / f"{path.name}_0.mcap").open("xb+", buffering=0))
+        self._file.begin(topics)
+
+    def write(self, messages: Iterable[Recorded]) -> None:
+        """Append messages of the bag's topics; they outlive this process when this returns."""
+        size, waiting = 0, list[Recorded]()
+        for message in messages:
+            if waiting and size + len(message.data) > _LARGEST:
+                self._file.write(waiting)
+                size, waiting = 0, []
+            waiting.append(message)
+            size += len(message.data)
+        if waiting:
+            self._file.write(waiting)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk, and so outlives this machine."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Append the summary and write metadata.yaml."""
+        with self._file as file:
+            file.finish()
+            _write_metadata(self.path, [file])
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Return the bags in ``folder`` that :func:`repair` can finish."""
+    found = sorted(path.parent for path in folder.glob("*/*.mcap"))
+    return [path for path in dict.fromkeys(found) if not (path / METADATA).exists()]
+
+
+def repair(path: Path) -> str:
+    """Finish the bag in the folder ``path``; return what was done.
+
+    Raises RecordError if another process records it, or it was not written by this module.
+    """
+    names = sorted(path.glob("*.mcap"))
+    if not names:
+        raise RecordError(f"{path}: found no .mcap file; expected the folder of a bag")
+    done = []
+    with ExitStack() as stack:
+        files = [stack.enter_context(RecordingFile(name.open("rb+", buffering=0))) for name in names]
+        for name, file in zip(names, files, strict=True):
+            size = name.stat().st_size
+            if not file.scan():
+                file.finish()
+                done.append(f"{name.name}: {size} bytes, {file.counts.total()} messages")
+        if not done and (path / METADATA).exists():
+            return f"{path}: nothing to repair"
+        _write_metadata(path, files)
+    return f"{path}: repaired {', '.join(done) or METADATA}"
+
+
+def _write_metadata(path: Path, files: Sequence[RecordingFile]) -> None:
+    """Write metadata.yaml; a bag that has it is complete."""
+    topics: dict[str, dict[str, Any]] = {}
+    for channel, kind, count in (one for file in files for one in file.described()[0]):
+        more = channel.metadata
+        about = {
+            "name": channel.topic,
+            "type": kind,
+            "serialization_format": "cdr",
+            "offered_qos_profiles": yaml.safe_load(more.get("offered_qos_profiles", "[]")),
+            "type_description_hash": more.get("topic_type_hash", ""),
+        }
+        entry = topics.setdefault(channel.topic, {"topic_metadata": about, "message_count": 0})
+        entry["message_count"] += count
+    spans = [file.span for file in files]
+    start, end = min(start for start, _ in spans), max(end for _, end in spans)
+
+    def times(start: int, end: int) -> dict[str, Any]:
+        return {"starting_time": {"nanoseconds_since_epoch": start}, "duration": {"nanoseconds": end - start}}
+
+    information = {
+        "version": _VERSION,
+        "storage_identifier": "mcap",
+        **times(start, end),
+        "message_count": sum(file.counts.total() for file in files),
+        "topics_with_message_count": list(topics.values()),
+        "compression_format": "",
+        "compression_mode": "",
+        "relative_file_paths": [file.name for file in files],
+        "files": [{"path": file.name, **times(*file.span), "message_count": file.counts.total()} for file in files],
+        "custom_data": None,
+        "ros_distro": ros_distro(),
+    }
+    part = path / f"{METADATA}.part"
+    part.write_text(yaml.safe_dump({"rosbag2_bagfile_information": information}, sort_keys=False), encoding="utf-8")
+    part.replace(path / METADATA)

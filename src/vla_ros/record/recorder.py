@@ -1,0 +1,187 @@
+"""The recorder: a node that subscribes to what another node reads and sends, and a thread that writes it."""
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+from vla_ros.config.record import RecordConfig
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.node import Graph
+from vla_ros.graph.origin import Origin
+from vla_ros.graph.wiring import Wiring
+from vla_ros.record.bag import BagWriter, repair, unfinished
+from vla_ros.record.mcap import Recorded
+from vla_ros.record.selection import Mark, Selection
+from vla_ros.record.topics import EVENT, LATCHED, Topic, recorder_name
+from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnostic_array
+
+_PERIOD = 0.4  # s between writes: a killed process loses the messages of two periods at most
+_SYNC = 1.0  # s between requests that the disk keeps what was written
+
+
+class BagFolder:
+    """Writes bags in a folder, named after the time. Call it from one thread; any thread may read the figures.
+
+    An OSError, such as a full disk, ends the bag; the next one is tried.
+    """
+
+    def __init__(self, folder: Path, topics: Sequence[Topic], logger: Logger) -> None:
+        self._folder, self._topics, self._logger = folder, topics, logger
+        self._texts = {topic.name for topic in topics if topic.qos in LATCHED}
+        self._bag: BagWriter | None = None
+        self._waiting: list[Recorded] = []  # texts alone begin no bag
+        self._synced = 0.0  # monotonic, s
+        self._failed = False  # until the next bag
+        self.path = ""  # of the bag, or the last one
+        self.error = ""
+        self.messages = self.bytes = self.lost = 0
+
+    def repair(self) -> None:
+        """Finish the bags that a killed recorder left."""
+        for path in unfinished(self._folder):
+            self._logger.info(_repaired(path))
+
+    def write(self, items: Sequence[Recorded | Mark]) -> None:
+        for item in items:
+            if isinstance(item, Recorded):
+                self._waiting.append(item)
+            else:
+                self._write()
+                self.close(discard=item is Mark.DISCARD)
+        self._write()
+
+    def close(self, *, discard: bool = False) -> None:
+        """End the bag that is open."""
+        bag, self._bag, self._waiting, self._failed = self._bag, None, [], False
+        if bag is None:
+            return
+        with contextlib.suppress(OSError):  # what cannot be finished now is repaired at the next start
+            bag.close()
+        if discard:
+            shutil.rmtree(bag.path, ignore_errors=True)
+        self._logger.info(f"{'discarded' if discard else 'recorded'} {bag.path}")
+
+    def _write(self) -> None:
+        waiting = self._waiting
+        if self._bag is None and all(message.topic in self._texts for message in waiting):
+            return
+        self._waiting = []
+        if self._failed:
+            self.lost += len(waiting)
+            return
+        try:
+            if self._bag is None:
+                self._bag = BagWriter(self._new_path(), self._topics)
+                self.path, self.error = str(self._bag.path), ""
+            self._bag.write(waiting)
+            if time.monotonic() - self._synced >= _SYNC:
+                self._bag.sync()
+                self._synced = time.monotonic()
+        except OSError as error:
+            self.lost += len(waiting)
+            self.error = f"recording has stopped: {error.strerror or error}"
+            self._logger.error(f"{self._folder}: {self.error}")
+            self.close()
+            self._failed = True
+        else:
+            self.messages += len(waiting)
+            self.bytes += sum(len(message.data) for message in waiting)
+
+    def _new_path(self) -> Path:
+        name = time.strftime("%Y_%m_%d-%H_%M_%S")
+        used = len(list(self._folder.glob(f"{name}*")))
+        return self._folder / (f"{name}_{used}" if used else name)
+
+
+def _repaired(path: Path) -> str:
+    try:
+        return repair(path)
+    except (VlaRosError, OSError) as error:
+        return f"not repaired: {error}"
+
+
+class Recorder:
+    """Records the topics of the node called ``node``; callbacks run on the thread that spins ``graph``."""
+
+    def __init__(self, graph: Graph, node: str, options: RecordConfig, topics: Sequence[Topic]) -> None:
+        namespace, _, base = recorder_name(node).rpartition("/")
+        self._node = graph.create_node(base, namespace or "/")
+        self._logger = self._node.get_logger()
+        self._text = graph.message("std_msgs/msg/String")
+        self._wiring = wiring = Wiring(graph, self._node)
+        self._what = options.what
+        self._selection = Selection(options, [topic.name for topic in topics if topic.qos in LATCHED])
+        self._bags = BagFolder(Path(options.folder), topics, self._logger)
+        self._lock = threading.Lock()  # of the selection
+        for topic in topics:
+            profile = EVENT if topic.qos in LATCHED else "recorder"
+            wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic), profile)
+        wiring.service("std_srvs/srv/SetBool", "~/record", self._on_record)
+        self._diagnostics = wiring.publisher("diagnostic_msgs/msg/DiagnosticArray", "/diagnostics", "diagnostics")
+        wiring.timer(1.0, self._report)
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write, name="vla_record", daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what was received, and finish the bag."""
+        self._wiring.close()
+        self._ended.set()
+        self._writer.join()
+
+    @property
+    def report(self) -> PartStatus:
+        """Return the part ``recording`` of the diagnostics."""
+        bags, dropped = self._bags, self._selection.dropped
+        values = {"bag": bags.path, "messages": str(bags.messages), "bytes": str(bags.bytes)}
+        values |= {f"dropped/{topic}": str(count) for topic, count in sorted(dropped.items())}
+        count = dropped.total() + bags.lost
+        if bags.error:
+            return PartStatus("recording", ERROR, f"{bags.error}; {count} messages were lost", values)
+        state = f"recording {self._what}" if self._selection.is_open else f"waiting ({self._what})"
+        return PartStatus("recording", WARN if count else OK, f"{state}; {count} messages were lost", values)
+
+    def _on_message(self, topic: Topic, cdr: bytes | memoryview, origin: Origin) -> None:
+        now = time.time_ns()
+        with self._lock:
+            self._selection.add(Recorded(now, origin.published or now, topic.name, cdr))
+            if topic.qos == EVENT:
+                text = self._wiring.graph.deserialize(cdr, self._text).data
+                with contextlib.suppress(ValueError):
+                    self._selection.hear(dict(json.loads(text)), now)
+
+    def _on_record(self, request: Any, response: Any) -> Any:
+        if self._what not in ("all", "last"):
+            response.success, response.message = False, f"refused: record.what is {self._what}"
+            return response
+        with self._lock:
+            if request.data:
+                self._selection.begin(time.time_ns())
+            else:
+                self._selection.end()
+        response.success, response.message = True, "recording" if request.data else "the bag is being finished"
+        return response
+
+    def _report(self) -> None:
+        now = int(self._node.get_clock().now().nanoseconds)
+        name = self._node.get_fully_qualified_name()
+        self._diagnostics.publish(diagnostic_array([self.report], name, now, self._wiring.graph.message))
+
+    def _write(self) -> None:
+        self._bags.repair()
+        while not self._ended.wait(_PERIOD):
+            self._write_taken()
+        self._write_taken()
+        self._bags.close()
+
+    def _write_taken(self) -> None:
+        with self._lock:
+            taken = self._selection.take()
+        self._bags.write(taken)
