@@ -11,7 +11,7 @@ from vla_ros.engine.kernel_check import check_flow
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import TowerShape
 from vla_ros.engine.stream import Guide, KVCache
-from vla_ros.engine.tile_configs import AttentionConfig, FlowConfigs, SkinnyConfig
+from vla_ros.engine.tile_configs import Tile
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.policies.pi.architecture import PUBLISHED, gemma
 from vla_ros.policies.pi.network import PiNetwork, make_flow
@@ -24,13 +24,16 @@ SIZES = {
     "vocabulary": 50,
     "horizon": HORIZON,
 }
-SMALL = FlowConfigs(
-    SkinnyConfig(8, 32), SkinnyConfig(16, 16, splits=2), SkinnyConfig(16, 32), SkinnyConfig(32, 32, splits=4),
-    AttentionConfig(16),
-)  # fmt: skip
+SMALL = {
+    "qkv": Tile(8, 32),
+    "o_proj": Tile(16, 16, splits=2),
+    "gate_up": Tile(16, 32),
+    "down_proj": Tile(32, 32, splits=4),
+    "": Tile(16, stages=1, block_m=16),
+}
 OPS = {
     "few rows": TritonOps(),
-    "small tiles": TritonOps(flow=(SMALL, SMALL)),
+    "small tiles": TritonOps(lambda work: SMALL[work.role] if "flow" in work.kernel else None),
     "many rows": TritonOps(skinny=0),
 }
 

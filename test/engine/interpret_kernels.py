@@ -16,7 +16,7 @@ from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.ops import Ops, prompt_positions, rounded
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import KVCache, Positions, Stream
-from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
+from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, Tile
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import QUANTIZATIONS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
 
@@ -110,9 +110,9 @@ def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: f
     matrices = [
         quantize(torch.randn(32, width, generator=generator).to(dtype), kind, "down_proj") for width in (680, 768)
     ]
-    configs = (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3))
-    for number, (rows, config) in enumerate(
-        zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*configs, *configs[:2]), strict=True)
+    tiles = (Tile(16, 512, 4, 4), Tile(32, 256, 2, 3), Tile(16, 1024, 4, 3))
+    for number, (rows, tile) in enumerate(
+        zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*tiles, *tiles[:2]), strict=True)
     ):
         matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
@@ -121,12 +121,13 @@ def many_groups(weights: DecoderWeights, kind: str, dtype: torch.dtype, bound: f
         weights = DecoderWeights(replace(SHAPE, hidden_size=32), (Layer(matrix),), norms, hidden, hidden)
         at = Positions(torch.arange(rows)[None], hidden, hidden)
         expected = Ops().add(weights, Stream(hidden), x, matrix, at).hidden
-        gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
-        ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
+        gemm = Tile(128, warps=8, stages=2, block_m=64, tail_m=16, splits=tile.warps - 1, k_groups=2)
+        tiles_of = {"decode": tile, "gemm": gemm if dtype != torch.float32 else None}
+        ops = TritonOps(lambda work, tiles_of=tiles_of: tiles_of[work.kernel])
         added = ops.add(weights, ops.gather(weights, hidden[0], torch.arange(rows)[None]), x, matrix, at)
         if added.branch is not None:
             ops.norm(weights, added)  # adds it
-        close(f"{rows} rows, {config}", added.hidden, expected, bound)
+        close(f"{rows} rows, {tile}", added.hidden, expected, bound)
 
 
 def check_choice(ours: Ops, theirs: Ops, generator: torch.Generator) -> None:
@@ -174,7 +175,7 @@ def main(kind: str, name: str) -> None:
     if kind == "none":
         check_choice(ours, theirs, generator)
         # Programs that share a head: some see nothing, and some rows.
-        other = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
+        other = TritonOps(lambda work: Tile(2, stages=2, splits=3) if work.kernel == "attend" else None)
         logits_of = {count: verify(weights, other, poisoned(weights), tokens[:, :count], start) for count in (3, 1)}
         close("shared heads", logits_of[3], logits, bound)
         close("a row of shared heads", logits_of[1][:, 0], logits_of[3][:, 0], bound)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.engine import lowbit
-from vla_ros.engine.tile_configs import SkinnyConfig
+from vla_ros.engine.tile_configs import GPUS, Tile, Work, choose_tile
 from vla_ros.engine.weights import dequantize, quantize
 from vla_ros.errors import ConfigError
 
@@ -84,13 +84,12 @@ def test_outputs_that_fill_no_tile_are_refused(bits):
 
 def test_packed_weights_are_summed_in_the_same_order_whatever_the_rows():
     """What a step takes decides the order; it may depend on the device, never on the number of rows."""
-    config = SkinnyConfig(16, 2048, 8, 6)
-    for shared in (96_000, 223_000):
-
-        def stage_bytes(one, rows):
-            return one.block_k * (one.block_n // 2 + 2 * rows)
-
-        fitted = {rows: config.fit_packed(4096, stage_bytes, rows, shared) for rows in (8, 16, 32)}
-        assert len({(one.block_k, one.warps) for one in fitted.values()}) == 1
-        assert all((one.stages - 1) * stage_bytes(one, rows) <= shared for rows, one in fitted.items())
-        assert all(one.block_n >= 16 for one in fitted.values())
+    tile = Tile(16, 2048, 8, 6)
+    for gpu in GPUS.values():
+        works = [Work("decode", 11008, 4096, "down_proj", "int4", rows, 0.5) for rows in (8, 16, 32)]
+        assert len({work.key for work in works}) == 1
+        fitted = [choose_tile(gpu, work, lambda work: tile) for work in works]
+        assert len({(one.block_k, one.warps) for one in fitted}) == 1
+        for one, work in zip(fitted, works, strict=True):
+            assert (one.stages - 1) * one.block_k * (one.block_n // 2 + 2 * work.rows) <= gpu.shared
+            assert one.block_n >= 16

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vla_ros.engine.drafts import verify_all, verify_draft
 from vla_ros.engine.graph_engine import Buckets, GraphCache
-from vla_ros.engine.tile_configs import GEMM_CONFIGS, TUNED_FOR, choose_gemm
+from vla_ros.engine.tile_configs import GEMM_TILES, GPUS, TUNED_FOR, Work, choose_tile
 from vla_ros.errors import ConfigError
 
 
@@ -163,12 +163,19 @@ def test_a_length_that_cannot_be_prepared_is_tried_once():
         graphs.ensure(64)
 
 
+def gemm(kind: str, rows: int, outputs: int, inputs: int) -> Work:
+    return Work("gemm", inputs, outputs, kind=kind, rows=rows)
+
+
 def test_configs_cover_all_rows_and_prefer_measured_ones():
     for rows in (65, 288, 320, 576, 2041):
         for outputs in (4096, 12288, 22016):
-            config = choose_gemm("int8", rows, outputs, 4096, 132)
-            assert config.tail_m == 0 or config.tail_m >= 16
-    for (kind, rows, outputs, inputs), config in GEMM_CONFIGS.items():
-        assert choose_gemm(kind, rows, outputs, inputs, TUNED_FOR) == config
+            tile = choose_tile(TUNED_FOR, gemm("int8", rows, outputs, 4096))
+            assert tile.tail_m == 0 or tile.tail_m >= 16
+    for size, tile in GEMM_TILES.items():
+        assert choose_tile(TUNED_FOR, gemm(*size)) == tile
     # Elsewhere, and for what was not measured, by reckoning.
-    assert choose_gemm("int4", 288, 4096, 11008, 114).block_m < choose_gemm("int4", 576, 22016, 4096, 114).block_m
+    small, large = (
+        choose_tile(GPUS["8.0"], gemm("int8", *size)) for size in ((288, 4096, 11008), (576, 22016, 4096))
+    )
+    assert small.block_m < large.block_m

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from vla_ros.engine import tile_store
+from vla_ros.errors import ConfigError
+
 GIB = 1024**3
 _OK, NOTE, WRONG = "ok", "note", "wrong"
 _WIDE = 400  # characters; no line breaks in a file or pipe
@@ -140,6 +143,8 @@ def _gpu() -> Iterator[Finding]:
         return
     yield Finding("GPU", "; ".join(answer.stdout.strip().splitlines()))
     yield _engine()
+    for name in dict.fromkeys(line.split(",")[0].strip() for line in answer.stdout.strip().splitlines()):
+        yield _tiles(name)
 
 
 def _engine() -> Finding:
@@ -150,6 +155,16 @@ def _engine() -> Finding:
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return Finding("engine", f"Triton {triton} finds no C compiler", NOTE, "sudo apt-get install gcc")
     return Finding("engine", f"Triton {triton} and a C compiler")
+
+
+def _tiles(gpu: str) -> Finding:
+    try:
+        found = tile_store.read_tiles(gpu)
+    except ConfigError as error:
+        return Finding("tiles", str(error), WRONG, "vla-ros tune --checkpoint DIR")
+    if not found:
+        return Finding("tiles", f"built in; none were measured on {gpu}", _OK, "vla-ros tune --checkpoint DIR")
+    return Finding("tiles", f"{len(found)} measured on {gpu}: {tile_store.path_of(gpu)}")
 
 
 def _receive_buffer() -> Iterator[Finding]:

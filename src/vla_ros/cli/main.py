@@ -22,6 +22,7 @@ COMMANDS = {
     "export": ("vla_ros.export.cli", "write recorded bags as a LeRobot data set"),
     "convert": ("vla_ros.policies.oft.convert", "write a checkpoint as safetensors, adapters merged"),
     "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),
+    "tune": ("vla_ros.policies.tune", "measure the engine's tiles on this GPU, and use them from then on"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
     "doctor": ("vla_ros.cli.doctor", "show what is installed, what is wrong and the command that fixes it"),
     "middleware": ("vla_ros.middleware.cli", "print, write or check middleware profiles for large camera frames"),

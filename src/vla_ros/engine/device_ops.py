@@ -1,8 +1,12 @@
 """Selects a device's operations: Triton's on a GPU with Triton installed, otherwise torch's."""
 
+import os
+
 import torch
 
 from vla_ros.engine.ops import Ops, TowerOps
+from vla_ros.engine.tile_configs import SIMULATE, MeasuredTile, unmeasured
+from vla_ros.engine.tile_store import tiles_of
 
 
 def make_ops(device: torch.device) -> Ops:
@@ -11,8 +15,16 @@ def make_ops(device: torch.device) -> Ops:
             from vla_ros.engine.triton_ops import TritonOps
         except ImportError:
             return Ops()
-        return TritonOps()
+        return TritonOps(measured_on(device))
     return Ops()
+
+
+def measured_on(device: torch.device) -> MeasuredTile:
+    """Return the tiles that ``vla-ros tune`` measured on a GPU; none while another GPU is simulated."""
+    if os.environ.get(SIMULATE):
+        return unmeasured
+    tiles = tiles_of(torch.cuda.get_device_name(device))
+    return lambda work: tiles.get(work.key)
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:

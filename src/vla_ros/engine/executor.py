@@ -16,6 +16,7 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import Decoded, DraftState, Fed, Predictions, verify_all, verify_draft
 from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import Passes, decoding_passes
 from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES
@@ -200,6 +201,9 @@ class Engine(GraphEngine[int, StepGraphs]):
         self.guard = TOLERANCES[weights.dtype].guard if options.guard is None else options.guard
         if options.drafts != "prefill":
             self.guard = inf
+
+    def passes(self, ops: Ops, layers: int) -> Passes:
+        return decoding_passes(self.weights, ops, self.buckets.lengths[0], layers)
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens, before the first request."""

@@ -12,10 +12,19 @@ import torch
 import triton
 from torch import Tensor
 
-from vla_ros.engine import tile_configs
 from vla_ros.engine.kernels import flow, linear, pointwise
 from vla_ros.engine.stream import KVCache, Positions, Rows, Stream
-from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, FlowConfigs, SkinnyConfig, precision, shared_memory
+from vla_ros.engine.tile import Tile
+from vla_ros.engine.tile_configs import (
+    PACKED_ROWS,
+    SKINNY,
+    MeasuredTile,
+    Work,
+    choose_tile,
+    gpu_of,
+    interpreted,
+    precision,
+)
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
@@ -33,13 +42,10 @@ class PrescaledStream(Stream):
 
 
 class DecodingRows:
-    """Few rows with norms of kind ``rms``, and weights of any kind.
+    """Few rows with norms of kind ``rms``, and weights of any kind."""
 
-    ``configs`` overrides entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`.
-    """
-
-    def __init__(self, configs: dict[tuple[str, str], SkinnyConfig] | None = None) -> None:
-        self.configs = {**tile_configs.SKINNY_CONFIGS, **(configs or {})}
+    def __init__(self, measured: MeasuredTile) -> None:
+        self._measured = measured
 
     def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int) -> PrescaledStream:
         """Begin a stream with rows ``index`` of ``table``; products take inputs of ``weights.rows_dtype``."""
@@ -60,7 +66,7 @@ class DecodingRows:
         hidden, matrix, shape = stream.hidden, weights.layers[index].qkv, weights.shape
         batch, rows, _ = hidden.shape
         keys, values = cache.keys[index], cache.values[index]
-        config = self._config(matrix, hidden, 2)
+        config = self._tile(matrix, hidden)
         linear.qkv_kernel[_grid(hidden, matrix.outputs // 2 // config.block_n)](
             *_prescaled(weights, stream), *matrix.operands, positions.at, positions.cosine, positions.sine, query,
             keys, values, batch * rows, rows, keys.shape[2], HEADS=shape.heads, KV_HEADS=shape.kv_heads,
@@ -72,7 +78,7 @@ class DecodingRows:
         assert matrix is not None
         batch, rows, _ = hidden.shape
         out = hidden.new_empty(batch, rows, width, dtype=weights.rows_dtype)
-        config = self._config(matrix, hidden, 2)
+        config = self._tile(matrix, hidden)
         linear.gate_up_kernel[_grid(hidden, width // config.block_n)](
             *_prescaled(weights, stream), *matrix.operands, out, batch * rows, width,
             **_constants(matrix, config, hidden),
@@ -84,7 +90,7 @@ class DecodingRows:
     ) -> PrescaledStream:
         """Add a product to the stream; changes the tensors of ``stream``."""
         assert isinstance(rows, Tensor)
-        norm, config, rows = stream.norm + 1, self._config(matrix, rows, 1), rows.contiguous()
+        norm, config, rows = stream.norm + 1, self._tile(matrix, rows), rows.contiguous()
         linear.add_kernel[_grid(rows, matrix.outputs // config.block_n)](
             rows, *matrix.operands, stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares,
             stream.squares, rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
@@ -96,38 +102,22 @@ class DecodingRows:
         hidden = stream.hidden
         batch, rows, _ = hidden.shape
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
-        config = self._config(matrix, hidden, 1)
+        config = self._tile(matrix, hidden)
         linear.lm_head_kernel[_grid(hidden, matrix.outputs // config.block_n)](
             *_prescaled(weights, stream), *matrix.operands, logits, batch * rows, matrix.outputs,
             **_constants(matrix, config, hidden),
         )  # fmt: skip
         return logits
 
-    def _config(self, matrix: Matrix, rows: Tensor, pairs: int) -> SkinnyConfig:
-        """Return the configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 if outputs come in pairs."""
-        item = matrix.nbytes / (matrix.outputs * matrix.inputs)
-        block_m, shared = _block_m(rows), shared_memory(rows.device)
-
-        def stage_bytes(config: SkinnyConfig, count: int = block_m) -> int:
-            return int(config.block_k * (pairs * config.block_n * item + count * rows.element_size()))
-
-        config = self.configs[matrix.role, matrix.kind]
-        if matrix.packed:
-            if rows.dtype == torch.float32:  # for checks only: without tensor cores, operands fill shared memory
-                config = SkinnyConfig(block_n=16 // pairs, block_k=256, warps=4, stages=2)
-            return config.fit_packed(matrix.outputs // pairs, stage_bytes, block_m, shared, 16 // pairs)
-        return config.fit(matrix.outputs // pairs, matrix.inputs, stage_bytes, shared)
+    def _tile(self, matrix: Matrix, rows: Tensor) -> Tile:
+        return choose_tile(gpu_of(rows.device), matrix_work("decode", matrix, _block_m(rows), rows), self._measured)
 
 
 class FlowRows:
     """Few rows with norms of kind ``rms_float32``, and dense weights."""
 
-    def __init__(self, few: FlowConfigs, fewest: FlowConfigs) -> None:
-        self._few, self._fewest = few, fewest
-
-    def tiles(self, rows: Tensor) -> FlowConfigs:
-        """Return the configurations for rows at positions [B, R]."""
-        return self._fewest if rows.numel() <= 16 else self._few
+    def __init__(self, measured: MeasuredTile) -> None:
+        self._measured = measured
 
     def start(
         self, weights: DecoderWeights, hidden: Tensor | None, embed: tuple[Tensor, ...], positions: Positions
@@ -139,13 +129,14 @@ class FlowRows:
         smallest = min(self._tile(one, at).block_n for one in (layer.o_proj, layer.down_proj))
         count = triton.next_power_of_2(width // smallest)
         out, scaled = weights.cosine.new_empty(2, *at.shape, width)
-        squares, spare = table.new_empty(2, count, _padded(at))
+        squares, spare = table.new_empty(2, count, padded_rows(at))
         counters = at.new_empty(count)
         actions, weight, bias = embed or (table,) * 3
         flow.start_kernel[(at.numel(),)](
             out if hidden is None else hidden.contiguous(), actions, weight, bias, table, positions.time, out,
             scaled, squares, spare, counters, A=actions.shape[-1], EMBED=hidden is None, TILES=count,
-            BLOCK_M=_padded(at), N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **norm_constants(table)
+            BLOCK_M=padded_rows(at), N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+            **norm_constants(table),
         )  # fmt: skip
         return PrescaledStream(out, 0, scaled=scaled, squares=squares, next_squares=spare, counters=counters)
 
@@ -186,23 +177,28 @@ class FlowRows:
         )  # fmt: skip
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 
-    def _tile(self, matrix: Matrix, at: Tensor) -> SkinnyConfig:
-        item, shared = matrix.data.element_size(), shared_memory(matrix.data.device)
-        return self.tiles(at).of(matrix.role, matrix.outputs, matrix.inputs, _padded(at), item, shared)
+    def _tile(self, matrix: Matrix, at: Tensor) -> Tile:
+        work = matrix_work("flow", matrix, padded_rows(at), matrix.data)
+        return choose_tile(gpu_of(at.device), work, self._measured)
 
-    def _constants(
-        self, weights: DecoderWeights, matrix: Matrix, tile: SkinnyConfig, at: Tensor
-    ) -> dict[str, object]:
+    def _constants(self, weights: DecoderWeights, matrix: Matrix, tile: Tile, at: Tensor) -> dict[str, object]:
         return {
             "K": matrix.inputs,
             "ADAPTIVE": norm_constants(weights.norms[0])["ADAPTIVE"],
-            "BLOCK_M": _padded(at),
+            "BLOCK_M": padded_rows(at),
             "BLOCK_N": tile.block_n,
             "BLOCK_K": tile.block_k,
             "PRECISION": precision(matrix.data),
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
+
+
+def matrix_work(kernel: str, matrix: Matrix, count: int, rows: Tensor) -> Work:
+    """Describe a product of ``count`` rows, which have the type of ``rows``."""
+    each = matrix.nbytes / (matrix.outputs * matrix.inputs)
+    size, item = (matrix.inputs, matrix.outputs), rows.element_size()
+    return Work(kernel, *size, matrix.role, matrix.kind, count, each, item)
 
 
 def norm_constants(table: Tensor) -> dict[str, object]:
@@ -230,8 +226,8 @@ def _at_times(table: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tens
     return table[positions.step], table[-1], positions.time, len(table) - 1
 
 
-def _padded(at: Tensor) -> int:
-    """Return the number of rows, padded to a power of two of at least 16."""
+def padded_rows(at: Tensor) -> int:
+    """Return the number of rows, padded_rows to a power of two of at least 16."""
     return max(16, int(triton.next_power_of_2(at.numel())))
 
 
@@ -242,8 +238,8 @@ def _prescaled(weights: DecoderWeights, stream: PrescaledStream) -> tuple[Tensor
 
 def _block_m(rows: Tensor) -> int:
     """Return the rows of a program: 1, or a power of two from 8 (the instruction's narrow side) to PACKED_ROWS."""
-    padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
-    return 1 if padded == 1 else min(PACKED_ROWS, max(8, padded))
+    padded_rows = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+    return 1 if padded_rows == 1 else min(PACKED_ROWS, max(8, padded_rows))
 
 
 def _grid(rows: Tensor, programs: int) -> tuple[int, int]:
@@ -251,12 +247,12 @@ def _grid(rows: Tensor, programs: int) -> tuple[int, int]:
     return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(rows)), programs
 
 
-def _constants(matrix: Matrix, config: SkinnyConfig, rows: Tensor) -> dict[str, object]:
+def _constants(matrix: Matrix, config: Tile, rows: Tensor) -> dict[str, object]:
     return {
         "K": matrix.inputs,
         "KIND": matrix.kind,
         "MORE": rows.shape[0] * rows.shape[1] > _block_m(rows),
-        "ASM": rows.is_cuda and rows.dtype != torch.float32,
+        "ASM": not interpreted(rows) and rows.dtype != torch.float32,
         "GROUPS": min(config.warps, config.block_k // 16),
         "BLOCK_M": _block_m(rows),
         "BLOCK_N": config.block_n,

@@ -13,6 +13,7 @@ from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, prefill_flow, sample, sample_by_gradient
 from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import Passes, flow_passes
 from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError
@@ -256,6 +257,9 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
         )
         self.model = model
         self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian
+
+    def passes(self, ops: Ops, layers: int) -> Passes:
+        return flow_passes(self.model, ops, min(64, self.buckets.lengths[-1]), layers)
 
     def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens, before the first request."""

@@ -5,6 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from vla_ros.engine.tile_configs import gpu_of
+
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """Largest value of the format; each row's largest magnitude is scaled to it."""
@@ -16,7 +18,7 @@ CAPABILITY = (8, 9)
 @cache
 def runs_on(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU whose tensor cores support this format, or a CPU (in float32)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
+    return device.type == "cpu" or gpu_of(device).capability >= CAPABILITY
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:

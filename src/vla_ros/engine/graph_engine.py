@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.engine.device_errors import explain_device_errors
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import Passes
 from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, DeviceLostError
@@ -187,7 +189,7 @@ class GraphEngine(ABC, Generic[K, G]):
 
     def __init__(self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner) -> None:
         self.runner, self.buckets = runner, buckets
-        self._device = device
+        self.device = device
         self._resizer = ImageResizer(size, device, runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
@@ -195,6 +197,10 @@ class GraphEngine(ABC, Generic[K, G]):
     @abstractmethod
     def _build(self, kind: K, length: int) -> G:
         """Allocate the buffers of one kind of batch and one padded length."""
+
+    def passes(self, ops: Ops, layers: int) -> Passes:
+        """Return passes over the first layers, for ``vla-ros tune``; none if no kernel has tiles to choose."""
+        return {}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds.
@@ -218,7 +224,7 @@ class GraphEngine(ABC, Generic[K, G]):
         if self._lost is not None:
             raise self._lost
         try:
-            with explain_device_errors(self._device), self.runner.stream():
+            with explain_device_errors(self.device), self.runner.stream():
                 yield
         except DeviceLostError as error:
             self._lost = error

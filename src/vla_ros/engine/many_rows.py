@@ -9,7 +9,7 @@ from vla_ros.engine.kernels import lowbit, pointwise
 from vla_ros.engine.lowbit import ALIGN_K, FRAGMENT_N
 from vla_ros.engine.ops import project, rounds
 from vla_ros.engine.stream import KVCache, Positions, QuantizedRows, Rows, ScaledProduct, Stream
-from vla_ros.engine.tile_configs import GemmConfig, choose_gemm, divisor, has_wgmma, multiprocessors, precision
+from vla_ros.engine.tile_configs import MeasuredTile, Work, choose_tile, gpu_of, interpreted, precision, uses_wgmma
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
@@ -18,12 +18,11 @@ class ManyRows:
 
     Norms of kind ``rms`` are computed by the operation that reads the stream; a product that is added to it may
     wait for that operation, which then applies its scales. Those of kind ``rms_float32`` are computed by the
-    operation that writes the stream. ``gemm`` configures products with packed weights; if it is None,
-    :func:`~vla_ros.engine.tile_configs.choose_gemm` chooses a configuration for each product.
+    operation that writes the stream.
     """
 
-    def __init__(self, gemm: GemmConfig | None = None) -> None:
-        self.gemm = gemm
+    def __init__(self, measured: MeasuredTile) -> None:
+        self._measured = measured
 
     def qkv(
         self,
@@ -149,15 +148,13 @@ class ManyRows:
 
     def _packed_product(self, rows: Rows, matrix: Matrix, out: Tensor, add: bool) -> Tensor:
         count, kind = out.numel() // matrix.outputs, "int4 fp8" if rounds(rows, matrix) else matrix.kind
-        config = self.gemm or choose_gemm(kind, count, matrix.outputs, matrix.inputs, multiprocessors(out.device))
-        if out.dtype == torch.float32:  # for checks only: needs twice the shared memory and no tensor cores
-            config = GemmConfig(block_n=32, block_m=32, tail_m=0)
-        block_n, block_m, split_k = (
-            divisor(matrix.outputs, config.block_n), config.block_m + config.tail_m, config.split_k
-        )  # fmt: skip
+        each = matrix.nbytes / (matrix.outputs * matrix.inputs)
+        work = Work("gemm", matrix.inputs, matrix.outputs, "", kind, count, each, out.element_size())
+        config = choose_tile(gpu_of(out.device), work, self._measured)
+        block_n, block_m, split_k = config.block_n, config.block_m + config.tail_m, config.splits
         to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
         grid, common = (triton.cdiv(count, block_m), matrix.outputs // block_n, split_k), {
-            "K": matrix.inputs, "ADD": add, "ASM": out.is_cuda and out.dtype == torch.bfloat16,
+            "K": matrix.inputs, "ADD": add, "ASM": not interpreted(out) and out.dtype == torch.bfloat16,
             "FRAGMENTS": block_n // FRAGMENT_N,
             "BLOCK_M": config.block_m, "TAIL_M": config.tail_m, "SPLIT_K": split_k, "EVEN": count % block_m == 0,
             "num_warps": config.warps, "num_stages": config.stages,
@@ -174,8 +171,8 @@ class ManyRows:
             assert isinstance(rows, Tensor)
             lowbit.gemm_kernel[grid](
                 rows.contiguous(), *matrix.operands, to, count, matrix.outputs, KIND=kind,
-                K_GROUPS=divisor(groups, config.k_groups), PRECISION=precision(out),
-                WGMMA=out.dtype != torch.float32 and has_wgmma(out.device), **common, **limit,
+                K_GROUPS=config.k_groups, PRECISION=precision(out),
+                WGMMA=out.dtype != torch.float32 and uses_wgmma(out.device), **common, **limit,
             )  # fmt: skip
         return to
 

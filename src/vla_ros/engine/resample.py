@@ -242,7 +242,7 @@ def _float_resize(step: FloatResize, device: torch.device) -> _Pipeline:
 
 def _kernels(device: torch.device) -> Any:
     """Return the module of Triton kernels, or None if they cannot run on ``device``."""
-    if device.type != "cuda" or find_spec("triton") is None:
+    if device.type == "cpu" or find_spec("triton") is None:
         return None
     return import_module("vla_ros.engine.kernels.resample")
 

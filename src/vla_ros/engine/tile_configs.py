@@ -1,7 +1,12 @@
-"""Tile shapes, pipeline depths and the tuned configurations of the kernels."""
+"""Chooses the tile and the pipeline of each kernel for a GPU.
+
+:func:`choose_tile` is the only place where this is decided. ``vla-ros tune`` measures tiles on a GPU
+(:mod:`vla_ros.engine.tile_store`); all others come from the tables below, reduced until they fit.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,7 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vla_ros.engine.lowbit import ALIGN_K
+from vla_ros.engine.lowbit import ALIGN_K, BITS, k_group
+from vla_ros.engine.tile import Tile
+from vla_ros.errors import ConfigError
 
 SKINNY = 64
 """Maximum rows of a few-row product, which is bound by reading its weight and does not quantise its rows."""
@@ -17,245 +24,319 @@ SKINNY = 64
 PACKED_ROWS = 32
 """Maximum rows per program in a few-row product; further rows have their own programs."""
 
+RESERVED = 4096
+"""Bytes of shared memory that are left for reductions."""
+
+SIMULATE = "VLA_ROS_GPU"
+"""Environment variable for developers: a compute capability, such as ``8.9``, whose tiles are used instead."""
+
 
 @dataclass(frozen=True)
-class SkinnyConfig:
-    """Tile and pipeline of a few-row product."""
+class Gpu:
+    """What tiles and kernels depend on."""
 
-    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``); with packed weights, for one row
-    # Inputs per iteration of the K loop. The warps split the inputs, and the warps' sums are added after the loop,
-    # so ``block_k`` and ``warps`` determine the order of summation.
-    block_k: int = 256
-    warps: int = 4  # warps per program
-    stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
-    splits: int = 1  # programs that share the inputs of one tile; the last to finish adds their sums
+    capability: tuple[int, int]  # (0, 0) for a CPU, where Triton's interpreter runs the kernels
+    limit: int  # bytes of shared memory that a program may have
+    multiprocessors: int
 
-    def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
-        """Return the nearest configuration whose tile divides a weight [n, k] and fits into shared memory.
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory for tiles; the rest is for reductions."""
+        return self.limit - RESERVED
 
-        The number of stages is reduced first, then ``block_k``. ``n`` counts pairs for ``qkv`` and ``gate_up``;
-        ``stage_bytes`` returns the bytes that an iteration loads; a program may use ``shared`` bytes.
-        """
-        splits = divisor(k // divisor(k, 16), self.splits)
-        block_k = divisor(k // splits, self.block_k)
-        fitting = replace(self, block_n=divisor(n, self.block_n), block_k=block_k, splits=splits)
-        fitting = fitting._shallower(stage_bytes, shared)
-        while stage_bytes(fitting) > shared and fitting.block_k > 32:
-            fitting = replace(fitting, block_k=fitting.block_k // 2)
-        return fitting
-
-    def fit_packed(
-        self, n: int, stage_bytes: Callable[[SkinnyConfig, int], int], rows: int, shared: int, least: int = 16
-    ) -> SkinnyConfig:
-        """Like :meth:`fit`, for packed weights; ``stage_bytes`` also takes the number of rows.
-
-        ``block_k`` determines the order of summation, which must not depend on the number of rows, or verifying
-        several tokens would not be bit-identical to decoding them one by one. So ``block_k`` is chosen for the
-        maximum rows of a program. ``least`` is the number of outputs (or pairs) of one matrix instruction.
-        """
-        fitting = replace(self, block_n=divisor(n, 2 * self.block_n))
-        while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:
-            fitting = replace(fitting, block_k=fitting.block_k // 2, warps=max(1, fitting.warps // 2))
-        # Smaller tiles for one row, which is cheap to load for each tile, and for many, whose sums fill registers.
-        fewer = 4 if rows > 16 else 2 if rows == 1 or rows > 8 else 1
-        fitting = replace(fitting, block_n=max(fitting.block_n // fewer, min(fitting.block_n, least)))
-        return fitting._shallower(lambda config: stage_bytes(config, rows), shared)
-
-    def _shallower(self, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
-        fitting = self
-        while (fitting.stages - 1) * stage_bytes(fitting) > shared and fitting.stages > 2:
-            fitting = replace(fitting, stages=fitting.stages - 1)
-        return fitting
+    @property
+    def name(self) -> str:
+        return f"{self.capability[0]}.{self.capability[1]}"
 
 
-SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
-    ("qkv", "dense"): SkinnyConfig(16, 128, 1, 4),
-    ("o_proj", "dense"): SkinnyConfig(16, 512, 2, 3),
-    ("gate_up", "dense"): SkinnyConfig(16, 128, 1, 3),
-    ("down_proj", "dense"): SkinnyConfig(16, 256, 2, 6),
-    ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
-    ("qkv", "fp8"): SkinnyConfig(16, 256, 1, 4),
-    ("o_proj", "fp8"): SkinnyConfig(16, 256, 2, 6),
-    ("gate_up", "fp8"): SkinnyConfig(16, 256, 1, 4),
-    ("down_proj", "fp8"): SkinnyConfig(16, 256, 2, 8),
-    ("qkv", "int8"): SkinnyConfig(16, 256, 2, 4),
-    ("o_proj", "int8"): SkinnyConfig(16, 512, 4, 4),
-    ("gate_up", "int8"): SkinnyConfig(16, 256, 2, 4),
-    ("down_proj", "int8"): SkinnyConfig(16, 512, 4, 4),
-    ("qkv", "int4"): SkinnyConfig(16, 512, 4, 3),
-    ("o_proj", "int4"): SkinnyConfig(16, 1024, 4, 3),
-    ("gate_up", "int4"): SkinnyConfig(16, 512, 2, 3),
-    ("down_proj", "int4"): SkinnyConfig(16, 1024, 4, 4),
+def _gpu(capability: tuple[int, int], shared: int, multiprocessors: int) -> Gpu:
+    return Gpu(capability, shared * 1024, multiprocessors)
+
+
+GPUS = {
+    one.name: one
+    for one in (
+        _gpu((8, 0), 163, 108),  # A100
+        _gpu((8, 6), 99, 82),  # RTX 3090
+        _gpu((8, 7), 163, 16),  # Jetson AGX Orin
+        _gpu((8, 9), 99, 128),  # RTX 4090
+        _gpu((9, 0), 227, 132),  # H100 and H200 (SXM)
+        _gpu((10, 0), 227, 148),  # B200
+        _gpu((11, 0), 227, 20),  # Jetson Thor
+        _gpu((12, 0), 99, 170),  # RTX 5090
+    )
 }
-"""Configurations by role and kind of weight, found on an H200 with ``benchmarks/tune_tiles.py``."""
+"""Supported GPUs by compute capability (CUDA C++ Programming Guide), with the multiprocessors of a typical one."""
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Describe ``device``, or the GPU that :data:`SIMULATE` names; a CPU runs kernels only in the interpreter."""
+    simulated = os.environ.get(SIMULATE, "")
+    if device.type == "cpu":
+        return _gpu((0, 0), 204, 132)
+    if simulated or device.type == "meta":
+        if simulated not in GPUS:
+            raise ConfigError(f"{SIMULATE}: found '{simulated}', expected one of {', '.join(GPUS)}")
+        return GPUS[simulated]
+    properties = torch.cuda.get_device_properties(device)
+    shared = int(getattr(properties, "shared_memory_per_block_optin", 99 * 1024))
+    capability = torch.cuda.get_device_capability(device)
+    return Gpu(capability, shared, int(properties.multi_processor_count))
+
+
+@cache
+def uses_wgmma(device: torch.device) -> bool:
+    """Return True if Triton compiles for Hopper, where it uses ``wgmma``, which reads registers asynchronously."""
+    if device.type == "cuda":  # whatever tiles are simulated
+        return torch.cuda.get_device_capability(device)[0] == 9
+    return gpu_of(device).capability[0] == 9
+
+
+def interpreted(rows: Tensor) -> bool:
+    """Return True if Triton's interpreter runs the kernels, which knows no assembler."""
+    return rows.device.type == "cpu"
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
-    """Tile and pipeline of attention."""
+class Work:
+    """What a kernel computes, and in which types."""
 
-    block_c: int = 64  # cache positions per iteration, or per program if programs split the positions
-    warps: int = 4  # warps per program
-    stages: int = 1  # pipeline stages
-    # Programs that share a head; program s processes blocks s, s + splits, ... This determines the order of
-    # summation, so it must not depend on the number of rows.
-    splits: int = 5
-    block_r: int = 16  # (row, head) pairs per program
+    # ``decode``: few rows, norms of kind ``rms``; ``flow``: few rows of Gemma; ``gemm``: many rows, packed weights;
+    # ``attend``: few rows; ``attend_flow``: few rows of Gemma; ``attend_prefix``: many rows of Gemma;
+    # ``attend_both_ways``: bidirectional prompts.
+    kernel: str
+    inputs: int  # of the weight; of attention: the head size
+    outputs: int = 0  # of the weight
+    role: str = ""  # of the weight, one of :data:`~vla_ros.engine.weights.ROLES`
+    kind: str = "dense"  # of the weight; ``int4 fp8``: 4-bit weights and rows in FP8
+    rows: int = 0  # rows of a program in ``decode``, padded rows in ``flow``, all rows in ``gemm``
+    weight_bytes: float = 2.0  # per number of the weight
+    row_bytes: int = 2  # per number of a row
 
-    def fit(self, pair_bytes: int, shared: int) -> AttentionConfig:
-        """Return the nearest configuration that fits into ``shared`` bytes.
+    @property
+    def pairs(self) -> int:
+        """2 if a program computes pairs of outputs."""
+        return 2 if self.role in ("qkv", "gate_up") else 1
 
-        ``pair_bytes`` is the size of one head's query, key or value. Queries, the weights of one block and the keys
-        and values of all stages but one lie in shared memory. Stages are reduced first, then positions, then pairs.
+    @property
+    def key(self) -> str:
+        """Identifies the tile of this work.
+
+        In ``decode`` and ``attend`` a tile determines the order of summation, which must not depend on the number
+        of rows, or verifying several tokens would not be bit-identical to decoding them one by one.
         """
-        fitting = self
-
-        def needed() -> int:
-            keys = 2 * max(1, fitting.stages - 1) * fitting.block_c * pair_bytes
-            return keys + fitting.block_r * (pair_bytes + 2 * fitting.block_c)
-
-        while needed() > shared and fitting.stages > 2:
-            fitting = replace(fitting, stages=fitting.stages - 1)
-        while needed() > shared and fitting.block_c > 16:
-            fitting = replace(fitting, block_c=fitting.block_c // 2)
-        while needed() > shared and fitting.block_r > 16:
-            fitting = replace(fitting, block_r=fitting.block_r // 2)
-        return fitting
+        rows = {"flow": 16 if self.rows <= 16 else SKINNY, "attend_flow": 16 if self.rows <= 16 else SKINNY}
+        count = rows.get(self.kernel, self.rows if self.kernel == "gemm" else 0)
+        wide = "float32" if self.row_bytes > 2 else ""
+        words = (self.kernel, self.role, self.kind, f"{count}x{self.outputs}x{self.inputs}", wide)
+        return " ".join(word for word in words if word)
 
 
-ATTENTION_CONFIG = AttentionConfig()
-"""Tuned on an H200."""
+DECODE_TILES: dict[tuple[str, str], Tile] = {
+    ("qkv", "dense"): Tile(16, 128, 1, 4),
+    ("o_proj", "dense"): Tile(16, 512, 2, 3),
+    ("gate_up", "dense"): Tile(16, 128, 1, 3),
+    ("down_proj", "dense"): Tile(16, 256, 2, 6),
+    ("lm_head", "dense"): Tile(32, 128, 1, 3),
+    ("qkv", "fp8"): Tile(16, 256, 1, 4),
+    ("o_proj", "fp8"): Tile(16, 256, 2, 6),
+    ("gate_up", "fp8"): Tile(16, 256, 1, 4),
+    ("down_proj", "fp8"): Tile(16, 256, 2, 8),
+    ("qkv", "int8"): Tile(16, 256, 2, 4),
+    ("o_proj", "int8"): Tile(16, 512, 4, 4),
+    ("gate_up", "int8"): Tile(16, 256, 2, 4),
+    ("down_proj", "int8"): Tile(16, 512, 4, 4),
+    ("qkv", "int4"): Tile(16, 512, 4, 3),
+    ("o_proj", "int4"): Tile(16, 1024, 4, 3),
+    ("gate_up", "int4"): Tile(16, 512, 2, 3),
+    ("down_proj", "int4"): Tile(16, 1024, 4, 4),
+}
+"""Few rows, by role and kind of weight: the fastest on an H200 in OpenVLA-7B."""
 
-BOTH_WAYS_WGMMA = AttentionConfig(64, stages=3, block_r=64)
+FLOW_TILES = {
+    "qkv": (Tile(16, 256, stages=3), Tile(16, 128, stages=6)),
+    "o_proj": (Tile(64, 128, stages=3, splits=8), Tile(32, 128, splits=4)),
+    "gate_up": (Tile(16, 128), Tile(32, 64, stages=6)),
+    "down_proj": (Tile(64, 128, splits=8), Tile(32, 128, splits=4)),
+    "": (Tile(64, stages=3, block_m=16), Tile(64, stages=3, block_m=64)),
+}
+"""Flow steps of up to 16 rows and of more, by role, and their attention: the fastest within ten steps of pi0.5 on
+an H200, with a horizon of 10 and of 50."""
+
+ATTEND_TILE = Tile(64, stages=1, splits=5, block_m=16)
+"""Attention of few rows, tuned on an H200."""
+
+BOTH_WAYS_WGMMA = Tile(64, stages=3, block_m=64)
 """Attention of a bidirectional prompt, tuned on an H200."""
-BOTH_WAYS = AttentionConfig(64, warps=8, stages=2, block_r=64)
+BOTH_WAYS = Tile(64, warps=8, stages=2, block_m=64)
 """The same without ``wgmma``, where four warps would spill registers."""
 
-
-@dataclass(frozen=True)
-class FlowConfigs:
-    """Tile configurations of the products and the attention of one decoder layer over few rows."""
-
-    qkv: SkinnyConfig
-    o_proj: SkinnyConfig
-    gate_up: SkinnyConfig
-    down_proj: SkinnyConfig
-    attention: AttentionConfig
-
-    def of(self, role: str, n: int, k: int, rows: int, item: int, shared: int) -> SkinnyConfig:
-        """Return the configuration for a weight [n, k] of ``item`` bytes a number, and ``rows`` padded rows."""
-        pairs = 2 if role in ("qkv", "gate_up") else 1
-        config: SkinnyConfig = getattr(self, role)
-        return config.fit(n // pairs, k, lambda one: item * one.block_k * (pairs * one.block_n + rows), shared)
-
-
-FLOW_CONFIGS = FlowConfigs(
-    SkinnyConfig(16, 128, stages=6), SkinnyConfig(32, 128, splits=4), SkinnyConfig(32, 64, stages=6),
-    SkinnyConfig(32, 128, splits=4), AttentionConfig(64, stages=3, block_r=64),
-)  # fmt: skip
-"""Tuned within ten flow steps of pi0.5 on an H200, with a horizon of 50."""
-FEWEST_FLOW_CONFIGS = FlowConfigs(
-    SkinnyConfig(16, 256, stages=3), SkinnyConfig(64, 128, stages=3, splits=8), SkinnyConfig(16, 128),
-    SkinnyConfig(64, 128, splits=8), AttentionConfig(64, stages=3),
-)  # fmt: skip
-"""The same for up to 16 rows, tuned with a horizon of 10."""
-MANY_ATTENTION = AttentionConfig(32, stages=3, block_r=64)
+PREFIX_TILE = Tile(32, stages=3, block_m=64)
 """Attention of Gemma's prefix."""
 
+_THREE_STAGES = Tile(64, warps=4, stages=3, max_registers=168)
+_SPLIT_K = Tile(128, warps=8, stages=4, max_registers=128, splits=4)
+_FP8_SPLIT_K = Tile(64, warps=4, stages=4, block_m=64, tail_m=32, splits=2)
 
-@dataclass(frozen=True)
-class GemmConfig:
-    """Tile and pipeline of a many-row product with a packed weight."""
-
-    block_n: int = 128  # outputs per program
-    block_m: int = 128  # rows per program, a power of two
-    tail_m: int = 16  # additional rows, 0 or a power of two of at least 16
-    warps: int = 8  # warps per program
-    stages: int = 2  # pipeline stages
-    # Maximum registers per thread; None lets the compiler choose. 128 lets two programs of 8 warps run on one
-    # multiprocessor.
-    max_registers: int | None = None
-    # Programs that split the inputs; each stores float32 sums, which another kernel adds in a fixed order.
-    split_k: int = 1
-    # K-groups (:mod:`vla_ros.engine.lowbit`) per iteration. With more of them, each takes fewer instructions, but
-    # the program needs more shared memory.
-    k_groups: int = 1
-
-
-_THREE_STAGES = GemmConfig(64, 128, 16, 4, 3, 168)
-_SPLIT_K = GemmConfig(128, 128, 16, 8, 4, 128, split_k=4)
-
-GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig] = {
+GEMM_TILES: dict[tuple[str, int, int, int], Tile] = {
     ("int8", 288, 12288, 4096): _THREE_STAGES,
-    ("int8", 288, 22016, 4096): GemmConfig(128, 64, 32, 8, 3, 128, k_groups=2),
+    ("int8", 288, 22016, 4096): Tile(128, warps=8, stages=3, block_m=64, tail_m=32, max_registers=128, k_groups=2),
     ("int8", 288, 4096, 4096): _SPLIT_K,
     ("int8", 288, 4096, 11008): _SPLIT_K,
-    ("int4 fp8", 288, 4096, 4096): GemmConfig(64, 64, 32, 4, 4, split_k=2),
-    ("int4 fp8", 288, 4096, 11008): GemmConfig(64, 64, 32, 4, 4, split_k=2),
+    ("int4 fp8", 288, 4096, 4096): _FP8_SPLIT_K,
+    ("int4 fp8", 288, 4096, 11008): _FP8_SPLIT_K,
 }
-"""The fastest configurations on an H200 (``benchmarks/tune_tiles.py``), for OpenVLA-7B with a typical prompt.
+"""Many rows, by kind of weight, rows, outputs and inputs: the fastest on an H200 in OpenVLA-7B."""
 
-Keys are the kind of weight (``int4 fp8``: 4-bit weights and rows in FP8), rows, outputs and inputs."""
+TUNED_FOR = GPUS["9.0"]
+"""The GPU for which :data:`GEMM_TILES` is valid."""
 
-TUNED_FOR = 132
-"""Multiprocessors of the GPUs for which :data:`GEMM_CONFIGS` is valid: H100 and H200 (SXM)."""
-
-FP8_ROWS = GemmConfig(64, 64, 32, 4, 3, 128)
+FP8_ROWS = Tile(64, warps=4, stages=3, block_m=64, tail_m=32, max_registers=128)
 """Default for 4-bit weights and rows in FP8; larger tiles wait longer for their own multiplications."""
 
 GEMM_CANDIDATES = (
-    GemmConfig(block_m=64, tail_m=32, stages=3, max_registers=128),
-    GemmConfig(block_m=64, tail_m=16, stages=3, max_registers=128),
-    GemmConfig(block_m=128, tail_m=16),
-    GemmConfig(block_m=128, tail_m=32),
-    GemmConfig(block_m=128, tail_m=64),
-    GemmConfig(block_m=128, tail_m=0),
+    Tile(128, warps=8, stages=3, block_m=64, tail_m=32, max_registers=128),
+    Tile(128, warps=8, stages=3, block_m=64, tail_m=16, max_registers=128),
+    *(Tile(128, warps=8, stages=2, block_m=128, tail_m=tail) for tail in (16, 32, 64, 0)),
 )
-"""Candidates of :func:`choose_gemm` for sizes that were not measured."""
+"""Candidates for sizes that were not measured."""
+
+MeasuredTile = Callable[[Work], Tile | None]
+"""Returns the tile that was measured for some work, if any."""
 
 
-def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig:
-    """Return the configuration for a product.
+def unmeasured(work: Work) -> Tile | None:
+    return None
 
-    For shapes not in :data:`GEMM_CONFIGS`, a cost model chooses: waves of programs over the multiprocessors, times
-    rows per program. Unpacking and filling the pipeline count as 24 more rows.
+
+def choose_tile(gpu: Gpu, work: Work, measured: MeasuredTile = unmeasured) -> Tile:
+    """Return the tile of a kernel: the measured one, or the default, reduced until it fits."""
+    return fit_tile(measured(work) or default(gpu, work), gpu, work)
+
+
+def fit_tile(tile: Tile, gpu: Gpu, work: Work) -> Tile:
+    """Reduce a tile until it divides the work and fits into shared memory."""
+    return _FIT[work.kernel](tile, gpu, work)
+
+
+def default(gpu: Gpu, work: Work) -> Tile:
+    """Return the tile from the tables above."""
+    few = work.rows > 16
+    if work.row_bytes > 2 and work.kernel in ("gemm", "attend_both_ways"):  # for checks only: without tensor cores
+        return Tile(32, stages=2, block_m=32, tail_m=0) if work.kernel == "gemm" else Tile(16, stages=1, block_m=16)
+    if work.kernel == "decode":
+        if work.kind in BITS and work.row_bytes > 2:  # the same: operands fill shared memory
+            return Tile(16 // work.pairs, 256, 4, 2)
+        return DECODE_TILES[work.role, work.kind]
+    if work.kernel in ("flow", "attend_flow"):
+        return FLOW_TILES[work.role][few]
+    if work.kernel == "gemm":
+        return _default_gemm(gpu, work)
+    if work.kernel == "attend_both_ways":
+        return BOTH_WAYS_WGMMA if gpu.capability[0] == 9 else BOTH_WAYS
+    return ATTEND_TILE if work.kernel == "attend" else PREFIX_TILE
+
+
+def _default_gemm(gpu: Gpu, work: Work) -> Tile:
+    """Return a measured tile, or estimate: waves of programs over the multiprocessors, times rows per program.
+
+    Unpacking and filling the pipeline count as 24 more rows.
     """
-    if multiprocessors == TUNED_FOR and (kind, rows, n, k) in GEMM_CONFIGS:
-        return GEMM_CONFIGS[kind, rows, n, k]
-    if kind == "int4 fp8":
-        return FP8_ROWS
+    size = work.kind, work.rows, work.outputs, work.inputs
+    if gpu == TUNED_FOR and size in GEMM_TILES:
+        return GEMM_TILES[size]
+    if work.kind == "int4 fp8":  # without ``wgmma``, operands are in registers, which would spill
+        return FP8_ROWS if gpu.capability[0] == 9 else replace(FP8_ROWS, max_registers=None)
 
-    def cost(config: GemmConfig) -> int:
-        programs = -(-rows // (config.block_m + config.tail_m)) * -(-n // config.block_n)
-        return -(-programs // multiprocessors) * (config.block_m + config.tail_m + 24)
+    def cost(tile: Tile) -> int:
+        programs = -(-work.rows // (tile.block_m + tile.tail_m)) * -(-work.outputs // tile.block_n)
+        return -(-programs // gpu.multiprocessors) * (tile.block_m + tile.tail_m + 24)
 
     return min(GEMM_CANDIDATES, key=cost)
+
+
+def _stage_bytes(tile: Tile, work: Work, rows: int) -> int:
+    """Return the bytes that an iteration of few rows loads."""
+    return int(tile.block_k * (work.pairs * tile.block_n * work.weight_bytes + rows * work.row_bytes))
+
+
+def _shallower(tile: Tile, gpu: Gpu, stage_bytes: int) -> Tile:
+    """Reduce the stages to those that fit, of which one less is in shared memory."""
+    return replace(tile, stages=min(tile.stages, max(2, gpu.shared // stage_bytes + 1)))
+
+
+def _fit_few(tile: Tile, gpu: Gpu, work: Work) -> Tile:
+    """Divide the weight; reduce first the number of stages, then ``block_k``."""
+    outputs, inputs = work.outputs // work.pairs, work.inputs
+    if work.kind in BITS:
+        return _fit_packed(tile, gpu, work, outputs)
+    splits = divisor(inputs // divisor(inputs, 16), tile.splits)
+    tile = replace(
+        tile, block_n=divisor(outputs, tile.block_n), block_k=divisor(inputs // splits, tile.block_k), splits=splits
+    )
+    tile = _shallower(tile, gpu, _stage_bytes(tile, work, work.rows))
+    while _stage_bytes(tile, work, work.rows) > gpu.shared and tile.block_k > 32:
+        tile = replace(tile, block_k=tile.block_k // 2)
+    return tile
+
+
+def _fit_packed(tile: Tile, gpu: Gpu, work: Work, outputs: int) -> Tile:
+    """Like :func:`_fit_few`, but ``block_k`` is chosen for the maximum rows of a program."""
+    rows, least = work.rows, 16 // work.pairs  # the outputs (or pairs) of one matrix instruction
+    tile = replace(tile, block_n=divisor(outputs, 2 * tile.block_n))
+    while _stage_bytes(tile, work, PACKED_ROWS) > gpu.shared and tile.block_k > ALIGN_K:
+        tile = replace(tile, block_k=tile.block_k // 2, warps=max(1, tile.warps // 2))
+    # Smaller tiles for one row, which is cheap to load for each tile, and for many, whose sums fill registers.
+    fewer = 4 if rows > 16 else 2 if rows == 1 or rows > 8 else 1
+    tile = replace(tile, block_n=max(tile.block_n // fewer, min(tile.block_n, least)))
+    return _shallower(tile, gpu, _stage_bytes(tile, work, rows))
+
+
+def _fit_gemm(tile: Tile, gpu: Gpu, work: Work) -> Tile:
+    bits = 4 if work.kind.startswith("int4") else 8
+    groups = -(-work.inputs // ALIGN_K) * ALIGN_K // k_group(bits)
+    return replace(tile, block_n=divisor(work.outputs, tile.block_n), k_groups=divisor(groups, tile.k_groups))
+
+
+def _fit_attention(tile: Tile, gpu: Gpu, work: Work) -> Tile:
+    """Reduce first the stages, then positions, then pairs.
+
+    Queries, the weights of one block and the keys and values of all stages but one lie in shared memory.
+    """
+    pair = work.inputs * work.row_bytes
+
+    def needed() -> int:
+        keys = 2 * max(1, tile.stages - 1) * tile.block_n * pair
+        return keys + tile.block_m * (pair + 2 * tile.block_n)
+
+    while needed() > gpu.shared and tile.stages > 2:
+        tile = replace(tile, stages=tile.stages - 1)
+    while needed() > gpu.shared and tile.block_n > 16:
+        tile = replace(tile, block_n=tile.block_n // 2)
+    while needed() > gpu.shared and tile.block_m > 16:
+        tile = replace(tile, block_m=tile.block_m // 2)
+    return tile
+
+
+def _as_it_is(tile: Tile, gpu: Gpu, work: Work) -> Tile:
+    return tile
+
+
+_FIT = {
+    "decode": _fit_few,
+    "flow": _fit_few,
+    "gemm": _fit_gemm,
+    "attend": _as_it_is,
+    "attend_flow": _fit_attention,
+    "attend_prefix": _fit_attention,
+    "attend_both_ways": _fit_attention,
+}
 
 
 def divisor(number: int, most: int) -> int:
     """Return the largest power of two that divides ``number`` and is at most ``most``."""
     return min(most, number & -number)
-
-
-@cache
-def shared_memory(device: torch.device) -> int:
-    """Return a program's shared memory in bytes, less 4 KiB for reductions: 227 KiB on Hopper, 99 KiB on Ada."""
-    if device.type != "cuda":
-        return 200 * 1024
-    properties = torch.cuda.get_device_properties(device)
-    available: int = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
-    return available - 4096
-
-
-@cache
-def has_wgmma(device: torch.device) -> bool:
-    """Return True on Hopper, where Triton uses ``wgmma``, which reads registers asynchronously."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def precision(rows: Tensor) -> str:

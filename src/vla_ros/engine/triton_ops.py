@@ -7,26 +7,14 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_ros.engine import tile_configs
 from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.few_rows import DecodingRows, FlowRows, PrescaledStream, norm_constants
+from vla_ros.engine.few_rows import DecodingRows, FlowRows, PrescaledStream, norm_constants, padded_rows
 from vla_ros.engine.kernels import attention, flow, pointwise
 from vla_ros.engine.many_rows import ManyRows
 from vla_ros.engine.ops import Ops, TowerOps, guidance_scale
 from vla_ros.engine.stream import Guide, KVCache, Positions, Rows, Stream
-from vla_ros.engine.tile_configs import (
-    FEWEST_FLOW_CONFIGS,
-    FLOW_CONFIGS,
-    MANY_ATTENTION,
-    SKINNY,
-    AttentionConfig,
-    FlowConfigs,
-    GemmConfig,
-    SkinnyConfig,
-    has_wgmma,
-    precision,
-    shared_memory,
-)
+from vla_ros.engine.tile import Tile
+from vla_ros.engine.tile_configs import SKINNY, MeasuredTile, Work, choose_tile, gpu_of, precision, unmeasured
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
@@ -105,23 +93,13 @@ KERNELS = {("rms", "silu"), ("rms_float32", "gelu")}
 class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
-    ``configs`` and ``gemm`` are as for :class:`~vla_ros.engine.few_rows.DecodingRows` and
-    :class:`~vla_ros.engine.many_rows.ManyRows`; ``attention`` configures few-row attention of causal passes, and
-    ``flow`` those of flow steps of up to :data:`~vla_ros.engine.tile_configs.SKINNY` and of up to 16 rows. With
-    more than ``skinny`` rows, the library computes all products.
+    ``measured`` overrides the tiles of :mod:`~vla_ros.engine.tile_configs`. With more than ``skinny`` rows, the
+    library computes all products.
     """
 
-    def __init__(
-        self,
-        configs: dict[tuple[str, str], SkinnyConfig] | None = None,
-        attention: AttentionConfig | None = None,
-        gemm: GemmConfig | None = None,
-        flow: tuple[FlowConfigs, FlowConfigs] = (FLOW_CONFIGS, FEWEST_FLOW_CONFIGS),
-        skinny: int = SKINNY,
-    ) -> None:
-        self.attention = attention or tile_configs.ATTENTION_CONFIG
-        self.skinny = skinny
-        self._decoding, self._flow, self._many = DecodingRows(configs), FlowRows(*flow), ManyRows(gemm)
+    def __init__(self, measured: MeasuredTile = unmeasured, skinny: int = SKINNY) -> None:
+        self._measured, self.skinny = measured, skinny
+        self._decoding, self._flow, self._many = DecodingRows(measured), FlowRows(measured), ManyRows(measured)
 
     def require(self, weights: DecoderWeights) -> None:
         shape, plain = (
@@ -217,12 +195,12 @@ class TritonOps(Ops):
         if positions.prompt:
             return super().attend(query, cache, index, positions)
         out = query.new_empty(batch, rows, heads * head, dtype=positions.rows_dtype or query.dtype)
-        config = self.attention
+        config = self._tile("attend", query)
         partial = query.new_empty(config.splits * batch * rows * heads * (head + 2), dtype=torch.float32)
         attention.attend_kernel[(batch * heads * config.splits,)](
             query, keys, values, positions.at, out, partial, cache.split_counters, rows, keys.shape[2], head**-0.5,
             SPLITS=config.splits, HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head,
-            BLOCK_R=max(16, triton.next_power_of_2(rows)), BLOCK_C=config.block_c, PRECISION=precision(query),
+            BLOCK_R=max(16, triton.next_power_of_2(rows)), BLOCK_C=config.block_n, PRECISION=precision(query),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         return out
@@ -265,12 +243,10 @@ class TritonOps(Ops):
     def _attend_both_ways(self, query: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> Tensor:
         batch, rows, heads, head = query.shape
         out = query.new_empty(batch, rows, heads * head)
-        config = tile_configs.BOTH_WAYS_WGMMA if has_wgmma(query.device) else tile_configs.BOTH_WAYS
-        if query.dtype == torch.float32:
-            config = AttentionConfig(16)
-        attention.attend_both_ways_kernel[(triton.cdiv(rows, config.block_r), batch * heads)](
+        config = self._tile("attend_both_ways", query)
+        attention.attend_both_ways_kernel[(triton.cdiv(rows, config.block_m), batch * heads)](
             query.contiguous(), keys, values, length, out, rows, keys.shape[2], head**-0.5, HEADS=heads,
-            KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=config.block_r, BLOCK_C=config.block_c,
+            KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=config.block_m, BLOCK_C=config.block_n,
             PRECISION=precision(query), num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         return out
@@ -281,19 +257,18 @@ class TritonOps(Ops):
         batch, count, heads, head = query.shape
         few, scale = count * batch <= self.skinny, head**-0.5 * 1.4426950408889634
         out = query.new_empty(batch, count, heads * head)
-        tuned = self._flow.tiles(positions.at).attention if few else MANY_ATTENTION
-        tile = tuned.fit(head * query.element_size(), shared_memory(query.device))
-        blocks = triton.cdiv(count * heads // keys.shape[1], tile.block_r)
+        tile = self._tile("attend_flow" if few else "attend_prefix", query, padded_rows(positions.at))
+        blocks = triton.cdiv(count * heads // keys.shape[1], tile.block_m)
         sizes = {
             "HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD": head, "PRECISION": precision(query),
-            "BLOCK_R": tile.block_r, "BLOCK_C": tile.block_c, "num_warps": tile.warps, "num_stages": tile.stages,
+            "BLOCK_R": tile.block_m, "BLOCK_C": tile.block_n, "num_warps": tile.warps, "num_stages": tile.stages,
         }  # fmt: skip
         if not few:
             attention.attend_prefix_kernel[(blocks, batch * keys.shape[1])](
                 query, keys, values, ends, out, count, keys.shape[2], scale, **sizes
             )
             return out
-        chunks, pairs = triton.cdiv(keys.shape[2], tile.block_c), batch * count * heads
+        chunks, pairs = triton.cdiv(keys.shape[2], tile.block_n), batch * count * heads
         sums = query.new_empty(2, chunks, pairs, dtype=torch.float32)
         parts = query.new_empty(chunks, pairs, head)
         flow.attend_chunk_kernel[(blocks, chunks, batch * keys.shape[1])](
@@ -303,6 +278,10 @@ class TritonOps(Ops):
             sums, parts, out, pairs, CHUNKS=chunks, HEAD=head, PADDED=triton.next_power_of_2(chunks), num_warps=1
         )
         return out
+
+    def _tile(self, kernel: str, query: Tensor, rows: int = 0) -> Tile:
+        work = Work(kernel, query.shape[-1], rows=rows, row_bytes=query.element_size())
+        return choose_tile(gpu_of(query.device), work, self._measured)
 
     def _few(self, stream: PrescaledStream) -> DecodingRows | FlowRows:
         return self._decoding if stream.counters is None else self._flow

@@ -5,7 +5,7 @@ The parameters of :class:`LlamaDecoder` are named as in transformers and in the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,6 +158,10 @@ class DecoderWeights:
     def nbytes(self) -> int:
         head = 0 if self.lm_head is None else self.lm_head.nbytes
         return head + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
+
+    def first(self, layers: int) -> "DecoderWeights":
+        """Return a decoder of the first layers."""
+        return replace(self, layers=self.layers[:layers], shape=replace(self.shape, layers=layers))
 
     def table(self) -> Tensor:
         """Return the embedding. Raises ConfigError if the decoder has none."""

@@ -79,7 +79,7 @@ def test_padding_and_other_robots_change_nothing(variant, lengths):
         state, noise = rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
         asked.append(ChunkRequest(images, prompt, state, noise))
     for ours, one in zip(engine.answer_all(asked), asked, strict=True):
-        theirs = policy.loaded.inference.answer(one)
+        theirs = policy.loaded.engine.answer(one)
         np.testing.assert_allclose(ours.normalized, theirs.normalized, atol=BOUND[variant] / 10)
         assert theirs.tokens is None or np.array_equal(ours.tokens, theirs.tokens)
     assert torch.is_inference_mode_enabled() is False

@@ -14,6 +14,7 @@ from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import Passes, bidirectional_passes
 from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
@@ -203,6 +204,9 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
             table = Denoising.of(steps, weights.shape.hidden_size)
             self.denoising = Denoising(*(one.to(weights.device) for one in table))
         self._plans: dict[tuple[int, int], SequencePlan] = {}
+
+    def passes(self, ops: Ops, layers: int) -> Passes:
+        return bidirectional_passes(self.weights, ops, self.buckets.lengths[0], layers)
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these token counts; raises ConfigError if one is too long."""

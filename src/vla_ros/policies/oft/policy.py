@@ -65,10 +65,10 @@ class _Loaded(LoadedNetwork):
 
     model: OFTModel
     state: ActionStatistics | None  # normalise the state; None if there is no state
-    inference: ChunkInference  # runs the network
+    engine: ChunkInference  # runs the network
 
     def close(self) -> None:
-        self.inference.close()
+        self.engine.close()
 
 
 @dataclass
@@ -191,12 +191,12 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
 
     def _warm_up(self, batch: int) -> bool:
         loaded = self.loaded
-        if loaded.inference.batches:
-            loaded.inference.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
-        return loaded.inference.batches
+        if loaded.engine.batches:
+            loaded.engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
+        return loaded.engine.batches
 
     def _resizing_device(self) -> torch.device | None:
-        inference = self.loaded.inference
+        inference = self.loaded.engine
         return inference.weights.device if inference.runner.graphs else None
 
     def _request(
@@ -212,7 +212,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         return ChunkRequest(list(images.values()), tokens, state, noise)
 
     def _answer(self, asked: Sequence[Asked[OFTSession, ChunkRequest]]) -> Iterator[ActionChunk]:
-        chunks = self.loaded.inference.answer_all([one.request for one in asked])
+        chunks = self.loaded.engine.answer_all([one.request for one in asked])
         for one, chunk in zip(asked, chunks, strict=True):
             normalized = chunk.normalized
             if chunk.tokens is not None:
