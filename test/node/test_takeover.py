@@ -89,9 +89,11 @@ def test_a_leader_moves_the_arm_once_it_is_where_the_arm_is() -> None:
     assert all(step.by_person for step in live.steps[-20:])
 
 
-def test_a_handover_never_jumps_and_back_to_the_policy_comes_a_new_chunk() -> None:
+@pytest.mark.parametrize("speed", [1.0, 0.04])
+def test_a_handover_never_jumps_and_back_to_the_policy_comes_a_new_chunk(speed: float) -> None:
+    """Also if the policy is faster than a person may be: the arm slows down within its acceleration."""
     policy = TimedPolicy(horizon=10)
-    live = Person(LEADER, policy, control__command_rate_hz=100.0)
+    live = Person(LEADER, policy, control__command_rate_hz=100.0, takeover__max_joint_speed=speed)
     live.run(1.03)
     asked = len(policy.asked)
     live.correct()
@@ -237,6 +239,28 @@ def test_takeover_during_an_inference_drops_its_chunk() -> None:
     assert len(live.sent) > sent
     live.run(0.4)
     assert "task_changed" in live.results
+
+
+def test_a_frame_that_arrives_with_a_takeover_moves_nothing() -> None:
+    """The loop, which waited for it, infers on it before it notices the takeover."""
+    policy = TimedPolicy(horizon=10)
+    live = Person(LEADER, policy, control__schedule="blend")
+    policy.during = lambda: live.clock.sleep(0.2)
+    [mailbox] = live.mailboxes
+    wait, since = mailbox.wait, list[int]()
+
+    def arrives(patience: float) -> bool:
+        found = wait(patience)
+        if found and not since:
+            live.correct()
+            since.append(len(live.steps))
+        return found
+
+    mailbox.wait = arrives  # type: ignore[method-assign]
+    live.run(1.0)
+    assert since
+    assert live.source == PERSON
+    assert all(step.by_person for step in live.steps[since[0] :])
 
 
 def test_the_leader_mapping_has_signs_and_zeros() -> None:

@@ -152,9 +152,8 @@ class ArmController:
         self._made: _Made | None = None  # a command that has not been sent yet
         self._goal: _Made | None = None  # command of the last action
         self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
-        self._posed = np.full(
-            len(self.arm_names), math.nan
-        )  # positions [N] that were commanded for the motion's last pose
+        # Positions [N] that were commanded for the motion's last pose.
+        self._posed = np.full(len(self.arm_names), math.nan)
         self._motion.reset()
 
     def continue_from(self, other: "ArmController") -> None:
@@ -254,11 +253,12 @@ class ArmController:
             before = slower(before, limits.acceleration, elapsed - dt)
             target = origin + dt * slower(before, limits.acceleration, dt)
         self._motion.discard()
-        # The tip's velocity and step are relative to the measured position, as for an action. The action itself
-        # was within the limits, so a command that deceleration or interpolation carries beyond them is shortened,
-        # but not counted as a violation.
-        envelope = self._envelope.around(measured, limits.velocity * goal.dt)
-        positions, _, _ = envelope.limit(target, measured, origin, measured, before, dt)
+        # Relative to the measured position or to the last command, as for an action. The action was within the
+        # limits: a command that deceleration or interpolation carries beyond them is shortened, and not counted.
+        begin, envelope = origin, self._envelope
+        if self._control.delta_from != "commanded":
+            begin, envelope = measured, envelope.around(measured, limits.velocity * goal.dt)
+        positions, _, _ = envelope.limit(target, measured, origin, begin, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(

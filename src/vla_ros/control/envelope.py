@@ -1,12 +1,13 @@
 """Applies all limits of an arm to a command: joint limits, tip steps, workspace box."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vla_ros.config import LimitsConfig
 from vla_ros.control.end_effector import shorten_for_tip
-from vla_ros.control.limits import JointLimits, Violation, limit_joints
+from vla_ros.control.limits import JointLimits, Violation, limit_joints, slower
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
@@ -32,7 +33,8 @@ class Envelope:
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
         """Return positions [N] that may be sent, the joint violations, and the tip violation.
 
-        A velocity stays within the position limits and the workspace box until it expires.
+        A velocity stays within the position limits and the workspace box until it expires. A joint that is faster
+        than ``limits.max_joint_velocity``, because the policy moved it before, decelerates within its acceleration.
 
         Args:
             target: Wanted positions [N].
@@ -43,6 +45,11 @@ class Envelope:
             dt: Seconds until the next command.
         """
         limits, stands = self.joints, max(1.0, self.lifetime / dt)
+        if math.isfinite(limits.acceleration):
+            slowed = np.abs(slower(before, limits.acceleration, dt))
+            if self.kinematics is not None:
+                slowed = np.minimum(slowed, self.kinematics.velocity_limits * self.tip.velocity_scale)
+            limits = replace(limits, velocity=np.maximum(limits.velocity, slowed))
         if stands > 1.0:
             low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
             limits = replace(limits, low=low, high=high)

@@ -244,6 +244,8 @@ class ControlLoop:
         """Reset the policy and the plan if the task has changed or the arm was armed."""
         task = self._executor.newest_task
         if self._executor.task != task:
+            if self._executor.task[-1] not in (-1, task[-1]):
+                self._frames.discard()  # a person had the arm, perhaps too briefly for the loop to notice
             self._executor.task = task
             self._source.reset()  # not the controller: a hold must not drop a gripped object
             self._schedule.reset()

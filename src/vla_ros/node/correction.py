@@ -58,7 +58,15 @@ class Correction:
         self._interpolator = CommandInterpolator(self._limiter, config.control.command_rate_hz)
         frames = NewestFrames(context, [Mailbox[Frame](context.clock)], self._limiter)  # a person needs none
         self._executor = StepExecutor(
-            context, source, self._schedule, self._controller, frames, self._limiter, self._interpolator, gate
+            context,
+            source,
+            self._schedule,
+            self._controller,
+            frames,
+            self._limiter,
+            self._interpolator,
+            gate,
+            Mode.CORRECTING,
         )
         self.has_input = source.input != "none"
         self._begun = False

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from vla_ros.control.command import Command
 from vla_ros.control.interpolator import CommandInterpolator
+from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
@@ -22,8 +23,8 @@ from vla_ros.types import JointState
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
 
-    ``task`` is the epoch of the inputs and the numbers of armings and handovers to which the plan belongs; once
-    ``ended`` is True, nothing is sent.
+    ``mode`` is the mode in which it may move the arm. ``task`` is the epoch of the inputs and the numbers of
+    armings and handovers to which the plan belongs; once ``ended`` is True, nothing is sent.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class StepExecutor:
         limiter: RateLimiter,
         interpolator: CommandInterpolator,
         gate: CommandGate,
+        mode: Mode = Mode.AUTONOMOUS,
     ) -> None:
-        self._context, self._source, self._frames = context, source, frames
+        self._context, self._source, self._frames, self._mode = context, source, frames, mode
         self._schedule, self._controller = schedule, controller
         self._clock, self._safety = context.clock, context.safety
         self._limiter, self._interpolator, self._gate = limiter, interpolator, gate
@@ -60,8 +62,11 @@ class StepExecutor:
         return self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers
 
     def is_void(self, task: tuple[int, int, int]) -> bool:
-        """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover."""
-        return task != self.newest_task
+        """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover.
+
+        A task that began after a handover, because the loop had not noticed it, is void as well.
+        """
+        return task != self.newest_task or self._safety.mode is not self._mode
 
     def check_interruption(self) -> bool:
         """Return True if motion is not allowed, or was interrupted since the last call."""
