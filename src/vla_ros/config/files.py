@@ -212,17 +212,17 @@ def read_file(path: Path, node: str = "vla_policy") -> dict[str, Any]:
 
 
 def _full_name(sections: Sections, name: str, path: Path) -> str:
-    found = set()
+    names = set()
     for key in sections:
         *space, last = key.strip("/").split("/")
         if space and last in (name, "*", "**") and "*" not in "".join(space):
-            found.add("/".join(["", *space, name]))
-    if len(found) > 1:
+            names.add("/".join(["", *space, name]))
+    if len(names) > 1:
         raise ConfigError(
-            f"{path}: has parameters for {', '.join(sorted(found))}, but this node's namespace is unknown; "
+            f"{path}: has parameters for {', '.join(sorted(names))}, but this node's namespace is unknown; "
             "set it (--ros-args -r __ns:=/...) or use a separate file"
         )
-    return found.pop() if found else f"/{name}"
+    return names.pop() if names else f"/{name}"
 
 
 def _where(error: Exception) -> str:

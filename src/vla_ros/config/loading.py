@@ -249,13 +249,13 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def _wrong(entry: Entry, value: Any) -> ConfigError:
-    found = _SHORT.repr(list(value) if isinstance(value, tuple) else value)
-    hint = did_you_mean(value if isinstance(value, str) else found, entry.option.choices or ())
+    shown = _SHORT.repr(list(value) if isinstance(value, tuple) else value)
+    hint = did_you_mean(value if isinstance(value, str) else shown, entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
         hint = "; YAML does not read this as text, so put it in quotes"
     elif entry.is_list and entry.item_type is str and isinstance(value, str):
         hint = f"; for a list of one item, write [{value:.200}]"
-    return ConfigError(f"{entry.name}: found {found} ({type(value).__name__}), expected {entry.expectation}{hint}")
+    return ConfigError(f"{entry.name}: found {shown} ({type(value).__name__}), expected {entry.expectation}{hint}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -39,26 +39,26 @@ def options_class(name: str) -> type[PolicyConfig]:
     """
     point = _find(name)
     with _explained(point):
-        found = getattr(point.load(), "Options", PolicyConfig)
-    if not (isinstance(found, type) and issubclass(found, PolicyConfig)):
+        options = getattr(point.load(), "Options", PolicyConfig)
+    if not (isinstance(options, type) and issubclass(options, PolicyConfig)):
         raise ConfigError(
-            f"policy.name: '{name}' ({point.value}) declares Options {found!r}, expected a dataclass that extends "
-            "vla_ros.config.PolicyConfig"
+            f"policy.name: '{name}' ({point.value}) declares Options {options!r}, expected a dataclass that "
+            "extends vla_ros.config.PolicyConfig"
         )
-    return found
+    return options
 
 
 def owner(leaf: str) -> str | None:
-    found = [name for name in available() if leaf in _own(name)]
-    return max(found, key=lambda name: name == PolicyConfig.name, default=None)
+    owners = [name for name in available() if leaf in _own(name)]
+    return max(owners, key=lambda name: name == PolicyConfig.name, default=None)
 
 
 def _own(name: str) -> frozenset[str]:
     try:
-        found = options_class(name)
+        options = options_class(name)
     except (ConfigError, MissingDependencyError):  # a broken policy declares nothing
         return frozenset()
-    return frozenset(found.__dataclass_fields__)
+    return frozenset(options.__dataclass_fields__)
 
 
 def claimant(config: Mapping[str, Any]) -> str:

@@ -154,8 +154,8 @@ class Gauge:
 
 def read_gauge(text: str) -> Gauge | None:
     """Parse the joint that shows a gripper's opening, ``JOINT = CLOSED..OPEN``; None if empty or invalid."""
-    found = _GAUGE.fullmatch(text.strip())
-    return Gauge(found[1], float(found[2]), float(found[3])) if found else None
+    match = _GAUGE.fullmatch(text.strip())
+    return Gauge(match[1], float(match[2]), float(match[3])) if match else None
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,14 @@ def _alike(ours: Sequence[Component], theirs: Sequence[Component]) -> bool:
 
 def pair_images(keys: Sequence[str], sent: Sequence[str]) -> dict[str, str]:
     """Pair a policy's images with a benchmark's: those of a wrist with each other, then the others in order."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for wrist in (True, False):
-        for key in [key for key in keys if key not in found and (not wrist or _of_wrist(key))]:
-            free = (name for name in sent if name not in found.values())
+        for key in [key for key in keys if key not in pairs and (not wrist or _of_wrist(key))]:
+            free = (name for name in sent if name not in pairs.values())
             name = next((name for name in free if not wrist or _of_wrist(name)), None)
             if name is not None:
-                found[key] = name
-    return found
+                pairs[key] = name
+    return pairs
 
 
 def _of_wrist(name: str) -> bool:

@@ -143,7 +143,7 @@ def _check_joints(arms: Mapping[str, Arm]) -> None:
 
 
 def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
-    keys, found = config.camera.keys, dict[str, int]()
+    keys, indices = config.camera.keys, dict[str, int]()
     for image in spec.images:
         camera = image.source
         if camera not in keys:
@@ -155,14 +155,14 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
                 + f", but the cameras provide {', '.join(keys)}; set camera.topics and camera.keys, or name its "
                 f'camera: features.images: ["{image.key} = {keys[0]}"]'
             )
-        other = next((key for key, index in found.items() if index == keys.index(camera)), None)
+        other = next((key for key, index in indices.items() if index == keys.index(camera)), None)
         if other is not None:
             both = f"'{other}' and '{image.key}'"
             raise ConfigError(f"features.images: found the camera '{camera}' for {both}; each needs its own camera")
-        found[image.key] = keys.index(camera)
-    if not found:
+        indices[image.key] = keys.index(camera)
+    if not indices:
         raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes none of them")
-    return found
+    return indices
 
 
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:

@@ -91,14 +91,14 @@ class Component:
     @property
     def range(self) -> tuple[float, float] | None:
         """Ends of a form ``[LOW..HIGH]`` (of a gripper: closed and open); None for other forms."""
-        found = _RANGE.fullmatch(self.form)
-        return (float(found[1]), float(found[2])) if found else None
+        match = _RANGE.fullmatch(self.form)
+        return (float(match[1]), float(match[2])) if match else None
 
     @property
     def signs(self) -> tuple[float, ...]:
         """Sign of each open finger; empty if fingers are written as measured."""
-        found = _SIGNS.fullmatch(self.form)
-        return tuple(-1.0 if one.strip().startswith("-") else 1.0 for one in self.form.split(",")) if found else ()
+        match = _SIGNS.fullmatch(self.form)
+        return tuple(-1.0 if one.strip().startswith("-") else 1.0 for one in self.form.split(",")) if match else ()
 
     def size(self, joints: int, fingers: int = 0) -> int:
         """Return the number of values, given an arm's joints and fingers; 0 for a topic of any length."""

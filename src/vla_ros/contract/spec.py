@@ -93,8 +93,8 @@ class PolicySpec:
     @property
     def motion(self) -> str:
         """The quantity of :data:`MOTIONS` that moves every arm; "" if arms differ."""
-        found = {component.quantity for component in self.action if component.quantity in MOTIONS}
-        return found.pop() if len(found) == 1 else ""
+        motions = {component.quantity for component in self.action if component.quantity in MOTIONS}
+        return motions.pop() if len(motions) == 1 else ""
 
     @property
     def grippers(self) -> tuple[int, ...]:

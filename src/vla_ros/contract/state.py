@@ -251,13 +251,13 @@ def _joints(component: Component, arm: Arm, need: str) -> Bound:
     absent = [name for name in names if name not in known]
     if absent:
         raise ConfigError(f"robot.joint_names: {need}, but {', '.join(absent)} is not among {', '.join(known)}")
-    what = {"joint_position": "positions", "joint_velocity": "velocities", "joint_effort": "efforts"}[
+    field = {"joint_position": "positions", "joint_velocity": "velocities", "joint_effort": "efforts"}[
         component.quantity
     ]
     origin, factor, offset = _scale(component, arm, names, need)
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
-        values, stamp = _select(measured, arm, names, what)
+        values, stamp = _select(measured, arm, names, field)
         return _within((values - origin) * factor + offset, component), stamp
 
     return read, names
@@ -327,13 +327,13 @@ def _each_finger(component: Component, arm: Arm, need: str) -> Bound:
         return lambda measured: _select(measured, arm, names, "positions"), names
     if len(wanted) != len(names):
         raise ConfigError(f"robot.gripper_joint_names: {need}, {len(wanted)} fingers, found {', '.join(names)}")
-    found = np.zeros(len(names))  # sign of each finger in the driver's messages; 0 if not known yet
+    signs = np.zeros(len(names))  # sign of each finger in the driver's messages; 0 if not known yet
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
         values, stamp = _select(measured, arm, names, "positions")
         opened = np.abs(values) > _OPEN
-        found[opened] = np.sign(values[opened])
-        return wanted * np.where(found == 0, np.abs(values), values * found), stamp
+        signs[opened] = np.sign(values[opened])
+        return wanted * np.where(signs == 0, np.abs(values), values * signs), stamp
 
     return read, tuple(("" if sign > 0 else "-") + name for sign, name in zip(wanted, names, strict=True))
 

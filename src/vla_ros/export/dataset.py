@@ -88,16 +88,16 @@ class DatasetWriter:
         folder.mkdir()
         length = len(next(iter(vectors.values())))
         columns = {key: values.astype(np.float32) for key, values in vectors.items()}
-        found = {key: of_vectors(values) for key, values in columns.items()}
+        statistics = {key: of_vectors(values) for key, values in columns.items()}
         for key, size in self._schema.videos.items():
             counted = ImageStatistics()
             checked = _counting(images[key], key, size, counted, sampled(length))
             frames = video.encode(folder / f"{key}.mp4", checked, self._schema.rate, self._schema.crf)
             if frames != length:
                 raise ExportError(f"{name}: {frames} images of {key}, expected {length}")
-            found[key] = counted.result()
+            statistics[key] = counted.result()
         pq.write_table(pa.table(_map(_column, columns)), folder / "data.parquet")
-        stats = {key: _map(np.ndarray.tolist, one) for key, one in found.items()}
+        stats = {key: _map(np.ndarray.tolist, one) for key, one in statistics.items()}
         episode = {"task": task, "length": length, "stats": stats}
         (folder / "episode.json").write_text(json.dumps(episode), encoding="utf-8")
         folder.rename(self._partial / name)

@@ -43,8 +43,8 @@ class _Clock:
             return times
         # Times are relative to the first image, because float64 cannot represent nanoseconds since 1970.
         origin, first = self.received[0], int(self.stamps[0])
-        found = np.interp(times - origin, self.received - origin, self.stamps - first)
-        return np.asarray(found, np.int64) + first
+        stamps = np.interp(times - origin, self.received - origin, self.stamps - first)
+        return np.asarray(stamps, np.int64) + first
 
     def convert(self, topic_series: TopicSeries) -> TopicSeries:
         return TopicSeries(tuple(map(self._table, topic_series.tables))) if self.stamped else topic_series
@@ -73,12 +73,12 @@ class Recorded:
         self._decode = Preprocessor(
             config.camera, PolicySpec(images=tuple(ImageFeature(key) for key in config.camera.keys))
         )
-        found: dict[str, list[tuple[int, int]]] = {topic: [] for topic in selection.cameras}
+        frames: dict[str, list[tuple[int, int]]] = {topic: [] for topic in selection.cameras}
         for record in bag.records(selection.cameras, verify=False):
-            found[record.topic].append((record.time, image_stamp(record.data) or record.time if stamped else 0))
-        if not all(found.values()):
+            frames[record.topic].append((record.time, image_stamp(record.data) or record.time if stamped else 0))
+        if not all(frames.values()):
             raise ExportError(f"{bag.path}: at least one of {', '.join(selection.cameras)} has no images")
-        pairs = [np.array(found[topic], np.int64).T for topic in selection.cameras]
+        pairs = [np.array(frames[topic], np.int64).T for topic in selection.cameras]
         self._received = [np.sort(received) for received, _ in pairs]
         self._clock = _Clock(stamped, self._received[0], np.sort(pairs[0][1]))
         self.times = [np.sort(stamps if stamped else received) for received, stamps in pairs]
@@ -123,7 +123,7 @@ class Recorded:
     @cached_property
     def _commands(self) -> list[TopicSeries]:
         """The commands on each topic; arm and fingers may have separate topics."""
-        found = []
+        commands = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)
             for name, joints in topics:
@@ -138,14 +138,14 @@ class Recorded:
                     topic_series = (
                         topic_series if kind in (JOINTS, TRAJECTORY) else _named(topic_series, joints, topic)
                     )
-                    found.append(self._clock.convert(topic_series))
-        if not found:
+                    commands.append(self._clock.convert(topic_series))
+        if not commands:
             names = ", ".join(arm.config.command for arm in self._arms.values())
             raise ExportError(
                 f"{self._bag.path}: nothing was recorded on {names}; set topics.command to the command topics, or "
                 "use --goal measured"
             )
-        return found
+        return commands
 
     def marked(self, marker: str) -> list[tuple[int, int]]:
         """Return the intervals in which the node was armed, or in which the std_msgs/Bool on ``marker`` was true.

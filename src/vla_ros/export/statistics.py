@@ -29,13 +29,13 @@ def of_vectors(values: NDArray[Any]) -> Statistics:
     """
     rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
     mean = rows.mean(axis=0)
-    found = {"min": rows.min(axis=0), "max": rows.max(axis=0), "count": np.array([len(rows)]), "mean": mean}
+    summary = {"min": rows.min(axis=0), "max": rows.max(axis=0), "count": np.array([len(rows)]), "mean": mean}
     if len(rows) < 2:
-        return {**found, "std": rows.std(axis=0), **dict.fromkeys(_QUANTILES, mean)}
+        return {**summary, "std": rows.std(axis=0), **dict.fromkeys(_QUANTILES, mean)}
     columns = [_quantiles(column, None) for column in rows.T]
     quantiles = {name: np.array([column[name] for column in columns]) for name in _QUANTILES}
     deviation = np.sqrt(np.maximum(0, (rows**2).mean(axis=0) - mean**2))
-    return {**found, "std": deviation, **quantiles}
+    return {**summary, "std": deviation, **quantiles}
 
 
 def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, float]:
@@ -43,13 +43,13 @@ def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, f
     edges = np.linspace(values.min() - 1e-10, values.max() + 1e-10, _BINS + 1)
     histogram, _ = np.histogram(values, bins=edges, weights=counts)
     below = np.cumsum(histogram)
-    found = {}
+    quantiles = {}
     for name, share in _QUANTILES.items():
         wanted = share * below[-1]
         index = int(np.searchsorted(below, wanted))
         inside = (wanted - below[index - 1]) / histogram[index] if index and histogram[index] else 0.0
-        found[name] = float(edges[index] + inside * (edges[index + 1] - edges[index]))
-    return found
+        quantiles[name] = float(edges[index] + inside * (edges[index + 1] - edges[index]))
+    return quantiles
 
 
 def sampled(length: int) -> frozenset[int]:
@@ -82,14 +82,14 @@ class ImageStatistics:
     def result(self) -> Statistics:
         """Return the statistics of the added images, each [3, 1, 1], and ``count`` [1]."""
         columns = []
-        for each in self._counts:
-            levels, counts = np.flatnonzero(each).astype(float), each[each > 0]
+        for histogram in self._counts:
+            levels, counts = np.flatnonzero(histogram).astype(float), histogram[histogram > 0]
             mean = np.average(levels, weights=counts)
             deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))
             extent = {"min": levels[0], "max": levels[-1], "mean": mean, "std": deviation}
             columns.append({**extent, **_quantiles(levels, counts)})
-        found = {name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]}
-        return {**found, "count": np.array([self._images])}
+        stats = {name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]}
+        return {**stats, "count": np.array([self._images])}
 
 
 def over_episodes(episodes: Sequence[Statistics]) -> Statistics:

@@ -39,8 +39,8 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
     try:
         import rclpy  # noqa: F401
     except ImportError as error:
-        found = importlib.util.find_spec("rclpy")
-        reason = f"rclpy is installed but fails to import ({error})" if found else "rclpy is not on the Python path"
+        spec = importlib.util.find_spec("rclpy")
+        reason = f"rclpy is installed but fails to import ({error})" if spec else "rclpy is not on the Python path"
         raise MissingDependencyError(
             f"{reason}; source a ROS 2 installation, such as: source /opt/ros/jazzy/setup.bash "
             f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"

@@ -128,9 +128,9 @@ def _range(variables: Mapping[str, str]) -> tuple[str, str]:
     # As in rcl, this older variable takes precedence, and 0 means the subnet.
     if only:
         return ("LOCALHOST" if only == "1" else "SUBNET"), "ROS_LOCALHOST_ONLY"
-    found = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()
-    if not found:
+    value = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()
+    if not value:
         return DEFAULT_RANGE, "default"
-    if found not in RANGES:
-        raise ConfigError(f"ROS_AUTOMATIC_DISCOVERY_RANGE is '{found}'; expected one of {', '.join(RANGES)}")
-    return found, "ROS_AUTOMATIC_DISCOVERY_RANGE"
+    if value not in RANGES:
+        raise ConfigError(f"ROS_AUTOMATIC_DISCOVERY_RANGE is '{value}'; expected one of {', '.join(RANGES)}")
+    return value, "ROS_AUTOMATIC_DISCOVERY_RANGE"

@@ -185,15 +185,15 @@ def _numbers(dtype: Any, length: int | None, value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)) and dtype.itemsize == 1:
         array = np.frombuffer(value, dtype=dtype)
     else:
-        found = np.asarray(value)
-        if found.size and not np.can_cast(found.dtype, dtype, "same_kind"):
+        numbers = np.asarray(value)
+        if numbers.size and not np.can_cast(numbers.dtype, dtype, "same_kind"):
             # Python integers become int64; accept them if the values fit.
-            if found.dtype.kind not in "iub" or dtype.kind not in "iu":
-                raise TypeError(f"expected {dtype.name} values, found {found.dtype.name}")
+            if numbers.dtype.kind not in "iub" or dtype.kind not in "iu":
+                raise TypeError(f"expected {dtype.name} values, found {numbers.dtype.name}")
             limits = np.iinfo(dtype)
-            if found.min() < limits.min or found.max() > limits.max:
+            if numbers.min() < limits.min or numbers.max() > limits.max:
                 raise ValueError(f"expected values that fit into {dtype.name}")
-        array = np.ascontiguousarray(found, dtype=dtype).reshape(-1)
+        array = np.ascontiguousarray(numbers, dtype=dtype).reshape(-1)
     if length is not None and array.size != length:
         raise ValueError(f"expected {length} values, found {array.size}")
     return array
@@ -202,10 +202,10 @@ def _numbers(dtype: Any, length: int | None, value: Any) -> Any:
 def _items(convert: Callable[[Any], Any], length: int | None, value: Any) -> list[Any]:
     if isinstance(value, str):
         raise TypeError("expected a list, found str")
-    found = [convert(item) for item in value]
-    if length is not None and len(found) != length:
-        raise ValueError(f"expected {length} items, found {len(found)}")
-    return found
+    items = [convert(item) for item in value]
+    if length is not None and len(items) != length:
+        raise ValueError(f"expected {length} items, found {len(items)}")
+    return items
 
 
 class MessageTypes:
@@ -219,9 +219,9 @@ class MessageTypes:
 
     def message(self, name: str) -> type[RosMessage]:
         """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``)."""
-        found = self._classes.get(name)
-        if found is not None:
-            return found
+        known = self._classes.get(name)
+        if known is not None:
+            return known
         if name not in self._store.fielddefs:
             raise VlaRosError(
                 f"message type '{name}' is not in the definitions of ROS 2 {self.distro}; write it as "
@@ -322,10 +322,10 @@ def _class_of_parts(types: MessageTypes, name: str, parts: tuple[str, ...]) -> t
 
 def ros_distro(environment: Mapping[str, str] | None = None) -> str:
     """Return the distribution whose message definitions and discovery format apply: ``ROS_DISTRO``, else jazzy."""
-    found = (os.environ if environment is None else environment).get("ROS_DISTRO", "").lower()
-    if found == "rolling":
+    distro = (os.environ if environment is None else environment).get("ROS_DISTRO", "").lower()
+    if distro == "rolling":
         return DISTROS[-1]
-    return found if found in DISTROS else DEFAULT_DISTRO
+    return distro if distro in DISTROS else DEFAULT_DISTRO
 
 
 @functools.cache

@@ -138,26 +138,26 @@ class RosArguments:
 
 
 def _rule(text: str) -> Rule:
-    found = _REMAP.fullmatch(text)
-    if found is None:
+    match = _REMAP.fullmatch(text)
+    if match is None:
         hint = "; ROS 2 has no wildcards in remaps" if "*" in text else ""
         raise ConfigError(f"remap '{text}' is not of the form [node:]from:=to{hint}")
-    source, target = found["name"] or found["source"], found["target"]
+    source, target = match["name"] or match["source"], match["target"]
     if source in _NODE_KEYS:
         check_node_name(target)
     if source == "__ns":
         check_absolute(target, "namespace")
-    return Rule(source, target, found["node"], found["kind"])
+    return Rule(source, target, match["node"], match["kind"])
 
 
 def _parameter(text: str) -> Sections:
-    found = _PARAMETER.fullmatch(text)
-    if found is None:
+    match = _PARAMETER.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f"parameter '{text}' is not of the form [node:]name:=value; the node is a name without namespace"
         )
     try:
-        return {found["node"] or "/**": {found["name"]: parse_yaml(found["value"])}}
+        return {match["node"] or "/**": {match["name"]: parse_yaml(match["value"])}}
     except yaml.YAMLError as error:
         raise ConfigError(f"parameter '{text}': the value is not YAML ({error})") from None
 

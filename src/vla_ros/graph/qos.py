@@ -82,9 +82,9 @@ def incompatibilities(requested: Any, offered: Any) -> list[str]:
     Takes profiles of either backend. The rules are those of DDS (request against offer): a reliable
     subscription needs a reliable publisher, a transient-local subscription a transient-local publisher.
     """
-    found = []
+    problems = []
     if requested.reliability.name == "RELIABLE" and offered.reliability.name == "BEST_EFFORT":
-        found.append("the subscription asks for RELIABLE, the publisher offers BEST_EFFORT")
+        problems.append("the subscription asks for RELIABLE, the publisher offers BEST_EFFORT")
     if requested.durability.name == "TRANSIENT_LOCAL" and offered.durability.name == "VOLATILE":
-        found.append("the subscription asks for TRANSIENT_LOCAL, the publisher offers VOLATILE")
-    return found
+        problems.append("the subscription asks for TRANSIENT_LOCAL, the publisher offers VOLATILE")
+    return problems

@@ -63,12 +63,12 @@ def _deserialize(cdr: Any, msg_type: Any) -> Any:
 
 
 def _qos(name: str) -> QoSProfile:
-    found = profile(name)
+    qos = profile(name)
     return QoSProfile(
-        reliability=ReliabilityPolicy[found.reliability.name],
-        durability=DurabilityPolicy[found.durability.name],
-        history=HistoryPolicy[found.history.name],
-        depth=found.depth,
+        reliability=ReliabilityPolicy[qos.reliability.name],
+        durability=DurabilityPolicy[qos.durability.name],
+        history=HistoryPolicy[qos.history.name],
+        depth=qos.depth,
     )
 
 

@@ -54,9 +54,9 @@ class Wiring:
     ) -> RawSubscription:
         """Call ``callback`` with each message's CDR bytes and its origin."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
-        made = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
-        self.undo(made.destroy)
-        return made
+        subscription = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
+        self.undo(subscription.destroy)
+        return subscription
 
     def subscribe_from(
         self, type_name: str, topic: str, callback: Callable[[Any, Origin], None], qos: str
@@ -99,8 +99,8 @@ class Wiring:
 
     def timer(self, period: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` every ``period`` seconds of a steady clock."""
-        made = self.graph.create_steady_timer(self.node, period, callback)
-        self.undo(partial(self.node.destroy_timer, made))
+        created = self.graph.create_steady_timer(self.node, period, callback)
+        self.undo(partial(self.node.destroy_timer, created))
 
     def undo(self, action: Callable[[], Any]) -> None:
         """Run ``action`` at :meth:`close`, in reverse order of registration."""

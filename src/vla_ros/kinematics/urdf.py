@@ -49,16 +49,16 @@ class Urdf:
     def chain(self, base: str, tip: str) -> tuple[UrdfJoint, ...]:
         """Return the joints from ``base`` to ``tip``; raises ConfigError if they are not connected."""
         above = {joint.child: joint for joint in self.joints}
-        found: list[UrdfJoint] = []
+        joints: list[UrdfJoint] = []
         link = tip
         while link != base:
             if link not in above:
                 raise ConfigError(
                     f"robot.tip_frame: link '{tip}' is not connected to robot.base_frame '{base}' in {self.path}"
                 )
-            found.append(above[link])
+            joints.append(above[link])
             link = above[link].parent
-        return tuple(reversed(found))
+        return tuple(reversed(joints))
 
     def tip_of(self, link: str) -> str:
         """Return the last link fixed to ``link``, or ``link``; raises ConfigError if there are several."""
@@ -79,11 +79,11 @@ class Urdf:
 
     def _fixed_to(self, link: str) -> list[str]:
         """Return ``link`` and all links below it that do not move relative to it."""
-        found = [link]
-        for current in found:  # ``found`` grows during the loop
+        links = [link]
+        for current in links:  # ``links`` grows during the loop
             below = [joint.child for joint in self.joints if joint.parent == current and not joint.is_movable]
-            found += [child for child in below if child not in found]
-        return found
+            links += [child for child in below if child not in links]
+        return links
 
 
 def resolve(urdf: str) -> Path:

@@ -98,8 +98,8 @@ def _refuse_unknown(context: LaunchContext, known: Sequence[str], command: Seque
     )
     given = dict.fromkeys(text.partition(":=")[0] for text in context.argv if started)
     if unknown := [name for name in given if name not in (*known, *_OF_LAUNCH)]:
-        told = "; ".join(f"{name}:= is no argument of {file.name}{did_you_mean(name, known)}" for name in unknown)
-        raise RuntimeError(f"{told}; `ros2 launch {PACKAGE} {file.name} --show-args` lists all")
+        lines = "; ".join(f"{name}:= is no argument of {file.name}{did_you_mean(name, known)}" for name in unknown)
+        raise RuntimeError(f"{lines}; `ros2 launch {PACKAGE} {file.name} --show-args` lists all")
 
 
 def _same(path: str, file: Path) -> bool:

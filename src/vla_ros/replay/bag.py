@@ -26,11 +26,11 @@ def find_bags(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise BagError(f"{path}: does not exist; expected a rosbag2 folder, or an .mcap or .db3 file")
-        found = list(_bags_below(path))
-        if not found:
+        below = list(_bags_below(path))
+        if not below:
             kind = "a ROS 1 bag (convert it with `rosbags-convert`)" if path.suffix == ".bag" else "no bag"
             raise BagError(f"{path}: found {kind}, expected .mcap or .db3 files, bag folders or folders of bags")
-        bags.extend(bag for bag in found if bag not in bags)
+        bags.extend(bag for bag in below if bag not in bags)
     return bags
 
 
@@ -124,9 +124,9 @@ class Bag:
         """Return the content of metadata.yaml; empty if the file is missing or damaged."""
         try:
             text = (self.path / _METADATA).read_text(encoding="utf-8")
-            found: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
-            [Path(name) for name in found["relative_file_paths"]]
-            return found
+            metadata: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
+            [Path(name) for name in metadata["relative_file_paths"]]
+            return metadata
         except FileNotFoundError:
             problem = "is missing"
         except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:

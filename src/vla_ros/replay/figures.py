@@ -26,13 +26,13 @@ def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
     ``joints`` are the commanded joints, in order.
     """
     left, several = iter(joints), len({part.arm for part in spec.action}) > 1
-    found: list[str] = []
+    names: list[str] = []
     for part, columns in spec.columns():
         known = {"tip_delta": END_EFFECTOR, "gripper": ("gripper",)}.get(part.quantity)
         for place, index in enumerate(range(columns.start, columns.stop)):
             name = known[place] if known else next(left, f"[{index}]")
-            found.append(f"{part.arm} {name}" if known and several else name)
-    return found
+            names.append(f"{part.arm} {name}" if known and several else name)
+    return names
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ class McapFile:
             found = False
         if not found:
             span = f"from {piece.start / 1e9:.3f} to {piece.end / 1e9:.3f} s"
-            what = f"a damaged record; {piece.stop - piece.offset} bytes are lost, with the messages {span}"
-            self._lose(piece.offset, what)
+            detail = f"a damaged record; {piece.stop - piece.offset} bytes are lost, with the messages {span}"
+            self._lose(piece.offset, detail)
 
     def _break_up(self, chunk: Chunk, offset: int, verify: bool) -> list[McapRecord]:
         """Return the records in a chunk; none, with a loss, if it is damaged."""

@@ -109,13 +109,13 @@ class Events(NamedTuple):
 
 def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list[tuple[float, bool, int, int]]:
     """Return (time, closes, episode, gripper) for each change of a gripper's known state."""
-    found = []
+    switches = []
     for gripper, states in enumerate(np.atleast_2d(closed.T)):
         known = np.flatnonzero(np.isfinite(states))
         before, after = known[:-1], known[1:]
         changed = after[(states[before] != states[after]) & (episodes[before] == episodes[after])]
-        found += [(float(times[i]), bool(states[i] > 0.5), int(episodes[i]), gripper) for i in changed]
-    return found
+        switches += [(float(times[i]), bool(states[i] > 0.5), int(episodes[i]), gripper) for i in changed]
+    return switches
 
 
 def match_events(
@@ -126,19 +126,19 @@ def match_events(
     Matching events have the same gripper, kind and episode. States [M, G] are from :func:`is_closed`; ``times`` [M]
     and the maximum delay ``window`` are in seconds.
     """
-    found, wanted = _switches(predicted, times, episodes), _switches(recorded, times, episodes)
+    predictions, recordings = _switches(predicted, times, episodes), _switches(recorded, times, episodes)
     pairs = sorted(
         (abs(a[0] - b[0]), i, j)
-        for i, a in enumerate(found)
-        for j, b in enumerate(wanted)
+        for i, a in enumerate(predictions)
+        for j, b in enumerate(recordings)
         if a[1:] == b[1:] and abs(a[0] - b[0]) <= window
     )
     matched: dict[int, int] = {}
     for _, i, j in pairs:
         if i not in matched and j not in matched.values():
             matched[i] = j
-    delays = sorted(found[i][0] - wanted[j][0] for i, j in matched.items())
-    return Events(len(wanted), len(found), np.array(delays))
+    delays = sorted(predictions[i][0] - recordings[j][0] for i, j in matched.items())
+    return Events(len(recordings), len(predictions), np.array(delays))
 
 
 def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:

@@ -57,9 +57,9 @@ def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
 def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[WorstFrame]:
     """Return the frames with the largest errors, worst first, at least half a second apart within a bag."""
     moments = [
-        WorstFrame(bag, row, found[row])
-        for bag, found in enumerate(errors)
-        for row in np.flatnonzero(found > 0).tolist()
+        WorstFrame(bag, row, frame_errors[row])
+        for bag, frame_errors in enumerate(errors)
+        for row in np.flatnonzero(frame_errors > 0).tolist()
     ]
     chosen: list[WorstFrame] = []
     for moment in sorted(moments, key=lambda each: -each.error):
@@ -158,17 +158,17 @@ def _traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
 
 def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: bool) -> Markup:
     time = bag.seconds[rows] - bag.seconds[rows[0]]
-    found = []
+    plots = []
     for column, name in enumerate(_names(result)):
         step = column in result.spec.grippers
         series = [
             charts.Series("recorded", time, bag.recorded[rows, column], GREY, step),
             charts.Series("policy", time, bag.predicted[rows, column], _POLICY, step),
         ]
-        found.append(charts.lines(series, title=name, x_label="time [s]", show_legend=column == 0))
+        plots.append(charts.lines(series, title=name, x_label="time [s]", show_legend=column == 0))
     episode = int(bag.episodes[rows[0]])
     summary = f"{Path(bag.bag).name}, episode {episode + 1}: {bag.instructions[episode] or 'no instruction'}"
-    return tag("details", [tag("summary", summary), page.cards(found)], open=opened)
+    return tag("details", [tag("summary", summary), page.cards(plots)], open=opened)
 
 
 def _names(result: Result) -> list[str]:
@@ -215,7 +215,7 @@ def _moment(result: Result, moment: WorstFrame, seen: Mapping[str, UInt8Array]) 
 
 def images_of(result: Result, moments: Sequence[WorstFrame]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
     """Map (bag, row) to the policy's input images, uint8 [H, W, 3], by key."""
-    found = {}
+    images = {}
     for index in {moment.bag for moment in moments}:
         rows = np.array([moment.row for moment in moments if moment.bag == index])
         for frame in read_again(result.samples[index], rows, result.config, result.options.topics):
@@ -224,10 +224,10 @@ def images_of(result: Result, moments: Sequence[WorstFrame]) -> dict[tuple[int, 
             sources = {one.key: one.source for one in result.spec.images if one.source in camera.keys}
             cameras = {key: camera.keys.index(source) for key, source in sources.items()}
             with contextlib.suppress(ImageError):
-                found[index, frame.row] = {
+                images[index, frame.row] = {
                     key: process(preprocess(data, at)) for key, at in cameras.items() if (data := frame.images[at])
                 }
-    return found
+    return images
 
 
 def _latency(result: Result) -> list[Markup]:
@@ -257,13 +257,13 @@ def _latency(result: Result) -> list[Markup]:
 
 
 def _episodes(figures: Mapping[str, Any]) -> Markup:
-    found = [
+    rows = [
         {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]
     ]
     columns = {"bag": "bag", "instruction": "instruction", "from [s]": "start_s", "frames": "frames"}
     columns |= {"direction cosine": "direction_cosine", "gripper F1": "gripper_f1", "MAE": "mae"}
-    return page.mapped(found, columns)
+    return page.mapped(rows, columns)
 
 
 def bags(figures: Mapping[str, Any]) -> list[Markup]:

@@ -86,13 +86,13 @@ def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[st
     Each has a name, the policy's value, the baselines' values, and the 95 % interval of the policy's value or None.
     """
     base, turns, ends = figures["baselines"], figures["turns"], figures["intervals"]
-    found: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = [
+    rows: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = [
         (name, figures[key], {guess: values[key] for guess, values in base.items()}, ends.get(key))
         for key, name in _HEADLINES.items()
     ]
     if turns and turns["count"]:
-        found.append((f"cosine, {turns['count']} turns", turns["direction_cosine"], turns["baselines"], None))
-    return found
+        rows.append((f"cosine, {turns['count']} turns", turns["direction_cosine"], turns["baselines"], None))
+    return rows
 
 
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:

@@ -54,10 +54,10 @@ class TopicSeries:
     def newest(self, time: int) -> JointState | None:
         """Return the newest message at ``time``, as in the live node; None before the first message."""
         rows = [(table, table.newest(time)) for table in reversed(self.tables)]
-        found = [(int(table.times[row]), table, row) for table, row in rows if row >= 0]
-        if not found:
+        candidates = [(int(table.times[row]), table, row) for table, row in rows if row >= 0]
+        if not candidates:
             return None
-        _, table, row = max(found, key=lambda item: item[0])
+        _, table, row = max(candidates, key=lambda item: item[0])
         return table.joint_state(row)
 
     def age(self, time: int) -> int:
@@ -90,9 +90,9 @@ def merged(series: TopicSeries, needed: Collection[str], timeout: float) -> Topi
     states, whole = JointStates(needed), _Collector()
     rows = ((int(time), table, row) for table in series.tables for row, time in enumerate(table.times))
     for time, table, row in sorted(rows, key=lambda item: item[0]):
-        found = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
-        if found is not None and set(needed) <= set(found.joints.names):
-            joints = found.joints
+        state = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
+        if state is not None and set(needed) <= set(state.joints.names):
+            joints = state.joints
             numbers = (joints.positions.tolist(), joints.velocities.tolist(), joints.efforts.tolist())
             whole.add(time, joints.stamp, joints.names, *numbers)
     return whole.series() or series
@@ -110,7 +110,7 @@ class Recording:
 
     def inputs(self, time: int, instruction: str) -> Snapshot:
         """Return the newest inputs at ``time``, when a frame arrived."""
-        state = {key: found for key, series in self.state.items() if (found := series.newest(time))}
+        state = {key: newest for key, series in self.state.items() if (newest := series.newest(time))}
         return Snapshot(self.joints.newest(time) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
@@ -156,8 +156,8 @@ class _Collector:
             times = np.array(received, np.int64)
             order = np.argsort(times, kind="stable")
             rows = [np.array(each).reshape(-1, len(names)) for each in numbers]
-            found = [each[order] if len(each) else each for each in rows]
-            tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], *found))
+            columns = [each[order] if len(each) else each for each in rows]
+            tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], *columns))
         return TopicSeries(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
 
 

@@ -86,15 +86,15 @@ def scores(
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
     """Return the skill against each guess [M, D] in ``columns``, and its 95 % interval over episodes."""
     own = squared_errors(predicted, recorded, columns)
-    found: dict[str, float] = {}
+    skills: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}
     for name, guess in guesses.items():
         other = squared_errors(guess, recorded, columns)
         mine, theirs = np.nansum([own, other], axis=1)
-        found[name] = 1.0 - float(metrics.ratio(mine, theirs, 1e-18))
+        skills[name] = 1.0 - float(metrics.ratio(mine, theirs, 1e-18))
         between = interval(own[:, None], other[:, None], episodes)
         ends[name] = [1.0 - between[1], 1.0 - between[0]] if between else None
-    return found, ends
+    return skills, ends
 
 
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
@@ -123,8 +123,8 @@ def at_turns(
 
     def cosine(actions: FloatArray) -> float:
         pairs = zip(arms, rows, strict=True)
-        found = [metrics.direction_cosines(actions[:, at], recorded[:, at])[turned] for at, turned in pairs]
-        return float(metrics.mean(np.concatenate(found), axis=None))
+        cosines = [metrics.direction_cosines(actions[:, at], recorded[:, at])[turned] for at, turned in pairs]
+        return float(metrics.mean(np.concatenate(cosines), axis=None))
 
     guessed = {name: cosine(guess) for name, guess in guesses.items()}
     return {"count": sum(map(len, rows)), "direction_cosine": cosine(predicted), "baselines": guessed}

@@ -31,8 +31,8 @@ class SqliteFile:
         self._ids: dict[int, str] = {}
         try:
             if missing := _missing_bytes(path):
-                what = f"the file was cut off; its last {missing} bytes are lost"
-                self.losses.append(Loss(path.name, f"byte {path.stat().st_size}", what))
+                detail = f"the file was cut off; its last {missing} bytes are lost"
+                self.losses.append(Loss(path.name, f"byte {path.stat().st_size}", detail))
             self._database, topics = _connect(path)
         except sqlite3.Error as error:
             raise BagError(f"{path}: cannot be read as a SQLite bag ({error})") from None
@@ -53,13 +53,13 @@ class SqliteFile:
             # Ids are selected first, so that SQLite never sorts images.
             order = f"SELECT id, topic_id, timestamp FROM messages WHERE topic_id IN ({marks}) AND timestamp >= ?"
             for row, key, time in self._database.execute(f"{order} ORDER BY timestamp, id", (start,)):
-                found = self._database.execute("SELECT data FROM messages WHERE id = ?", (row,)).fetchone()
-                if found is None or not isinstance(found[0], bytes):
+                stored = self._database.execute("SELECT data FROM messages WHERE id = ?", (row,)).fetchone()
+                if stored is None or not isinstance(stored[0], bytes):
                     raise sqlite3.DatabaseError(f"row {row} has no data")
                 if time > last:
                     last, seen = time, set()
                 seen.add(row)
-                yield Record(time, wanted[key], found[0])
+                yield Record(time, wanted[key], stored[0])
         except sqlite3.DatabaseError as error:
             yield from self._salvage(wanted, last, seen, str(error))
 
@@ -70,19 +70,19 @@ class SqliteFile:
             row += 1
             try:
                 query = "SELECT topic_id, timestamp, data FROM messages WHERE id = ?"
-                found = self._database.execute(query, (row,)).fetchone()
+                stored = self._database.execute(query, (row,)).fetchone()
             except sqlite3.DatabaseError:
-                found, first_lost = None, first_lost or row
-            if found is None:  # unreadable, deleted, or past the end
+                stored, first_lost = None, first_lost or row
+            if stored is None:  # unreadable, deleted, or past the end
                 missing += 1
                 continue
             missing = 0
-            key, time, data = found
+            key, time, data = stored
             if key in wanted and isinstance(data, bytes) and (time > last or (time == last and row not in seen)):
                 yield Record(time, wanted[key], data)
         first_lost = first_lost or row - _GIVE_UP
-        what = f"the file is damaged or cut off ({why}); from row {first_lost}, damaged rows are lost"
-        self.losses.append(Loss(self._name, f"row {first_lost}", what))
+        detail = f"the file is damaged or cut off ({why}); from row {first_lost}, damaged rows are lost"
+        self.losses.append(Loss(self._name, f"row {first_lost}", detail))
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, str]]]:

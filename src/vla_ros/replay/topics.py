@@ -59,13 +59,13 @@ def live_name(name: str) -> str:
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
     """Parse ``role=/topic`` pairs of ``--topics``; several cameras or joint states are separated by commas."""
-    found: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     for text in texts:
         role, separator, topic = text.partition("=")
         if not separator or role not in _ROLES:
             raise BagError(f"--topics {text}: expected role=/topic with a role of {', '.join(_ROLES)}")
-        found[role] = topic
-    return found
+        overrides[role] = topic
+    return overrides
 
 
 def select_topics(

@@ -146,12 +146,12 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
     if not rows.size:
         return []
-    found = [
+    trials = [
         _trial(result, rows, f"policy.unnorm_key {key}", f"try -p policy.unnorm_key:={key}", actions)
         for key, actions in policy.other_statistics(result.frames.normalized[rows]).items()
         if actions.shape == (len(rows), result.spec.dimension)
     ]
-    return sorted(found, key=lambda trial: trial.rank)[:1]  # there may be dozens
+    return sorted(trials, key=lambda trial: trial.rank)[:1]  # there may be dozens
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
@@ -165,13 +165,13 @@ def _settings(result: Result, policy: Policy) -> list[Trial]:
         offset += len(bag.times)
     if len(frames) < FRAMES // 2:
         return []
-    rows, found = np.array(list(frames), np.int64), []
+    rows, trials = np.array(list(frames), np.int64), []
     first, _ = next(iter(frames.values()))
     for change in changes(first.config, result.spec):
         with contextlib.suppress(VlaRosError):
             actions = np.array(list(_actions(frames.values(), change, policy)))
-            found.append(_trial(result, rows, change.name, change.advice, actions))
-    return found
+            trials.append(_trial(result, rows, change.name, change.advice, actions))
+    return trials
 
 
 def _chosen(result: Result) -> IntArray:

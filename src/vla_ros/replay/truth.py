@@ -49,8 +49,8 @@ def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance:
     when = table.times[np.minimum(row, len(table.times) - 1)]
     following = np.append(frame_times[1:], np.iinfo(np.int64).max)
     # A message with the time of the next frame belongs to that frame.
-    found = (row < len(table.times)) & (when < following) & (when - frame_times <= tolerance)
-    rows[found] = row[found]
+    paired = (row < len(table.times)) & (when < following) & (when - frame_times <= tolerance)
+    rows[paired] = row[paired]
     return rows, "after"
 
 
@@ -155,16 +155,16 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
     if np.isnan(actions[:, motion_columns(spec)]).all():
         if not names:
             raise BagError("the bag has no joint states, which are needed to turn recorded commands into motions")
-        for what, found in (("recorded commands", target.names), ("joint states", names)):
-            if missing := [name for arm in arms.values() for name in arm.joints if name not in found]:
-                raise BagError(f"the {what} lack the joints {missing}; they have {list(found)}")
+        for what, available in (("recorded commands", target.names), ("joint states", names)):
+            if missing := [name for arm in arms.values() for name in arm.joints if name not in available]:
+                raise BagError(f"the {what} lack the joints {missing}; they have {list(available)}")
     return actions
 
 
 def finger_openings(frame_times: IntArray, recording: Recording, spec: PolicySpec, config: Config) -> FloatArray:
     """Return each gripper's measured opening at each frame, [F, G]: 0 closed, 1 open, NaN if not measured."""
     arms, unknown = {arm.name: arm for arm in config.arms}, np.full(len(frame_times), np.nan)
-    found = []
+    openings = []
     for arm in (arms[part.arm] for part in spec.action if part.quantity == "gripper"):
         measured = (
             _interpolated(table, frame_times)[:, table.names.index(finger)]
@@ -173,5 +173,5 @@ def finger_openings(frame_times: IntArray, recording: Recording, spec: PolicySpe
             if finger in table.names
         )
         closed, opened = arm.gripper.closed_position, arm.gripper.open_position
-        found.append((next(measured, unknown) - closed) / (opened - closed))
-    return np.array(found).reshape(len(found), len(frame_times)).T
+        openings.append((next(measured, unknown) - closed) / (opened - closed))
+    return np.array(openings).reshape(len(openings), len(frame_times)).T

@@ -12,11 +12,11 @@ _PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Return the machine, and the versions of Python and of the installed :data:`_PACKAGES`."""
-    found = {"python": platform.python_version(), "machine": machine()}
+    installed = {"python": platform.python_version(), "machine": machine()}
     for name in _PACKAGES.split():
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def machine() -> str:

@@ -193,9 +193,9 @@ def own_metadata(path: Path | None) -> dict[str, object] | None:
     if path is None:
         return None
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        metadata = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--metadata: {path}: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ConfigError(f"--metadata: {path}: found {type(found).__name__}, expected a map with string keys")
-    return found
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        raise ConfigError(f"--metadata: {path}: found {type(metadata).__name__}, expected a map with string keys")
+    return metadata

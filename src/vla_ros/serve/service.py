@@ -285,23 +285,23 @@ class Service:
                 logger.debug("%d answers came after the end", len(done))
 
     def _arrived(self, done: Sequence[Done]) -> None:
-        for each in done:
-            if (future := self._futures.get(each.job)) is not None and not future.done():
-                future.set_result(each)
+        for answer in done:
+            if (future := self._futures.get(answer.job)) is not None and not future.done():
+                future.set_result(answer)
         asyncio.get_running_loop().call_soon(self._observe, done)  # after the answers are sent
 
     def _observe(self, done: Sequence[Done]) -> None:
         """Record the times of a batch in the metrics."""
-        computed = [each for each in done if each.batch]
-        for each in computed:
-            self.metrics.queued.observe(each.queued_ms / 1e3)
+        computed = [answer for answer in done if answer.batch]
+        for answer in computed:
+            self.metrics.queued.observe(answer.queued_ms / 1e3)
         if computed:
             self.metrics.batch.observe(computed[0].batch)
             self.metrics.inference.observe(computed[0].inference_ms / 1e3)
 
 
-def _row(known: _Conversation, request: Request) -> Response:
-    return Response({"actions": known.rows.popleft()[None]}, number=request.number)
+def _row(conversation: _Conversation, request: Request) -> Response:
+    return Response({"actions": conversation.rows.popleft()[None]}, number=request.number)
 
 
 def _response(chunk: ActionChunk, request: Request, timing_ms: Mapping[str, float]) -> Response:

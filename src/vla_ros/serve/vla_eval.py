@@ -40,28 +40,28 @@ class Evaluation(VlaEval, ServedDialect):
 
     def decode_request(self, message: Message) -> Request:
         self._seq, self.reset_response = 0, b""
-        found = unpack_message(message)
-        self._seq = found.seq
-        begins = found.payload.get(_RESTART) is True
-        if self._convert is not None and (begins or found.kind != "observation"):
+        received = unpack_message(message)
+        self._seq = received.seq
+        begins = received.payload.get(_RESTART) is True
+        if self._convert is not None and (begins or received.kind != "observation"):
             self._convert.reset()
-        if found.kind != "observation":
+        if received.kind != "observation":
             if len(message) > _MAX_CONTROL:
-                raise WireError(f"found {found.kind} of {len(message)} bytes, allowed {_MAX_CONTROL}")
-            if found.kind == "hello":
-                self.reset_response = self._greeting(found)
-            elif found.kind == "error":
-                logger.warning("a benchmark reports: %s", str(found.payload.get("error"))[:300])
-            elif found.kind == "action":
+                raise WireError(f"found {received.kind} of {len(message)} bytes, allowed {_MAX_CONTROL}")
+            if received.kind == "hello":
+                self.reset_response = self._greeting(received)
+            elif received.kind == "error":
+                logger.warning("a benchmark reports: %s", str(received.payload.get("error"))[:300])
+            elif received.kind == "action":
                 raise WireError("found an action, expected an observation")
             return Request(reset=True)
         if self._refused:
             raise ConfigError(self._refused)
-        instruction = found.payload.get(_INSTRUCTION)
+        instruction = received.payload.get(_INSTRUCTION)
         if instruction is not None and not isinstance(instruction, str):
             raise WireError(f"the {_INSTRUCTION} is {described(instruction)}, expected the instruction as text")
-        features = dict(_features(found.payload, self._schema))
-        return Request(features, instruction, begins=begins, number=found.seq, deadline_s=_PATIENCE)
+        features = dict(_features(received.payload, self._schema))
+        return Request(features, instruction, begins=begins, number=received.seq, deadline_s=_PATIENCE)
 
     def encode_response(self, response: Response) -> bytes:
         actions = response.actions["actions"]

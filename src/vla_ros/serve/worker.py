@@ -244,15 +244,15 @@ class InferenceWorker:
         began = self._began = self._clock()
         self.running = len(jobs)
         done = [Done(job, error) for job in jobs if (error := _useless(job, began))]
-        asked = [job for job in jobs if job not in {each.job for each in done}]
-        if asked:
-            outcomes = self._infer(asked)
+        live = [job for job in jobs if job not in {each.job for each in done}]
+        if live:
+            outcomes = self._infer(live)
             took = self._clock() - began
             before = self._batch_seconds or took
             self._batch_seconds = before + _SMOOTHING * (took - before)
-            for job, outcome in zip(asked, outcomes, strict=True):
-                done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(asked)))
-            self._rhythms.answered({job.robot for job in asked}, self._clock())
+            for job, outcome in zip(live, outcomes, strict=True):
+                done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(live)))
+            self._rhythms.answered({job.robot for job in live}, self._clock())
         self.running = 0
         self._deliver(done)
 

@@ -131,14 +131,14 @@ class Episode:
         which the episode ended, is given.
         """
         environment = self._environment
-        found = {
+        measured = {
             "instruction": environment.instruction,
             "reason": "success" if environment.success else "failure" if environment.done else otherwise,
             "actions": np.array(self.actions, dtype=np.float64) if self.actions else np.zeros((0, 0)),
             "commands": self._commands(joints, end),
         }
         return EpisodeResult(
-            seed=self._seed, success=environment.success, steps=self.steps, **{**found, **environment.summary()}
+            seed=self._seed, success=environment.success, steps=self.steps, **{**measured, **environment.summary()}
         )
 
     def _commands(self, joints: Sequence[str], end: float | None) -> Commands:

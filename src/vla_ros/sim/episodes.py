@@ -58,13 +58,13 @@ class Lockstep(EpisodeRunner):
     """
 
     def run(self, seed: int) -> EpisodeResult:
-        environment, node, asked, reason = self._environment, self._node, "", "timeout"
+        environment, node, instruction, reason = self._environment, self._node, "", "timeout"
         episode = Episode(environment, seed, self._options)
         stamp = self._first = node.next_stamp(_RESET)
         while not episode.over:
-            if environment.instruction != asked:
-                asked = environment.instruction
-                self._instruct(asked)
+            if environment.instruction != instruction:
+                instruction = environment.instruction
+                self._instruct(instruction)
             if not episode.steps:
                 node.publish_episode(runs=True)
                 node.forget_commands()
@@ -96,14 +96,14 @@ class Lockstep(EpisodeRunner):
     def _wait_for_commands(self, stamp: int) -> list[Command]:
         """Wait until every driver has a command for the frame ``stamp``; return [] after ``step_timeout``."""
         deadline = time.monotonic() + self._options.step_timeout
-        dropped, found = self._node.policy.dropped, dict[str, Command]()
+        dropped, commands = self._node.policy.dropped, dict[str, Command]()
 
         def complete() -> bool:
-            return len(found) == len(self._node.command_topics)
+            return len(commands) == len(self._node.command_topics)
 
         def answered() -> bool:
             taken = self._node.take_commands().items()
-            found.update({topic: command for topic, command in taken if command.stamp >= self._first})
+            commands.update({topic: command for topic, command in taken if command.stamp >= self._first})
             return complete() or self._hopeless()
 
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
@@ -116,7 +116,7 @@ class Lockstep(EpisodeRunner):
             self._publish(stamp)
         if not complete():
             self._check()
-        return list(found.values()) if complete() else []
+        return list(commands.values()) if complete() else []
 
 
 class RealTime(EpisodeRunner):
@@ -176,11 +176,11 @@ class RealTime(EpisodeRunner):
         node.actions = []
         node.forget_commands()
         node.publish_episode(runs=True)
-        due, asked = time.monotonic(), environment.instruction
+        due, instruction = time.monotonic(), environment.instruction
         while not episode.over:
-            if environment.instruction != asked:
-                asked = environment.instruction
-                node.publish_instruction(asked)
+            if environment.instruction != instruction:
+                instruction = environment.instruction
+                node.publish_instruction(instruction)
             if time.monotonic() >= self._next_frame:
                 self._publish(node.next_stamp())
                 self._next_frame = max(self._next_frame + camera_period, time.monotonic())

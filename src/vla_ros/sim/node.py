@@ -54,18 +54,18 @@ class Driver:
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
     """Return the drivers for the policy node's options: one per arm, and one per gripper with its own topic."""
-    found = []
+    drivers = []
     for arm in arms:
         joints, fingers = arm.robot.joint_names, arm.robot.gripper_joint_names
-        found.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
+        drivers.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
         if arm.gripper_topic:
-            found.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
-    for driver in found:
+            drivers.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
+    for driver in drivers:
         if driver.output not in _OBEYED:
             raise ConfigError(
                 f"output on {driver.topic}: found {driver.output}; the simulated arm accepts {', '.join(_OBEYED)}"
             )
-    return tuple(found)
+    return tuple(drivers)
 
 
 class PolicyStatus:

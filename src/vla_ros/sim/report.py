@@ -139,14 +139,14 @@ def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Marku
 
 def groups(action: Sequence[Component]) -> list[tuple[str, Sequence[str]]]:
     """Return, for each chart of an action, its title and the names of the values it shows."""
-    found: list[tuple[str, Sequence[str]]] = []
+    groups: list[tuple[str, Sequence[str]]] = []
     for part in action:
         if part.quantity == "tip_delta":
-            found += [(f"{part.arm}: {what} per step", names) for what, names in _DELTA]
+            groups += [(f"{part.arm}: {what} per step", names) for what, names in _DELTA]
         else:
             size = part.size(len(arm.JOINT_NAMES))
-            found.append((str(part), "xyz" if size == 3 else [str(index + 1) for index in range(size)]))
-    return found
+            groups.append((str(part), "xyz" if size == 3 else [str(index + 1) for index in range(size)]))
+    return groups
 
 
 def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatArray, result: DemoResult) -> Markup:

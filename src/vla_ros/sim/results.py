@@ -38,15 +38,15 @@ class Commands:
 
 def steadiness(episodes: Iterable[Commands], rate_hz: float) -> dict[str, float]:
     """Return gaps and seams of the commands (:meth:`Steadiness.figures`), which are due at ``rate_hz``."""
-    found, period = Steadiness(), 1 / rate_hz
+    statistics, period = Steadiness(), 1 / rate_hz
     for commands in episodes:
-        found.interrupted()
+        statistics.interrupted()
         for at in commands.times:
-            found.waited(float(at), period)
+            statistics.waited(float(at), period)
         begins = np.diff(commands.stamps, prepend=commands.stamps[:1]) != 0
         for positions, begins_chunk in zip(commands.positions, begins, strict=True):
-            found.moved(positions, None, period, begins_chunk=bool(begins_chunk))
-    return found.figures()
+            statistics.moved(positions, None, period, begins_chunk=bool(begins_chunk))
+    return statistics.figures()
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class DemoResult:
     @property
     def motion(self) -> dict[str, float | None]:
         """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure does not apply."""
-        found = steadiness((episode.commands for episode in self.episodes), self.rate_hz)
-        return {name: found.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
+        figures = steadiness((episode.commands for episode in self.episodes), self.rate_hz)
+        return {name: figures.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
 
     def with_stats(self, stats: Mapping[str, Any]) -> DemoResult:
         """Return the results with the policy node's statistics (``vla-ros run --stats``)."""

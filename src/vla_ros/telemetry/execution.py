@@ -77,15 +77,15 @@ class Steadiness:
         joints (rad, m, s) are ``acceleration`` within chunks, ``seam_acceleration`` at a chunk's first command, and
         ``jerk``. ``seam_ratio`` is ``seam_acceleration`` divided by ``acceleration``.
         """
-        found = {}
+        figures = {}
         if self._seconds:
-            found["seconds"], found["stalled_share"] = self._seconds, self._stalled / self._seconds
-            found["longest_gap_ms"] = 1e3 * self._longest
+            figures["seconds"], figures["stalled_share"] = self._seconds, self._stalled / self._seconds
+            figures["longest_gap_ms"] = 1e3 * self._longest
         kinds = {"acceleration": self._inside, "seam_acceleration": self._seams, "jerk": self._jerks}
-        found |= {name: float(np.percentile(values, _QUANTILE)) for name, values in kinds.items() if values}
-        if min(len(self._inside), len(self._seams)) >= _FEWEST and found["acceleration"]:
-            found["seam_ratio"] = found["seam_acceleration"] / found["acceleration"]
-        return found
+        figures |= {name: float(np.percentile(values, _QUANTILE)) for name, values in kinds.items() if values}
+        if min(len(self._inside), len(self._seams)) >= _FEWEST and figures["acceleration"]:
+            figures["seam_ratio"] = figures["seam_acceleration"] / figures["acceleration"]
+        return figures
 
 
 def _length(values: FloatArray) -> float:
@@ -130,12 +130,12 @@ class ExecutionStats:
         :meth:`Steadiness.figures`.
         """
         with self._lock:
-            found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
-            found |= self._steadiness.figures()
+            summary: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
+            summary |= self._steadiness.figures()
             ages = np.array(self._ages)
         if len(ages):
-            found |= dict(zip(("age_p50_ms", "age_p99_ms"), np.percentile(ages, (50, 99)).tolist(), strict=True))
-        return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in found.items()}
+            summary |= dict(zip(("age_p50_ms", "age_p99_ms"), np.percentile(ages, (50, 99)).tolist(), strict=True))
+        return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in summary.items()}
 
 
 def _numbers(commands: Sequence[Command], joints: Mapping[str, int]) -> tuple[FloatArray | None, FloatArray | None]:

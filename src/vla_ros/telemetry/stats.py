@@ -72,11 +72,11 @@ class Stats:
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
         """Return ``p50``, ``p99`` (milliseconds) and ``count`` of each stage's recent times."""
-        found = {}
+        latency = {}
         for name, values in self._copies().items():
             p50, p99 = np.percentile(values, (50, 99)).tolist()
-            found[name] = {"p50": round(p50, 3), "p99": round(p99, 3), "count": len(values)}
-        return found
+            latency[name] = {"p50": round(p50, 3), "p99": round(p99, 3), "count": len(values)}
+        return latency
 
     def _copies(self) -> dict[str, list[float]]:
         with self._lock:

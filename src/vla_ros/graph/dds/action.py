@@ -98,8 +98,8 @@ class DdsActionServer:
             (action_type.GetResult, "get_result", self._on_result),
             (node.types.service("action_msgs/srv/CancelGoal"), "cancel_goal", self._on_cancel),
         )
-        made = [node.create_service(kind, f"{base}/{end}", take) for kind, end, take in services]
-        self._destroy = [partial(node.destroy_service, each) for each in made]
+        created = [node.create_service(kind, f"{base}/{end}", take) for kind, end, take in services]
+        self._destroy = [partial(node.destroy_service, each) for each in created]
         status = node.types.message("action_msgs/msg/GoalStatusArray")
         self._status = node.create_publisher(status, f"{base}/status", PROFILES["instruction"])
         self._feedback = node.create_publisher(action_type.FeedbackMessage, f"{base}/feedback", PROFILES["default"])
@@ -121,8 +121,8 @@ class DdsActionServer:
         self._status.publish(make("action_msgs/msg/GoalStatusArray")(status_list=states))
 
     def destroy(self) -> None:
-        for each in self._destroy:
-            each()
+        for destroy in self._destroy:
+            destroy()
 
     def _on_goal(self, request: Any, response: Any) -> Any:
         key = bytes(request.goal_id.uuid)

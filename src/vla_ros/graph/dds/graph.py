@@ -38,9 +38,9 @@ class DdsRawSubscription:
 def _subscribe_raw(
     node: DdsNode, msg_type: Any, topic: str, callback: Callable[..., Any], qos_profile: Any
 ) -> DdsRawSubscription:
-    made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
-    made.tells_origin = True
-    return DdsRawSubscription(node, made)
+    subscription = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+    subscription.tells_origin = True
+    return DdsRawSubscription(node, subscription)
 
 
 class DdsGraph(Graph):
@@ -69,8 +69,8 @@ class DdsGraph(Graph):
 
     def create_node(self, name: str, namespace: str | None = None) -> DdsNode:
         self._check_open(name)
-        found = self.arguments.namespace(namespace or "/", name)
-        absolute = found if found.startswith("/") else f"/{found}"
+        resolved = self.arguments.namespace(namespace or "/", name)
+        absolute = resolved if resolved.startswith("/") else f"/{resolved}"
         node = DdsNode(self._context, self.arguments.node_name(name), absolute, self._forget)
         with self._lock:
             self._nodes += (node,)

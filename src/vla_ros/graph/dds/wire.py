@@ -40,8 +40,8 @@ def dds_type_name(name: str) -> str:
 
 def ros_type_name(name: str) -> str:
     """Return ``pkg/msg/Type`` for a type name in DDS discovery; other names are returned unchanged."""
-    found = _DDS_TYPE.fullmatch(name)
-    return "/".join(found.groups()) if found else name
+    match = _DDS_TYPE.fullmatch(name)
+    return "/".join(match.groups()) if match else name
 
 
 def _init(self: Any, cdr: bytes = b"") -> None:

@@ -68,12 +68,12 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
             "'lerobot<0.7', or set policy.python to the Python of an environment that has it"
         ) from error
     try:
-        found = get_policy_class(kind)
+        policy_class = get_policy_class(kind)
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         config.device = device
         if tokenizer and hasattr(config, _BACKBONE):
             setattr(config, _BACKBONE, tokenizer)
-        policy = found.from_pretrained(folder, config=config, local_files_only=True)
+        policy = policy_class.from_pretrained(folder, config=config, local_files_only=True)
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
         raise MissingDependencyError(
@@ -132,13 +132,13 @@ def read_spec(folder: Path) -> PolicySpec:
 def _statistics(folder: Path, feature: str) -> list[tuple[float, ...]]:
     """Return ``middle`` and ``largest`` of a feature's training data, each () if the preprocessor lacks it."""
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
-    found: dict[str, Any] = {}
+    stats: dict[str, Any] = {}
     for file in filter(None, (step.get("state_file") for step in steps)):
-        found = _tensors(folder / file, feature) | found
+        stats = _tensors(folder / file, feature) | stats
     bounds = [
-        [found[low], found[high]] for low, high in (("min", "max"), ("q01", "q99")) if {low, high} <= found.keys()
+        [stats[low], stats[high]] for low, high in (("min", "max"), ("q01", "q99")) if {low, high} <= stats.keys()
     ]
-    middles = [found["mean"]] if "mean" in found else [np.mean(each, axis=0) for each in reversed(bounds)]
+    middles = [stats["mean"]] if "mean" in stats else [np.mean(each, axis=0) for each in reversed(bounds)]
     largest = [np.abs(each).max(axis=0) for each in bounds]
     return [tuple(map(float, np.ravel(each[0]))) if each else () for each in (middles, largest)]
 

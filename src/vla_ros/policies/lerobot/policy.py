@@ -101,7 +101,7 @@ class LeRobotPolicy(Policy):
             left = batch.pop("action", None)
             chunk = checkpoint.policy.predict_action_chunk(batch, **checkpoint.guidance(previous, left))
             actions = checkpoint.after(chunk)
-        return tuple(found[0].double().cpu().numpy() for found in (actions, chunk))
+        return tuple(tensor[0].double().cpu().numpy() for tensor in (actions, chunk))
 
     def close(self) -> None:
         self._checkpoint = None

@@ -176,13 +176,13 @@ def read(message: Message) -> Any:
     """
     if isinstance(message, str):
         raise ServerSaidError(message)
-    found = unpack(message)
-    if isinstance(found, Mapping) and "actions" not in found:
-        if "error" in found:
-            raise ServerSaidError(str(found["error"]))
-        if found.get("type") == "error":
-            raise ServerSaidError(str(found.get("message")))
-    return found
+    content = unpack(message)
+    if isinstance(content, Mapping) and "actions" not in content:
+        if "error" in content:
+            raise ServerSaidError(str(content["error"]))
+        if content.get("type") == "error":
+            raise ServerSaidError(str(content.get("message")))
+    return content
 
 
 def action_chunk(value: Any, name: str) -> FloatArray:

@@ -67,12 +67,12 @@ class Gr00t(Dialect):
 
     def decode_response(self, message: Message) -> Response:
         """Read actions by name: a map, or a list of such a map and a map of other outputs of the policy."""
-        found = read(_checked(message))
-        if isinstance(found, list) and len(found) == 2:
-            found = found[0]
-        if not isinstance(found, Mapping) or not found:
-            raise WireError(f"the response is {described(found)}, expected a map of actions")
-        actions = {str(key): _columns(value, str(key)) for key, value in found.items()}
+        content = read(_checked(message))
+        if isinstance(content, list) and len(content) == 2:
+            content = content[0]
+        if not isinstance(content, Mapping) or not content:
+            raise WireError(f"the response is {described(content)}, expected a map of actions")
+        actions = {str(key): _columns(value, str(key)) for key, value in content.items()}
         return Response({key.removeprefix("action."): value for key, value in actions.items()})
 
     def encode_reset(self, session: str, metadata: Metadata) -> bytes | None:

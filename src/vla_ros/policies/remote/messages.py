@@ -162,13 +162,13 @@ def _known(kind: Any) -> np.dtype[Any]:
     raise WireError(f"found an array of dtype {str(kind)[:40]!r}, expected booleans, integers or floats")
 
 
-def _revived(found: dict[Any, Any]) -> Any:
+def _revived(entries: dict[Any, Any]) -> Any:
     """Convert a map that represents an array to the array; return other maps unchanged."""
-    if len(found) > 5:
-        return found
+    if len(entries) > 5:
+        return entries
 
     def get(key: str) -> Any:
-        return found.get(key.encode(), found.get(key))
+        return entries.get(key.encode(), entries.get(key))
 
     if get("__ndarray__") is not None:
         return array(get("dtype"), get("shape"), get("data"))
@@ -178,7 +178,7 @@ def _revived(found: dict[Any, Any]) -> Any:
         return _from_npy(get("as_npy"))
     marker = get("nd")
     if marker is None or get("type") is None:
-        return found
+        return entries
     if get("kind") not in (None, b"", ""):
         raise WireError(f"found an array of kind {get('kind')!r}; objects and records are not accepted")
     if marker is True:

@@ -35,20 +35,20 @@ class Oft(Dialect):
 
     def decode_response(self, message: Message) -> Response:
         """Read actions, a list of K arrays [D] or one array [K, D]; the server may encode the JSON twice."""
-        found = _decode(message)
-        if isinstance(found, str) and found[:1] in ("[", "{"):
-            found = _decode(found)
-        if isinstance(found, str):
-            raise ServerSaidError(found, "; see the server's log")
-        if isinstance(found, list) and found:
-            rows = [action_chunk(row, "actions")[0] for row in found]
+        content = _decode(message)
+        if isinstance(content, str) and content[:1] in ("[", "{"):
+            content = _decode(content)
+        if isinstance(content, str):
+            raise ServerSaidError(content, "; see the server's log")
+        if isinstance(content, list) and content:
+            rows = [action_chunk(row, "actions")[0] for row in content]
             lengths = sorted({len(row) for row in rows})
             if len(lengths) > 1:
                 raise WireError(f"the response contains actions of {lengths} numbers, expected equal lengths")
             return Response({"actions": np.stack(rows)})
-        if isinstance(found, np.ndarray):
-            return Response({"actions": action_chunk(found, "actions")})
-        raise WireError(f"the response is {described(found)}, expected a list of actions")
+        if isinstance(content, np.ndarray):
+            return Response({"actions": action_chunk(content, "actions")})
+        raise WireError(f"the response is {described(content)}, expected a list of actions")
 
 
 OFT_HTTP = Oft()
@@ -67,14 +67,14 @@ def _decode(data: Message) -> Any:
         raise WireError(f"not valid JSON: {str(error)[:200]}") from None
 
 
-def _decode_array(found: dict[str, Any]) -> Any:
-    if "__numpy__" not in found:
-        return found
+def _decode_array(entry: dict[str, Any]) -> Any:
+    if "__numpy__" not in entry:
+        return entry
     try:
-        data = base64.b64decode(found["__numpy__"], validate=True)
+        data = base64.b64decode(entry["__numpy__"], validate=True)
     except (TypeError, ValueError):
         raise WireError("found an array that is not base64") from None
-    return array(found.get("dtype"), found.get("shape"), data)
+    return array(entry.get("dtype"), entry.get("shape"), data)
 
 
 def _refused(text: str) -> Any:

@@ -177,11 +177,11 @@ class VllmOmni(OpenPi):
 
     def decode_response(self, message: Message) -> Response:
         """Read a map with ``actions``, a bare array, or a map of nothing but named actions."""
-        found = read(message)
-        named = isinstance(found, Mapping) and found and "actions" not in found
-        if named and all(isinstance(value, np.ndarray) for value in found.values()):
-            return Response({str(key): action_chunk(value, str(key)) for key, value in found.items()})
-        return _response(found)
+        content = read(message)
+        named = isinstance(content, Mapping) and content and "actions" not in content
+        if named and all(isinstance(value, np.ndarray) for value in content.values()):
+            return Response({str(key): action_chunk(value, str(key)) for key, value in content.items()})
+        return _response(content)
 
 
 class SgLang(OpenPi):
@@ -247,19 +247,19 @@ def _previous(value: Any) -> PreviousChunk | None:
     return PreviousChunk(actions, delay)
 
 
-def _response(found: Any) -> Response:
-    if isinstance(found, np.ndarray):
-        return Response({"actions": action_chunk(found, "actions")})
-    if not isinstance(found, Mapping) or "actions" not in found:
-        raise WireError(f"the response is {described(found)}, expected a map with actions")
-    extension = _extension(found)
+def _response(content: Any) -> Response:
+    if isinstance(content, np.ndarray):
+        return Response({"actions": action_chunk(content, "actions")})
+    if not isinstance(content, Mapping) or "actions" not in content:
+        raise WireError(f"the response is {described(content)}, expected a map with actions")
+    extension = _extension(content)
     normalized, tokens = (
         None if extension.get(name) is None else finite(extension[name], name) for name in ("normalized", "tokens")
     )
     info = extension.get("info")
     return Response(
-        {"actions": action_chunk(found["actions"], "actions")},
-        _timing(found),
+        {"actions": action_chunk(content["actions"], "actions")},
+        _timing(content),
         _number(extension),
         normalized,
         None if tokens is None else tokens.astype(np.int64),
@@ -268,13 +268,13 @@ def _response(found: Any) -> Response:
 
 
 def _timing(response: Mapping[Any, Any]) -> Mapping[str, float]:
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for source in ("server", "policy"):
         entries = response.get(f"{source}_timing")
         for key, value in entries.items() if isinstance(entries, Mapping) else ():
             if isinstance(value, (int, float)) and str(key).endswith("_ms") and not str(key).startswith("prev"):
-                found[f"{source}/{str(key).removesuffix('_ms')}"] = float(value)
-    return found
+                times[f"{source}/{str(key).removesuffix('_ms')}"] = float(value)
+    return times
 
 
 def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:

@@ -144,15 +144,15 @@ class RemotePolicy(Policy):
 
     def _accept(self, peer: Peer) -> None:
         """Check the metadata against ``features``; on reconnection, refuse another policy."""
-        found = self._spec(peer.metadata, peer.dialect)
+        spec = self._spec(peer.metadata, peer.dialect)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
             if peer.metadata.get("server") != OWN:
-                peer.dialect.check(peer.metadata, complete(found, self._config), self._options.action_keys)
-        elif found != known:
-            changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
+                peer.dialect.check(peer.metadata, complete(spec, self._config), self._options.action_keys)
+        elif spec != known:
+            changed = [name for name in spec.__dataclass_fields__ if getattr(spec, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
-        self.spec, self._image_size = found, peer.dialect.image_size(peer.metadata)
+        self.spec, self._image_size = spec, peer.dialect.image_size(peer.metadata)
 
     def _spec(self, metadata: Metadata, dialect: Dialect) -> PolicySpec:
         return dialect.spec(metadata, self._options.horizon, loop_of(dialect.family, self._config.preset))

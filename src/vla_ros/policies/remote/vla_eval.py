@@ -59,16 +59,16 @@ def unpack_message(message: Message) -> EvalMessage:
     """
     if isinstance(message, str):
         raise WireError("found a text message, expected a msgpack map in a binary message")
-    found = text_map(unpack(message, _MAX_ENTRIES), "the message")
-    missing = [key for key in ("type", "payload", "seq") if key not in found]
+    content = text_map(unpack(message, _MAX_ENTRIES), "the message")
+    missing = [key for key in ("type", "payload", "seq") if key not in content]
     if missing:
-        raise WireError(f"the message has no {', '.join(missing)}; found the keys {[k[:40] for k in found][:8]}")
-    kind, seq = found["type"], found["seq"]
+        raise WireError(f"the message has no {', '.join(missing)}; found the keys {[k[:40] for k in content][:8]}")
+    kind, seq = content["type"], content["seq"]
     if kind not in MESSAGE_TYPES:
         raise WireError(f"found a message of type {str(kind)[:40]!r}, expected one of {', '.join(MESSAGE_TYPES)}")
     if type(seq) is not int or not 0 <= seq < 1 << 63:
         raise WireError(f"the message's seq is {described(seq)}, expected a whole number")
-    payload = text_map(_with_images(found["payload"]), "the payload")
+    payload = text_map(_with_images(content["payload"]), "the payload")
     return EvalMessage(kind, payload, seq)
 
 
@@ -102,22 +102,22 @@ class VlaEval(Dialect):
         return pack_message("observation", payload, request.number or 0)
 
     def decode_response(self, message: Message) -> Response:
-        found = unpack_message(message)
-        if found.kind == "error":
-            raise ServerSaidError(str(found.payload.get("error")))
-        if found.kind != "action" or "actions" not in found.payload:
-            raise WireError(f"the response is {found.kind} with {described(found.payload)}, expected actions")
-        return Response({"actions": action_chunk(found.payload["actions"], "actions")}, number=found.seq)
+        response = unpack_message(message)
+        if response.kind == "error":
+            raise ServerSaidError(str(response.payload.get("error")))
+        if response.kind != "action" or "actions" not in response.payload:
+            raise WireError(f"the response is {response.kind} with {described(response.payload)}, expected actions")
+        return Response({"actions": action_chunk(response.payload["actions"], "actions")}, number=response.seq)
 
     def encode_reset(self, session: str, metadata: Metadata) -> bytes:
         return pack_message("episode_start", {"task": {"name": session}})
 
     def decode_metadata(self, message: Message) -> Metadata:
-        found = unpack_message(message)
-        if found.kind != "hello":
-            raise ServerSaidError(str(found.payload.get("error", f"{found.kind}, expected hello")))
-        check_hello(found.payload)
-        return found.payload
+        hello = unpack_message(message)
+        if hello.kind != "hello":
+            raise ServerSaidError(str(hello.payload.get("error", f"{hello.kind}, expected hello")))
+        check_hello(hello.payload)
+        return hello.payload
 
 
 VLA_EVAL = VlaEval()
@@ -131,13 +131,13 @@ def _with_images(value: Any) -> Any:
     return value
 
 
-def _image(found: Mapping[Any, Any]) -> Any:
+def _image(entry: Mapping[Any, Any]) -> Any:
     """Return an image's pixels, or the bytes of a JPEG or PNG whose header states the same size."""
-    kind, data, shape = (found.get(key) for key in ("format", "data", "shape"))
+    kind, data, shape = (entry.get(key) for key in ("format", "data", "shape"))
     if not isinstance(shape, list) or len(shape) != 3 or shape[2] not in _CHANNELS:
         raise WireError(f"found an image of shape {str(shape)[:80]}, expected [H, W, 1, 3 or 4]")
     if kind == "raw":
-        pixels = array(found.get("dtype"), shape, data)
+        pixels = array(entry.get("dtype"), shape, data)
         if pixels.dtype != np.uint8:
             raise WireError(f"found an image of {described(pixels)}, expected uint8")
         return pixels
