@@ -62,7 +62,7 @@ def between(times: Times) -> float:
 
 
 def row(name: str, *values: float | str | None) -> str:
-    """Return a line with up to two figures; "-" for one that is missing."""
+    """Return a row of the printed table with up to two figures; "-" stands for a missing one."""
     cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]
     return f"{name:<18}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16), strict=False))
 

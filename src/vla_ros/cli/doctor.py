@@ -28,7 +28,7 @@ FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer 
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table."""
+    """The result of one check: a row of the printed table."""
 
     name: str  # what was checked
     found: str

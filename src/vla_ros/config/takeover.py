@@ -36,7 +36,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class TakeoverConfig:
-    """With what a person takes over the arm, and how it is checked; see docs/takeover.md."""
+    """The input with which a person takes over the arm, and its checks; see docs/takeover.md."""
 
     input: str = option(
         "none",

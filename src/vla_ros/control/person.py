@@ -174,7 +174,7 @@ class Leader:
         self.reset()
 
     def reset(self) -> None:
-        """The leader must be brought to the arm again."""
+        """Require that the leader is brought to the arm again."""
         self._caught = self._gripped = False
 
     def action(
@@ -207,7 +207,7 @@ class Leader:
 
 
 class Rates:
-    """Moves the tip with the velocity of a Joy's axes or of a twist, while deadman is pressed.
+    """Moves the tip with the velocity of a Joy's axes or of a twist, while the dead-man button is pressed.
 
     ``line`` has the twist, linear [3] and angular [3]; None for the axes of a Joy.
     """
@@ -246,7 +246,10 @@ class Rates:
 
 
 class Clutch:
-    """Moves the tip as a hand moves while deadman is pressed. ``line`` has position [3] and quaternion [4]."""
+    """Moves the tip as a hand moves while the dead-man button is pressed.
+
+    ``line`` has position [3] and quaternion [4].
+    """
 
     def __init__(self, line: Line, buttons: Buttons) -> None:
         self.line, self._buttons = line, buttons

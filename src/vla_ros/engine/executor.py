@@ -144,7 +144,7 @@ _NOTHING = DraftState()
 
 @dataclass(frozen=True, eq=False)
 class EngineRequest:
-    """One observation."""
+    """The network's inputs for one observation."""
 
     # Uint8 RGB [H, W, 3] of ``options.image_size``, or a camera image of any size, which the device rotates, crops
     # and resizes.

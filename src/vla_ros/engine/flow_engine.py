@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True, eq=False)
 class FlowRequest:
-    """One observation."""
+    """The network's inputs for one observation."""
 
     # One image per available camera, in the model's order: either all [S, S, 3] in the engine's type, or all camera
     # images of any size, which the device rotates and resizes.
@@ -171,7 +171,7 @@ class ChunkEngine(GraphEngine[K, B]):
 
     @abstractmethod
     def kind(self, requests: Sequence[FlowRequest]) -> K:
-        """Return the kind of a batch."""
+        """Return what all requests of a batch have in common; batches of one kind share their graphs."""
 
     @abstractmethod
     def _load_images(self, graphs: B, requests: Sequence[FlowRequest], clock: StageClock) -> None:

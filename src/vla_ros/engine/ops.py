@@ -313,7 +313,7 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
 
 
 class TowerOps:
-    """The operations in plain torch."""
+    """The operations of vision towers, in plain torch."""
 
     def patch_width(self, patch: int) -> int:
         """Return the number of values per patch from :meth:`patchify`: pixels, then zeros."""

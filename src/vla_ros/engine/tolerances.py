@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Bounds for one data type."""
+    """Allowed differences between two ways to compute the same, for one data type."""
 
     # Relative error of a matrix product: several times the effect of a different order of rounding (1e-2 was
     # measured after two products in bfloat16).

@@ -15,7 +15,7 @@ from vla_ros.types import FloatArray, JointState, UInt8Array
 
 @dataclass(frozen=True)
 class Case:
-    """One episode of a benchmark."""
+    """A task and an initial state of a benchmark, with which an episode begins."""
 
     task: str  # its name; unique within the benchmark
     state: int  # number of the initial state, or the seed of the scene

@@ -18,7 +18,7 @@ _VERSION = "0.8.0"  # of vla-eval, whose result format is written
 
 @dataclass(frozen=True)
 class Score:
-    """One episode."""
+    """The result of one episode."""
 
     task: str
     state: int  # number of the initial state, or the seed of the scene

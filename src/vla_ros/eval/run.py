@@ -31,9 +31,9 @@ Told = Callable[[Score, int], None]
 
 
 def chooser(arguments: argparse.Namespace, done: set[tuple[str, int]], count: list[int]) -> Choose:
-    """Return what selects ``--tasks`` and the shard's part, and leaves out ``done``.
+    """Return a function that selects the episodes of ``--tasks`` and of this shard that are not ``done``.
 
-    ``count`` receives the number of episodes before the last two.
+    ``count`` receives the number of episodes of ``--tasks``.
     """
 
     def choose(cases: Sequence[Case]) -> Sequence[Case]:

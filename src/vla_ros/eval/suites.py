@@ -135,7 +135,7 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def spec_of(base: Config) -> PolicySpec:
-    """Return a policy's spec; policies that know it only then are loaded."""
+    """Return a policy's spec; a policy that cannot describe it beforehand is loaded."""
     policy = create(base)
     try:
         return policy.describe()

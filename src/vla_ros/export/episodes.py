@@ -50,7 +50,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ResampledEpisode:
-    """T consecutive ticks."""
+    """An episode resampled to T ticks at a constant rate."""
 
     task: str  # the instruction
     state: FloatArray  # float64 [T, N]

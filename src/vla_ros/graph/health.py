@@ -13,7 +13,7 @@ from vla_ros.graph.qos import incompatibilities
 
 @dataclass(frozen=True)
 class Watched:
-    """A topic (resolved name) whose other end is checked."""
+    """A topic (resolved name) whose publishers or subscriptions on other nodes are checked."""
 
     topic: str
     profile: Any  # QoS profile of either backend

@@ -39,7 +39,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
-    """Return the node and the simulation that attaches to it; ``names`` are the demo's arguments."""
+    """Return the launch actions of the node and its simulation; ``names`` are the demo's arguments."""
     from vla_ros.sim.arguments import parse, plan_demo
 
     arguments = ["--attach"]
@@ -61,7 +61,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
 
 
 def replay(context: LaunchContext) -> list[Action]:
-    """Return what plays a bag into the live node, records the node's actions and writes the report."""
+    """Return the launch actions that play a bag into the live node, record its actions and write the report."""
     bag = Path(value(context, "bag")).expanduser()
     output = Path(value(context, "output")).expanduser()
     if not bag.exists():

@@ -227,7 +227,7 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
 
 
 def receive_buffer(frames: FrameLoad) -> Findings:
-    """Yield what was found about the kernel's receive buffer for frames over UDP."""
+    """Check whether the kernel's receive buffer holds the frames, as needed over UDP."""
     try:
         limit = int(RECEIVE_MAX.read_text())
     except (OSError, ValueError):  # not readable in some containers

@@ -12,7 +12,7 @@ from vla_ros.errors import ConfigError
 
 @dataclass(frozen=True)
 class Distribution:
-    """One ROS 2 distribution."""
+    """The middlewares' versions in one ROS 2 distribution, as far as their profiles depend on them."""
 
     name: str  # as in ``ROS_DISTRO``
     cyclone: str  # version of Cyclone DDS: "0.10" with ``<SharedMemory>``, or "11" with ``<PubSubMessageExchange>``

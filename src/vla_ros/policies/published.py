@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Loop(NamedTuple):
-    """How a published loop executes chunks."""
+    """How a published client executes chunks."""
 
     rate_hz: float | None = None  # steps per second; None if unknown
     execute_steps: int = 0  # actions of a chunk before the next inference; 0 if unknown

@@ -31,7 +31,7 @@ class _Rhythm:
 
 
 class Rhythms:
-    """The rhythms of all robots; all times are seconds of one clock."""
+    """Predicts when each robot sends its next request; all times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._robots: dict[Hashable, _Rhythm] = {}

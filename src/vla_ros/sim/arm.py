@@ -48,7 +48,7 @@ TOOL_DOWN.setflags(write=False)
 
 
 class Mount(NamedTuple):
-    """An arm on the table."""
+    """The names of an arm and its place on the table."""
 
     name: str  # its name in ``robot.arms``; ``arm`` if it is the only one
     prefix: str = ""  # prefix of its joint names

@@ -28,7 +28,7 @@ def wrist_topic(camera: str) -> str:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Controls, which show what a policy relies on."""
+    """Control experiments, which show what a policy relies on."""
 
     blank: bool = False  # send black images; a policy that still succeeds ignores the images
     # Name another object in the instruction but judge by the original one; a policy that still succeeds ignores

@@ -43,7 +43,7 @@ _Kind = tuple[int, _Grids]
 
 @dataclass(frozen=True, eq=False)
 class GrootRequest(FlowRequest):
-    """One observation; ``tokens`` include those of images."""
+    """The network's inputs for one observation; ``tokens`` include those of images."""
 
     # Int64 [3, L].
     positions: NDArray[Any] = field(default_factory=lambda: np.zeros((3, 0), np.int64))

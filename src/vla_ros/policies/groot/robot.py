@@ -211,7 +211,7 @@ def _check_rows(parts: Sequence[ActionPart], rows: int, where: object) -> None:
 
 
 class LeRobotInputs(NamedTuple):
-    """What LeRobot's files say about one embodiment."""
+    """The preparation of one embodiment's inputs, as LeRobot's files state it."""
 
     processing: Processing
     embodiment: int  # row in the weights
@@ -221,7 +221,7 @@ class LeRobotInputs(NamedTuple):
 def lerobot_processing(
     folder: Path, config: Fields, backbone: Path, sizes: GrootArchitecture, rows: int, libero: bool
 ) -> LeRobotInputs:
-    """Read how the embodiment is prepared from LeRobot's processor files; ``rows`` are the chunk's actions."""
+    """Read one embodiment's preparation from LeRobot's processor files; a chunk has ``rows`` actions."""
     config.advice = ADVICE
     before, after = (Pipeline(folder, name, *steps) for name, steps in FILES.items())
     inputs, outputs = config.object("input_features"), config.object("output_features")

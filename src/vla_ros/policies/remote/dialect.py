@@ -112,7 +112,7 @@ class Dialect(ABC):
         return read_map(message, "the server's description")
 
     def recognizes(self, metadata: Metadata) -> bool:
-        """Return True if metadata show that a server that should speak the base class speaks this dialect."""
+        """Return True if the metadata show this variant of the dialect that the address indicates."""
         return False
 
     def spec(self, metadata: Metadata, horizon: int, loop: Loop = UNKNOWN) -> PolicySpec:

@@ -89,7 +89,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection, for which the server has a tenth of a second."""
+        """Close the connection; wait at most 0.1 s for the server."""
 
     def _left(self, deadline: float, what: str) -> float:
         left = deadline - time.monotonic()

@@ -37,7 +37,7 @@ _CHANNELS = (1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class EvalMessage:
-    """One message."""
+    """A decoded message of the protocol."""
 
     kind: str  # one of :data:`MESSAGE_TYPES`
     # Arrays are read-only views of the message; images are uint8 [H, W, C], or an encoded JPEG or PNG in bytes
