@@ -206,7 +206,7 @@ class PersonSource(ActionSource):
         return np.concatenate([motion, grip])
 
     def targets(self, state: Mapping[str, FloatArray]) -> Iterator[tuple[list[str], list[float]]]:
-        """Yield the joints of each leader arm, and where they are when the leader is at the arm."""
+        """Yield the joints of each leader arm, and the positions at which it matches the arm."""
         for arm in self._arms:
             if arm.reader is not None:
                 yield arm.reader.target(state[arm.name], float(state[arm.name + OPENING][0]))

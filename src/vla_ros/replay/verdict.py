@@ -28,7 +28,7 @@ _MOST_LOSSES = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict with its reasons."""
+    """Whether a policy's predictions fit the recording, with the reasons."""
 
     level: str  # ``good``, ``warn`` or ``bad``
     headline: str  # one sentence

@@ -34,8 +34,8 @@ def shrink(image: UInt8Array, side: int) -> UInt8Array:
     return np.asarray(pixels.resize((width, height), Image.Resampling.BOX))
 
 
-def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
-    small = shrink(pixels, side)
+def image(pixels: UInt8Array, caption: str = "") -> Markup:
+    small = shrink(pixels, 320)
     height, width = small.shape[:2]
     return _figure(data_uri(small), (width, height), caption or "image", caption)
 

@@ -99,12 +99,12 @@ def _jacobian(pose: FloatArray, axes: FloatArray, origins: FloatArray) -> FloatA
     return np.stack((ay * lz - az * ly, az * lx - ax * lz, ax * ly - ay * lx, ax, ay, az))
 
 
-def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60) -> FloatArray:
+def inverse(position: FloatArray, start: FloatArray = HOME) -> FloatArray:
     """Return the joint positions, float64 [7], that bring ``tool`` to ``position`` [3] pointing straight down.
 
     Raises ValueError if the position is out of reach.
     """
-    joints = solve(position, TOOL_DOWN, start, iterations)
+    joints = solve(position, TOOL_DOWN, start, 60)
     missed = float(np.linalg.norm(position - forward(joints)[:3, 3]))
     if missed > 1e-3:
         raise ValueError(f"{position} m is out of the arm's reach (missed by {missed:.3f} m)")

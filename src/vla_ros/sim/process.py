@@ -92,5 +92,5 @@ class PolicyProcess:
         except (OSError, ValueError):
             return {}
 
-    def last_lines(self, count: int = 30) -> str:
-        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+    def last_lines(self) -> str:
+        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:])

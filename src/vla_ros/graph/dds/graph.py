@@ -11,7 +11,7 @@ from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.endpoints import DdsSubscription
 from vla_ros.graph.dds.node import DdsContext, DdsNode
 from vla_ros.graph.dds.participant import Participant
-from vla_ros.graph.environment import DdsEnvironment, dds_environment
+from vla_ros.graph.environment import dds_environment
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.graph.node import Graph
@@ -46,12 +46,10 @@ def _subscribe_raw(
 class DdsGraph(Graph):
     """The graph of the embedded participant; :meth:`spin` waits on the participant's wait set."""
 
-    def __init__(
-        self, args: Sequence[str] = (), environment: DdsEnvironment | None = None, log_level: str = "info"
-    ) -> None:
+    def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
         super().__init__()
         self.arguments = parse_ros_arguments(args)
-        self.environment = environment or dds_environment()
+        self.environment = dds_environment()
         self.participant = Participant(self.environment, message_types(self.environment.distro))
         self.discovery = Discovery(self.participant)
         self._context = DdsContext(self.arguments, self.participant, self.discovery, log_level)
