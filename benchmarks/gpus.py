@@ -4,7 +4,7 @@
     python benchmarks/gpus.py --gpus 8.6,12.0 --models pi0.5
 
 A kernel that needs more shared memory than the GPU has, or spills more than 64 bytes of registers, is a misfit: the
-engine would use torch instead, or be slow. A kernel that several models launch is compiled once.
+engine would use torch instead, or be slow. A kernel that several models launch is compiled once (per process).
 """
 
 import argparse
@@ -12,41 +12,45 @@ import json
 import re
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels import MODELS, Made, compiled, launches, runs
+from benchmarks.kernels import MODELS, compiled, launches, runs
 from vla_ros.engine.tile_configs import GPUS
 
+_seen: set[tuple[str, str]] = set()
 
-def examine(gpus: list[str], models: list[str], wanted: str) -> list[dict[str, Any]]:
-    """Return a row per GPU and kernel whose name matches ``wanted``; prints each GPU's largest needs."""
-    rows = []
-    for name in gpus:
-        gpu, made, began = GPUS[name], dict[str, Made](), time.perf_counter()
-        for model in models:
-            if not runs(gpu, model):
-                continue
-            for key, launch in launches(gpu, model).items():
-                if key not in made and re.match(wanted, launch.name):
-                    made[key] = compiled(launch, gpu)
-                    one = made[key]
-                    rows.append({
-                        "gpu": name, "model": model, "kernel": launch.name, "registers": one.registers,
-                        "spills": one.spills, "shared": one.shared, "fits": one.fits(gpu),
-                    })  # fmt: skip
-                    if not one.fits(gpu):
-                        print(f"misfit {rows[-1]}", flush=True)
-            print(f"{name} {model}: {len(made)} kernels so far", file=sys.stderr, flush=True)
-        own = [row for row in rows if row["gpu"] == name]
-        print(
-            f"{name}: {len(own)} kernels, at most {max(row['registers'] for row in own)} registers, "
-            f"{max(row['spills'] for row in own)} bytes spilled, {max(row['shared'] for row in own):,} of "
-            f"{gpu.limit:,} bytes shared; misfits {sum(not row['fits'] for row in own)} "
-            f"({time.perf_counter() - began:.0f} s)",
-            flush=True,
-        )
+
+def examine(name: str, model: str, wanted: str) -> list[dict[str, Any]]:
+    """Return a row per kernel of a model on a GPU whose name matches ``wanted``, except those already compiled."""
+    gpu, rows, began = GPUS[name], [], time.perf_counter()
+    for key, launch in (launches(gpu, model) if runs(gpu, model) else {}).items():
+        if (name, key) in _seen or not re.match(wanted, launch.name):
+            continue
+        _seen.add((name, key))
+        made = compiled(launch, gpu)
+        rows.append({
+            "gpu": name, "model": model, "kernel": launch.name, "registers": made.registers, "spills": made.spills,
+            "shared": made.shared, "fits": made.fits(gpu),
+        })  # fmt: skip
+        if not made.fits(gpu):
+            print(f"misfit {rows[-1]}", flush=True)
+    print(
+        f"{name} {model}: {len(rows)} kernels in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True
+    )
     return rows
+
+
+def summary(name: str, rows: list[dict[str, Any]]) -> str:
+    """Return a GPU's row of the table."""
+    most = {what: max((row[what] for row in rows), default=0) for what in ("registers", "spills", "shared")}
+    misfits = sum(not row["fits"] for row in rows)
+    return (
+        f"| {name} | {len(rows)} | {most['registers']} | {most['spills']} | {most['shared']:,} of "
+        f"{GPUS[name].limit:,} | {misfits} |"
+    )
 
 
 def main() -> int:
@@ -55,11 +59,22 @@ def main() -> int:
     parser.add_argument("--gpus", default=",".join(GPUS), help="compute capabilities; all by default")
     parser.add_argument("--models", default="", help="words in the names of models; all by default")
     parser.add_argument("--kernels", default="", help="regular expression of kernels' names; all by default")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    words = options.models.split(",")
-    rows = examine(
-        options.gpus.split(","), [name for name in MODELS if any(word in name for word in words)], options.kernels
+    names, words = options.gpus.split(","), options.models.split(",")
+    models = [model for model in MODELS if any(word in model for word in words)]
+    tasks = [(name, model, options.kernels) for name in names for model in models]
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+            found = list(pool.map(examine, *zip(*tasks, strict=True)))
+    else:
+        found = [examine(*task) for task in tasks]
+    rows = [row for part in found for row in part]
+    print(
+        "| GPU | kernels | registers | spills, bytes | shared memory, bytes | misfits |\n|---|---|---|---|---|---|"
     )
+    for name in names:
+        print(summary(name, [row for row in rows if row["gpu"] == name]))
     misfits = sum(not row["fits"] for row in rows)
     if options.json:
         options.json.write_text(json.dumps({"misfits": misfits, "kernels": rows}, indent=1), encoding="utf-8")

@@ -246,8 +246,9 @@ def _default_gemm(gpu: Gpu, work: Work) -> Tile:
     size = work.kind, work.rows, work.outputs, work.inputs
     if gpu == TUNED_FOR and size in GEMM_TILES:
         return GEMM_TILES[size]
-    if work.kind == "int4 fp8":  # without ``wgmma``, operands are in registers, which would spill
-        return FP8_ROWS if gpu.capability[0] == 9 else replace(FP8_ROWS, max_registers=None)
+    if work.kind == "int4 fp8":  # operands in registers and the zero points of many groups would spill
+        few = gpu.capability[0] == 9 and work.inputs <= 32 * ALIGN_K
+        return FP8_ROWS if few else replace(FP8_ROWS, max_registers=None)
 
     def cost(tile: Tile) -> int:
         programs = -(-work.rows // (tile.block_m + tile.tail_m)) * -(-work.outputs // tile.block_n)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print features, rate, units, frames and limits, and exit; nothing is loaded",
+        help="print features, rate, units, frames, limits and memory, and exit; nothing is loaded",
     )
     parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
     parser.add_argument(
@@ -60,7 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
     config = load(arguments.config, assignments, name, values)
     if arguments.dry_run:
-        print(build_pipeline(config, create(config).describe()).describe())
+        policy = create(config)
+        print(build_pipeline(config, policy.describe()).describe())
+        if need := policy.memory():
+            print(need)
         return 0
     return serve(config, ros_args, stats=arguments.stats)
 

@@ -101,6 +101,10 @@ class Policy(ABC):
             raise VlaRosError(f"{type(self).__name__}: its inputs and outputs are unknown until it is loaded")
         return self.spec
 
+    def memory(self) -> str:
+        """Return what the policy needs in each format and whether it fits, for ``vla-ros run --dry-run``."""
+        return ""
+
     def start_session(self) -> Session:
         """Start a session for one robot at the beginning of an episode. Called after :meth:`load`."""
         return Session()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from vla_ros.engine import fp8
 from vla_ros.engine.shapes import DecoderShape, TowerShape
 from vla_ros.errors import OutOfMemoryError
 
@@ -62,10 +63,19 @@ def available_memory(device: str) -> int | None:
 
     On a CPU, a container's memory limit counts, too.
     """
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
+    if device.startswith("cuda"):
+        where, share = torch.device(device), getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+        free, total = torch.cuda.mem_get_info(where)
+        limit = int(share(where) * total) - torch.cuda.memory_allocated(where)
+        # On unified memory, the driver does not count what the host would give up, such as files that were read.
+        found = [*found, limit] if is_unified(device) else [free, limit]
     return min(found, default=None)
+
+
+def is_unified(device: str) -> bool:
+    """Return True if a GPU shares its memory with the host, as on a Jetson."""
+    return device.startswith("cuda") and bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
 _Plan = Callable[[str, str, str], MemoryPlan]
@@ -80,6 +90,7 @@ class MemoryCheck:
     choices: tuple[tuple[str, str], ...]  # pairs of data type and quantisation to suggest, best first
     device: str  # where the model runs
     available: Callable[[str], int | None] = available_memory  # returns a device's free bytes
+    unified: Callable[[str], bool] = is_unified  # returns whether a device shares the host's memory
 
     def require(self, dtype: str, quantization: str) -> str:
         """Describe required and free memory in one line.
@@ -96,12 +107,28 @@ class MemoryCheck:
             )
         return f"needs {plan} on {self.device}, {free / GB:.2f} GB are free"
 
+    def table(self, dtype: str, quantization: str) -> str:
+        """Describe what each format needs, and whether it fits, before anything is loaded."""
+        free, shared = self.available(self.device), ", shared with the host" if self.unified(self.device) else ""
+        lines = [f"memory of {self.device}: {'unknown' if free is None else f'{free / GB:.2f} GB'} free{shared}"]
+        for one in dict.fromkeys([(dtype, quantization), *self._formats(self.device)]):
+            plan = self.plan(*one, self.device)
+            fits = "" if free is None else ", fits" if plan.total <= free else ", does not fit"
+            chosen = " (chosen)" if one == (dtype, quantization) else ""
+            lines.append(f"  policy.dtype:={one[0]} policy.quantization:={one[1]}{chosen}: {plan}{fits}")
+        return "\n".join(lines)
+
+    def _formats(self, place: str) -> list[tuple[str, str]]:
+        """Return the choices that a device can run."""
+        return [one for one in self.choices if one[1] != "fp8" or fp8.runs_on(torch.device(place))]
+
     def advise(self) -> str:
         """Describe the options with which the model would fit into the free memory."""
         fitting, sizes = [], []
-        for place in dict.fromkeys((self.device, "cpu")):
+        others = () if self.unified(self.device) else ("cpu",)  # the same memory
+        for place in dict.fromkeys((self.device, *others)):
             where, free = "" if place == self.device else "policy.device:=cpu ", self.available(place)
-            for dtype, kind in self.choices:
+            for dtype, kind in self._formats(place):
                 sizes.append(total := self.plan(dtype, kind, place).total)
                 if free is not None and total <= free:
                     fitting.append(

@@ -153,6 +153,12 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
                 raise
         progress(1.0, f"{name} on {where}{self._details()}")
 
+    def memory(self) -> str:
+        device = choose_device(self._options.device)
+        where = Placement(device, choose_dtype(self._options.dtype, self._options.quantization, device))
+        self._open(where)
+        return self._memory.table(where.dtype, self._options.quantization)
+
     def infer(self, session: S, observation: Observation) -> ActionChunk:
         """Infer a chunk from one observation, as :meth:`infer_batch` does."""
         [answer] = self.infer_batch([(session, observation)])

@@ -1,13 +1,19 @@
 """On a GPU: the CPU's tokens in float32, quantised weights on the device, errors with the allocator's table."""
 
 import logging
+import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.models.subject import OPENVLA_7B
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.errors import OutOfMemoryError
+from vla_ros.policies.memory import MemoryCheck
+from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
+from vla_ros.policies.weights import parameter_shapes
 from vla_ros.types import Observation, RawImage
 from vla_ros.vision.processors import ResizeNaive
 
@@ -67,6 +73,29 @@ def test_running_out_of_memory_logs_the_allocators_table(folder, make_policy, ob
     with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match="Options that fit"):
         policy.infer(policy.start_session(), observe())
     assert "PyTorch CUDA memory summary" in caplog.text
+
+
+@pytest.mark.parametrize("gigabytes", [8, 12, 16, 24])
+def test_what_fits_a_smaller_card_is_known_before_loading(gigabytes):
+    """The published sizes, with an allocator that has no more memory than a smaller card."""
+    plan = partial(plan_memory, parameter_shapes(build_empty(OPENVLA_7B)), OPENVLA_7B)
+    check = MemoryCheck(plan, OPENVLA_CHOICES, "cuda:0")
+    total, wanted = torch.cuda.get_device_properties(0).total_memory, gigabytes * 10**9
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((wanted + torch.cuda.memory_allocated()) / total)
+    try:
+        fitting = [line for line in check.table("bfloat16", "none").splitlines() if line.endswith(", fits")]
+        assert fitting
+        assert ("quantization:=none" in "".join(fitting)) == (gigabytes == 24)
+        for line in fitting:  # the allocator must have that much
+            needed = int(1e9 * float(re.search(r": ([\d.]+) GB", line)[1]))
+            torch.empty(needed - 2**28, dtype=torch.uint8, device="cuda")
+            torch.cuda.empty_cache()
+        if gigabytes < 24:
+            with pytest.raises(OutOfMemoryError, match="Options that fit: policy"):
+                check.require("bfloat16", "none")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_the_engine_recovers_from_running_out_of_memory(folder, make_policy, observe):

@@ -66,7 +66,32 @@ def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, d
 )
 def test_options_that_would_fit_are_named(seven_billion, device, free, words):
     with pytest.raises(OutOfMemoryError, match=words):
-        MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__).require("bfloat16", "none")
+        MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__, lambda _: False).require(
+            "bfloat16", "none"
+        )
+
+
+@pytest.mark.parametrize(
+    ("free", "fitting"),
+    [(7.5, {"int4"}), (11.4, {"int8", "int4"}), (15.4, {"int8", "int4"}), (23.0, {"none", "int8", "int4"})],
+)
+def test_formats_that_fit_cards_of_8_to_24_gb_are_shown_before_loading(seven_billion, free, fitting):
+    check = MemoryCheck(seven_billion, OPENVLA_CHOICES, "cpu", lambda device: int(free * GB))
+    first, *lines = check.table("bfloat16", "none").splitlines()
+    assert first == f"memory of cpu: {free:.2f} GB free"
+    assert "policy.quantization:=none (chosen): " in lines[0]
+    assert all(line.endswith((", fits", ", does not fit")) for line in lines)
+    found = {re.findall(r"quantization:=(\w+)", line)[0] for line in lines if line.endswith(", fits")}
+    assert found == fitting
+
+
+def test_unified_memory_is_not_offered_twice(seven_billion):
+    """On a Jetson the host's memory is the GPU's: moving to the CPU frees nothing."""
+    check = MemoryCheck(seven_billion, OPENVLA_CHOICES, "cuda:0", lambda device: 8 * GB, lambda device: True)
+    assert check.table("bfloat16", "none").startswith("memory of cuda:0: 8.00 GB free, shared with the host\n")
+    with pytest.raises(OutOfMemoryError) as refused:
+        check.require("bfloat16", "none")
+    assert "policy.device:=cpu" not in str(refused.value)
 
 
 def test_free_memory_of_this_machine_is_known():
@@ -75,7 +100,7 @@ def test_free_memory_of_this_machine_is_known():
 
 
 def test_memory_is_checked_before_weights_are_read(tiny, make_policy, monkeypatch):
-    monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000,))
+    monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000, lambda device: False))
     monkeypatch.setattr("vla_ros.policies.openvla.policy.fill", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(OutOfMemoryError, match="the checkpoint needs"):
         make_policy(tiny).load()
