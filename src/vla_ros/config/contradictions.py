@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from vla_ros.config.collision import FORM, SIZES
 from vla_ros.config.control import ARM_OUTPUTS, VELOCITY_OUTPUTS
 from vla_ros.config.options import option_of
 from vla_ros.config.sections import GRIPPER_ACTIONS, STATE_TOPIC_TYPES
@@ -22,6 +23,7 @@ def contradictions(config: Config, *, live: bool = False) -> list[str]:
         *_of_control(config),
         *_of_topics(config),
         *_of_takeover(config),
+        *_of_collision(config),
         *([] if live else half_boxes(config)),
     ]
     for arm in config.arms:
@@ -112,6 +114,27 @@ def _of_takeover(config: Config) -> Iterator[str]:
         yield f"takeover.arm: found {takeover.arm!r}, expected one of robot.arms, {list(config.robot.arms)}"
     if own != "none" and config.node.clock == "inputs":
         yield f"takeover.input: found {own} with node.clock inputs, where no person keeps pace; set it to none"
+
+
+def _of_collision(config: Config) -> Iterator[str]:
+    collision = config.collision
+    if len(collision.parsed_obstacles) != len(collision.obstacles):
+        yield f"collision.obstacles: found {list(collision.obstacles)}, expected each as {FORM}"
+    names = [obstacle.name for obstacle in collision.parsed_obstacles]
+    if len(set(names)) < len(names):
+        yield f"collision.obstacles: found the names {names}, expected each once"
+    if collision.held and collision.parsed_held is None:
+        yield f"collision.held: found {collision.held!r}, expected {', '.join(SIZES)} as in obstacles"
+    if collision.check and not collision.deceleration:
+        yield (
+            "collision.deceleration: found 0 with collision.check; set how fast the slowest joint stops, in "
+            "rad/s^2 (the robot's data sheet, or measured), or set collision.check to false"
+        )
+    if collision.slow_distance < collision.stop_distance:
+        found = f"found {collision.slow_distance:g}, expected at least collision.stop_distance"
+        yield f"collision.slow_distance: {found}, {collision.stop_distance:g}"
+    if collision.scene_required and not collision.scene:
+        yield "collision.scene: found no topic with collision.scene_required; name the topic, or set it to false"
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:

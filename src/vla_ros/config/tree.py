@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from vla_ros.config.collision import CollisionConfig
 from vla_ros.config.control import ControlConfig
 from vla_ros.config.options import PolicyConfig, option
 from vla_ros.config.record import RecordConfig
@@ -39,6 +40,7 @@ class ArmConfig:
     gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
     joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
     leader: str = ""  # as ``takeover.leader``
+    mount: tuple[float, ...] = ()  # as ``collision.mount``
 
     @property
     def measured_fingers(self) -> tuple[str, ...]:
@@ -54,6 +56,7 @@ _OF_AN_ARM = {
     "gripper": ("open_position", "closed_position", "measured_by"),
     "limits": ("workspace_low", "workspace_high"),
     "takeover": ("leader",),
+    "collision": ("mount",),
 }
 OF_AN_ARM = {leaf: f"{section}.{leaf}" for section, leaves in _OF_AN_ARM.items() for leaf in leaves}
 """Options in the section of each of ``robot.arms``, and the option from which each takes its default."""
@@ -69,6 +72,7 @@ class Config:
     control: ControlConfig = field(default_factory=ControlConfig)
     gripper: GripperConfig = field(default_factory=GripperConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    collision: CollisionConfig = field(default_factory=CollisionConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
@@ -94,7 +98,9 @@ class Config:
             return replace(getattr(self, which), **own) if own else getattr(self, which)
 
         parts = (section(which) for which in ("robot", "gripper", "limits"))
-        topics = (self.of_arm(name, leaf) for leaf in ("output", "command", "gripper", "joint_states", "leader"))
+        topics = (
+            self.of_arm(name, leaf) for leaf in ("output", "command", "gripper", "joint_states", "leader", "mount")
+        )
         return ArmConfig(name, *parts, *topics)
 
 

@@ -9,13 +9,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.components import Component
-from vla_ros.control.command import Command, lifetime
+from vla_ros.control.command import Command, Made, lifetime
 from vla_ros.control.end_effector import limit_pose, twist_between
 from vla_ros.control.envelope import Envelope
 from vla_ros.control.gripper import Gripper
@@ -34,17 +34,6 @@ _REACHED = 0.005  # m; a tip closer to its target has reached it
 _SAME = 1e-9  # rad or m; smaller differences are rounding
 _STANDS = 1e-6  # rad/s or m/s; slower joints are at rest
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A command within all limits: positions [N], velocities [N] and finger positions."""
-
-    positions: FloatArray
-    velocity: FloatArray
-    fingers: list[float]
-    stamp: int
-    dt: float
 
 
 class ArmController:
@@ -81,11 +70,9 @@ class ArmController:
         arm = next(each for each in config.arms if each.name == name)
         self.arm_names = kinematics.joint_names if kinematics else arm.robot.joint_names
         self.joint_speeds = dict(zip(self.arm_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
-        grippers = [(part, place) for part, place in columns if part.quantity == "gripper"]
-        motion = sorted(  # tip_position before tip_rotation
-            ((part, place) for part, place in columns if part.quantity != "gripper"),
-            key=lambda each: each[0].quantity,
-        )
+        grippers = [each for each in columns if each[0].quantity == "gripper"]
+        # Sorted: tip_position before tip_rotation.
+        motion = sorted((each for each in columns if each not in grippers), key=lambda each: each[0].quantity)
         self._motion = make_motion([part for part, _ in motion], arm, config.control, kinematics)
         self._motion_columns = np.concatenate([np.arange(place.start, place.stop) for _, place in motion])
         if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.arm_names):
@@ -149,8 +136,8 @@ class ArmController:
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
         self._held: FloatArray | None = None  # position that the arm holds
-        self._made: _Made | None = None  # a command that has not been sent yet
-        self._goal: _Made | None = None  # command of the last action
+        self._made: Made | None = None  # a command that has not been sent yet
+        self._goal: Made | None = None  # command of the last action
         self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
         # Positions [N] that were commanded for the motion's last pose.
         self._posed = np.full(len(self.arm_names), math.nan)
@@ -273,6 +260,7 @@ class ArmController:
             stamp=stamp,
             duration=dt,
             frame_id=self._kinematics.base_frame if self._kinematics else "",
+            speed=velocity,
         )
         if self._sends_joint_velocities:
             velocities = dict(zip(self.arm_names, velocity.tolist(), strict=True))
@@ -280,7 +268,19 @@ class ArmController:
         elif self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             command = replace(command, twist=twist_between(*ends, dt))
-        self._made = _Made(positions, velocity, fingers, stamp, dt)
+        self._made = Made(positions, velocity, fingers, stamp, dt)
+        return command
+
+    def shortened(self, share: float) -> Command | None:
+        """Return the last command with a ``share`` of its motion in the same time, or None without one."""
+        made = self._made
+        if made is None or not len(made.positions):
+            return None
+        origin, step = made.positions - made.velocity * made.dt, share * made.velocity * made.dt
+        if isinstance(self._motion, TipMotion) and self._kinematics:
+            self._motion.shortened(self._kinematics.forward(origin + step))
+        command = self._command(origin + step, origin, made.fingers, made.stamp, made.dt)
+        self._goal = self._made if made is self._goal else self._goal
         return command
 
     def executed(self) -> None:
@@ -371,7 +371,7 @@ class ArmController:
         start = self._motion.last or _NOWHERE
         end, violations = limit_pose(self._motion.target(numbers, start, self._control), start, self._arm.limits)
         self._apply(violations)
-        self._made = _Made(np.zeros(0), np.zeros(0), fingers, stamp, dt)
+        self._made = Made(np.zeros(0), np.zeros(0), fingers, stamp, dt)
         return Command(
             arm=self.name,
             names=self._finger_names,

@@ -1,7 +1,7 @@
 """Commands for an arm and its fingers, and their ROS messages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,17 @@ _PERIODS = 2  # control periods after which a velocity expires if timeouts.twist
 
 
 @dataclass(frozen=True)
+class Made:
+    """What a command within all limits is made of: positions [N], velocities [N] and finger positions."""
+
+    positions: FloatArray
+    velocity: FloatArray
+    fingers: list[float]
+    stamp: int
+    dt: float
+
+
+@dataclass(frozen=True)
 class Command:
     """A command for the driver of one arm."""
 
@@ -40,6 +51,7 @@ class Command:
     stamp: int  # nanoseconds; stamp of the frame that led to the command; for a hold, of the joint state
     arm: str = "arm"  # name of the arm in ``Config.arms``
     hold: bool = False  # True if the arm keeps its measured position
+    speed: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the arm's joints on the way, rad/s or m/s
     duration: float = 0.0  # seconds until the positions are reached; for a hold, a minimum
     frame_id: str = ""  # frame of the twist
     twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None

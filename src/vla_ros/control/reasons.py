@@ -74,6 +74,9 @@ class Reason(str, Enum):
     SUSPENDED = "suspended", Level.HOLD, "the process did not run, and there is no joint state from after that"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "the command topic has no subscriber yet"
     NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and serves ~/enable as well"
+    COLLISION_SELF = "collision_self", Level.HOLD, "parts of the robot would come too near each other"
+    COLLISION_SCENE = "collision_scene", Level.HOLD, "the robot would come too near an obstacle"
+    SCENE_STALE = "scene_stale", Level.HOLD, "no new scene for collision.scene_timeout"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"
 
     PERSON_RELEASED = "person_released", Level.HOLD, "a person corrects, and the dead-man button is not pressed"

@@ -15,6 +15,7 @@ from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
+from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.command import Command
 from vla_ros.control.environment_arm import EnvironmentArm
 from vla_ros.control.outcome import Inference, StepResult
@@ -24,7 +25,7 @@ from vla_ros.control.schedule import Step
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
 
-Made = TypeVar("Made", bound=Command | None)
+Result = TypeVar("Result", bound=Command | None)
 
 AnyArm = ArmController | EnvironmentArm
 """Makes the commands of one arm."""
@@ -47,6 +48,7 @@ class RobotController:
         config: All options.
         spec: The policy's actions, checked by :func:`vla_ros.contract.binding.bind`.
         kinematics: Kinematics by arm; an arm without a URDF has none.
+        collision: Checks the commands of all arms together; another controller may share it. None: no check.
 
     Attributes:
         arms: The arms' controllers, in the order of ``config.arms``.
@@ -56,13 +58,19 @@ class RobotController:
         ConfigError: The options, the URDFs and the policy do not fit together.
     """
 
-    def __init__(self, config: Config, spec: PolicySpec, kinematics: Mapping[str, Kinematics]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        spec: PolicySpec,
+        kinematics: Mapping[str, Kinematics],
+        collision: CollisionCheck | None = None,
+    ) -> None:
         counts = {
             arm.name: len(kinematics[arm.name].joint_names if arm.name in kinematics else arm.robot.joint_names)
             for arm in config.arms
         }
         self._lock = threading.RLock()
-        self._spec, self._kinematics = spec, kinematics
+        self._spec, self._kinematics, self.collision = spec, kinematics, collision
         columns = self._columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
         self.arms: tuple[AnyArm, ...] = tuple(
@@ -202,7 +210,18 @@ class RobotController:
         if stops or (refused and not alone):
             raise (stops or refused)[0]
         made = [self._command_or_hold(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
-        return tuple(each for each in made if isinstance(each, Command))
+        return self._apart([each for each in made if isinstance(each, Command)], joints)
+
+    def _apart(self, commands: Sequence[Command], joints: ArmJoints) -> tuple[Command, ...]:
+        """Return the commands, shortened if the arms come near something; raise Refused if they come too near."""
+        if self.collision is None or not commands:
+            return tuple(commands)
+        known = {arm.name: of_arm(joints, arm.name) or self._known.get(arm.name) for arm in self.arms}
+        share = self.collision.limit(commands, known)
+        if share == 1.0:
+            return tuple(commands)
+        moving = {arm.name: arm.shortened(share) for arm in self.arms if isinstance(arm, ArmController)}
+        return tuple(each if each.hold else moving.get(each.arm) or each for each in commands)
 
     def _command_or_hold(
         self, arm: AnyArm, made: Command | Refused | None, joints: ArmJoints
@@ -249,7 +268,7 @@ class RobotController:
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
-    def _try(self, arm: AnyArm, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
+    def _try(self, arm: AnyArm, make: Callable[..., Result], *arguments: Any) -> Result | Refused:
         """Return the result of ``make``, or its refusal with the name of the arm if there are several."""
         try:
             return make(*arguments)

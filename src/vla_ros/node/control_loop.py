@@ -208,6 +208,8 @@ class ControlLoop:
 
     def _configure(self) -> None:
         self._controller.configure(self._config)
+        if self._controller.collision is not None:
+            self._controller.collision.configure(self._config)
         if self._correction is not None:
             self._correction.configure(self._config)
         self._schedule.control = self._config.control

@@ -51,7 +51,7 @@ class Correction:
         self._clock, self._safety, self._policy = context.clock, context.safety, pipeline.controller
         config = person_config(context.options.current)
         kinematics = {name: arm.kinematics for name, arm in pipeline.arms.items() if arm.kinematics is not None}
-        self._controller = RobotController(config, source.spec, kinematics)
+        self._controller = RobotController(config, source.spec, kinematics, self._policy.collision)
         self._schedule = ActionSchedule(config.control, source.spec, (), self._controller.rotations)
         velocities = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms)
         self._limiter = RateLimiter(config.control.rate_hz, velocities=velocities)

@@ -7,6 +7,7 @@ from vla_ros.config import Config
 from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.contract.state import Arm
+from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.node.observer import Observer
@@ -31,7 +32,8 @@ class ActionPipeline:
             for warning in state.unit_warnings()
         ]
         table, executed = self.binding.table(), description(self.binding, self.arms, self.schedule.kind)
-        return "\n".join([table, executed, *warnings])
+        collision = self.controller.collision
+        return "\n".join([table, executed, *([collision.describe()] if collision else []), *warnings])
 
 
 def build_pipeline(config: Config, spec: PolicySpec) -> ActionPipeline:
@@ -42,6 +44,7 @@ def build_pipeline(config: Config, spec: PolicySpec) -> ActionPipeline:
     arms = make_arms(config)
     binding = bind(spec, config, arms)
     kinematics = {name: arm.kinematics for name, arm in arms.items() if arm.kinematics is not None}
-    controller = RobotController(binding.config, binding.spec, kinematics)
+    collision = CollisionCheck(binding.config, kinematics)
+    controller = RobotController(binding.config, binding.spec, kinematics, collision)
     schedule = ActionSchedule(binding.config.control, binding.spec, controller.binary, controller.rotations)
     return ActionPipeline(binding, Observer(binding), schedule, controller, arms)

@@ -278,6 +278,8 @@ class PolicyNode:
             self._throttled,
             self._logger,
         )
+        if pipeline.controller.collision is not None:
+            pipeline.controller.collision.steady = self._clock.steady
         outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)

@@ -53,6 +53,8 @@ class SimulatedNode:
         self.context = context = Context(
             self.options, clock, self.inputs, self.safety, suspension, watchdog, self.stats, sink, logger, _LOG
         )
+        if pipeline.controller.collision is not None:
+            pipeline.controller.collision.steady = clock.steady
         self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer)
         self.states = StateReceiver(context, pipeline.controller)

@@ -1,0 +1,205 @@
+"""Decides whether commands may be sent: no body comes too near another one, until the arms can stop.
+
+The motion that is checked leads from the measured positions to the commanded ones, goes on until a velocity
+expires, and ends where every joint has stopped with ``collision.deceleration``.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vla_ros.collision.checker import Checker, Clearance, Margins
+from vla_ros.collision.geometry import Body
+from vla_ros.collision.pairs import sampled_pairs
+from vla_ros.collision.world import World, make_world, read_srdf, with_bodies, without
+from vla_ros.config import Config
+from vla_ros.control.command import Command, lifetime
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.kinematics.rotations import Pose, rotation_vector_matrix
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.types import FloatArray, IntArray, JointState
+
+_HALF = 0.5  # opening below which a gripper is closed
+
+
+def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
+    """Return the world with the pairs that are checked, or None if no arm has a URDF."""
+    world = make_world(config, kinematics)
+    if world is None:
+        return None
+    srdf = config.collision.srdf
+    pairs = read_srdf(Path(srdf).expanduser()) if srdf else sampled_pairs(world, config.collision.stop_distance)
+    return without(world, pairs)
+
+
+class CollisionCheck:
+    """Checks the commands of all arms that are sent together.
+
+    One thread calls :meth:`limit`; another one may call :meth:`set_scene` and read :attr:`last`.
+
+    Args:
+        config: All options.
+        kinematics: Kinematics by arm; an arm without a URDF is not covered.
+
+    Attributes:
+        world: The bodies and pairs without the scene, or None if nothing is checked.
+        last: What was found for the last command, or None before the first.
+        steady: The steady clock, s; by default that of the system.
+
+    Raises:
+        ConfigError: The geometry or the options cannot be used; the text names the file or the option.
+    """
+
+    def __init__(self, config: Config, kinematics: Mapping[str, Kinematics]) -> None:
+        self.world = checked_world(config, kinematics) if config.collision.check else None
+        self._kinematics = kinematics
+        self.last: Clearance | None = None
+        self.steady: Callable[[], float] = time.monotonic
+        self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
+        self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
+        self.scene: tuple[Body, ...] = ()
+        self._scene_at = -math.inf  # when the scene arrived, s
+        self.configure(config)
+        if self.world is not None:
+            self.checker = Checker(self.world)
+            names = len(self.world.tree.names)
+            self._q = np.clip(np.zeros(names), self.world.tree.low, self.world.tree.high)
+
+    def configure(self, config: Config) -> None:
+        """Apply changed options; those of the geometry are not live."""
+        self._config, options = config, config.collision
+        self._margins = Margins(options.stop_distance, options.slow_distance, options.support_distance)
+        self._lifetime = lifetime(config)
+        self._arms = {arm.name: arm for arm in config.arms}
+
+    def set_scene(self, bodies: Sequence[Body]) -> None:
+        """Replace the obstacles that move."""
+        assert self.world is not None
+        self.scene = tuple(bodies)
+        self.checker = Checker(with_bodies(self.world, self.scene))  # one assignment: limit() sees either
+        self._scene_at = self.steady()
+
+    def limit(self, commands: Sequence[Command], joints: Mapping[str, JointState | None]) -> float:
+        """Return the share of the commands' motion that may be executed in the same time.
+
+        Args:
+            commands: The commands of all arms that have one.
+            joints: Each arm's newest joint state.
+
+        Raises:
+            Refused: Two bodies would come too near, or a required scene is stale.
+        """
+        if self.world is None or not any(command.arm in self.world.joints for command in commands):
+            return 1.0
+        options = self._config.collision
+        late = self.steady() - self._scene_at
+        if options.scene_required and late > options.scene_timeout:
+            old = f"{late:.2g} s old" if math.isfinite(late) else "none has arrived"
+            raise Refused(Reason.SCENE_STALE, f"{options.scene}: {old}, allowed {options.scene_timeout:g} s")
+        path, closed = self.path(commands, joints)
+        found = self.checker.check(path, self._margins, closed)
+        self.last = found
+        if found.forbidden:
+            first, second = found.bodies
+            reason = Reason.COLLISION_SCENE if found.with_scene else Reason.COLLISION_SELF
+            raise Refused(reason, f"{first} and {second}: {1e3 * found.distance:.3g} mm apart on the way")
+        return found.share
+
+    def path(
+        self, commands: Sequence[Command], joints: Mapping[str, JointState | None]
+    ) -> tuple[FloatArray, list[str]]:
+        """Return the waypoints [W, J] of the commands, and the arms whose gripper is closed."""
+        assert self.world is not None
+        tree, start = self.world.tree, self._q
+        for arm, state in joints.items():
+            if state is not None and arm in self.world.joints:
+                index, column = self._index(arm, state.names)
+                start[index] = state.positions[column]
+        start = tree.follow(np.where(np.isfinite(start), start, 0.0))
+        end, expired, rest = start.copy(), start.copy(), start.copy()
+        closed = []
+        for command in commands:
+            own = self.world.joints.get(command.arm)
+            if own is None:
+                continue
+            index, column = self._index(command.arm, command.names)
+            end[index] = expired[index] = rest[index] = command.positions[column]
+            chain = self._kinematics[command.arm]
+            at = [own[name] for name in chain.joint_names]
+            if command.hold:
+                speed = self._speeds.pop(command.arm, np.zeros(len(at)))
+            else:
+                speed = self._speeds[command.arm] = command.speed
+            if command.moves_on:
+                expired[at], speed = self._expired(command, chain, end[at], speed)
+            way = speed * np.abs(speed) / (2.0 * self._config.collision.deceleration)
+            low, high = np.minimum(tree.low[at], expired[at]), np.maximum(tree.high[at], expired[at])
+            rest[at] = np.clip(expired[at] + way, low, high)
+            if self._is_closed(command):
+                closed.append(command.arm)
+        waypoints = [start, end, expired, rest] if any(each.moves_on for each in commands) else [start, end, rest]
+        return tree.follow(np.stack(waypoints)), closed
+
+    def _expired(
+        self, command: Command, chain: Kinematics, end: FloatArray, speed: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return where a velocity that leads to ``end`` [N] has brought the arm when it expires, and its speed."""
+        left = max(self._lifetime - command.duration, 0.0)
+        if command.twist is None or not left:
+            return end + left * speed, speed
+        here, (linear, angular) = chain.forward(end), command.twist
+        turned = rotation_vector_matrix(left * angular) @ here.rotation
+        found = chain.solve(end, Pose(here.position + left * linear, turned), iterations=3)
+        return found, np.where(np.abs(found - end) > left * np.abs(speed), (found - end) / left, speed)
+
+    def _is_closed(self, command: Command) -> bool:
+        arm = self._arms[command.arm]
+        fingers, gripper = arm.robot.gripper_joint_names, arm.gripper
+        positions = dict(zip(command.names, command.positions.tolist(), strict=True))
+        if not fingers or fingers[0] not in positions:
+            return False
+        wide = gripper.open_position - gripper.closed_position
+        return wide != 0 and (positions[fingers[0]] - gripper.closed_position) / wide < _HALF
+
+    def _index(self, arm: str, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+        """Return which joints of the tree ``names`` are, and their places in ``names``."""
+        key = arm, names
+        if key not in self._columns:
+            assert self.world is not None
+            own = self.world.joints[arm]
+            known = [(own[name], place) for place, name in enumerate(names) if name in own]
+            index, column = np.array(known, np.int64).reshape(-1, 2).T
+            if len(self._columns) > 64:  # a driver that reorders its joints
+                self._columns.clear()
+            self._columns[key] = index, column
+        return self._columns[key]
+
+    def nearest(self) -> Clearance | None:
+        """Return the smallest distance at the last positions, or None if nothing is checked."""
+        return None if self.world is None else self.checker.nearest(self._q.copy())
+
+    def describe(self) -> str:
+        """Return what is checked and what is not, as text."""
+        options, world = self._config.collision, self.world
+        if not options.check:
+            return "collision: not checked (collision.check is false)"
+        if world is None:
+            return "collision: NOT CHECKED, because robot.urdf is not set"
+        scene = f", and {options.scene}{' (required)' if options.scene_required else ''}" if options.scene else ""
+        named = [
+            f"{body.name} (support)" if body.is_support else body.name for body in world.bodies if body.is_scene
+        ]
+        tips = [body.name for body in world.bodies if body.is_tip]
+        lines = [
+            f"collision: {len(world.pairs)} pairs checked, {len(world.unchecked)} not; hold below "
+            f"{1e3 * options.stop_distance:g} mm, slower below {1e3 * options.slow_distance:g} mm, stops at "
+            f"{options.deceleration:g} rad/s^2",
+            f"  bodies: {', '.join(body.name for body in world.bodies if not body.is_scene)}",
+            f"  obstacles: {', '.join(named) or 'none'}{scene}",
+        ]
+        if tips:
+            lines.append(f"  {1e3 * options.support_distance:g} mm from a support: {', '.join(tips)}")
+        return "\n".join([*lines, *(f"  not covered: {note}" for note in world.notes)])
