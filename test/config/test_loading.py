@@ -124,6 +124,13 @@ TWO = {
         ),
         ({"robot.joint_names": ["a", "b"], "robot.gripper_joint_names": ["b"]}, "found b more than once"),
         ({"topics.command": "/joint_states"}, "the same as topics.joint_states"),
+        ({"takeover.joy": "/joy", "takeover.buttons": ["deadman = 4", "resume = 4"]}, "with an index of its own"),
+        ({"takeover.joy": "/joy", "takeover.buttons": ["stop = 4"]}, "takeover.buttons: found ['stop = 4']"),
+        ({"takeover.buttons": ["pause = 4"]}, "takeover.joy: found no topic"),
+        ({"takeover.input": "twist", "takeover.topic": "/t", "robot.urdf": "demo"}, "a button deadman"),
+        ({"takeover.input": "leader"}, "takeover.leader: found no topic"),
+        ({"takeover.reach": True}, "a button reach that is held meanwhile"),
+        ({"takeover.lag": 0.05}, "expected more than takeover.tolerance"),
     ],
 )
 def test_errors_say_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:

@@ -88,7 +88,10 @@ def _of_takeover(config: Config) -> Iterator[str]:
     buttons, reads = takeover.parsed_buttons, ("joy", "twist", "twist_stamped", "pose")
     form = {
         "joints": (len(takeover.parsed_joints), "JOINT = LEADER_JOINT [* SCALE] [+ ZERO]"),
-        "buttons": (len(buttons), f"NAME = INDEX, each of {', '.join(BUTTONS)} once"),
+        "buttons": (
+            len(set(buttons.values())),
+            f"NAME = INDEX, each of {', '.join(BUTTONS)} once, with an index of its own",
+        ),
         "axes": (len(takeover.parsed_axes), f"DIRECTION = INDEX [* SCALE] of {', '.join(DIRECTIONS)}"),
     }
     for leaf, (count, expected) in form.items():
