@@ -180,7 +180,10 @@ def _run(block: Block, command: str, environment: dict[str, str], servers: list[
         return
     if ready:
         process.send_signal(signal.SIGINT)
-    status = process.wait(PATIENCE)
+    try:
+        status = process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{block}: {command}\nnot ended after {PATIENCE:g} s") from None
     servers.remove(process)
     text = log.read_text(errors="replace")
     assert status == 0, f"{block}: {command}\nended with status {status}:\n{text[-3000:]}"
