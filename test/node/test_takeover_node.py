@@ -2,7 +2,9 @@
 
 import json
 import math
+import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +229,36 @@ def test_a_node_that_was_deactivated_under_a_person_begins_where_the_person_left
     robot.until(lambda: node._loop._correction.has_begun, hand.move)
     [(positions, _)] = node._gate.controller.commanded(node.inputs.snapshot.arms).values()
     assert positions.tolist() == robot.positions, "not where the policy was"
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "pause"])
+def test_a_person_whose_arm_was_pushed_during_a_suspension(robot, start, hand, meanwhile: str) -> None:
+    words = (*LEADER, "takeover.joy:=/joy", BUTTONS, "control.armed:=true", "policy.instruction:=go on")
+    node = start(*(word for each in words for word in ("-p", each)))
+    robot.until(lambda: hand.source() == "policy", hand.move)
+    assert hand.takes_over(True).success
+    robot.until(lambda: hand.source() == "person", hand.move)
+    node.signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    before, began, led = len(robot.commands), robot.positions[0], hand.leaders
+    hand.leaders = []  # they stay behind
+    for step in range(1, 21):
+        robot.positions[0] = began + 0.4 * step / 20
+        hand.pressed = {1} if meanwhile == "pause" and 5 < step < 15 else set()
+        hand.move()
+        time.sleep(0.02)
+    hand.leaders, hand.away = led, -0.4
+    slept = robot.now()
+    node.signal(signal.SIGCONT)
+    wanted = "paused" if meanwhile == "pause" else "person_far"
+    robot.until(lambda: wanted in (robot.status["mode"], *robot.status["holds"]), hand.move)
+    robot.until(lambda: len(robot.commands) > before, hand.move)
+    assert list(robot.commands[before].position[:7]) == robot.positions, "the first one holds"
+    assert robot.command_stamp(before) > slept
+    robot.until(lambda: "suspended" not in robot.status["holds"], hand.move)
+    hand.away = 0.0
+    if meanwhile == "nothing":
+        robot.until(lambda: hand.source() == "person", hand.move)
+    for command in robot.commands[before:]:
+        assert abs(command.position[0] - robot.positions[0]) < 0.1
+    assert "suspended" in robot.reported

@@ -54,6 +54,8 @@ PROFILES: dict[str, QoSProfile] = {
     "state": QoSProfile(_BEST_EFFORT, depth=1),
     # Several drivers may publish on /joint_states at the same moment; a depth of 1 would keep only one message.
     "joint_states": QoSProfile(_BEST_EFFORT, depth=10),
+    # A press is a message or two among many, and must not get lost while the process is busy or suspended.
+    "buttons": QoSProfile(_BEST_EFFORT, depth=100),
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),
     "diagnostics": QoSProfile(_RELIABLE, depth=10),

@@ -36,10 +36,10 @@ class Takeover:
         if source is None:
             return
         if takeover.joy:
-            wiring.subscribe_from("sensor_msgs/msg/Joy", takeover.joy, self._on_joy, "state")
+            wiring.subscribe_from("sensor_msgs/msg/Joy", takeover.joy, self._on_joy, "buttons")
         for kind, topic, line, reader in source.lines():
             hear = partial(self._on_input, line, reader)
-            wiring.subscribe_from(kind, topic, hear, "state")
+            wiring.subscribe_from(kind, topic, hear, "joint_states")  # a second publisher must be heard as well
         if source.input == "leader":
             self._target = wiring.publisher("sensor_msgs/msg/JointState", topics.leader_target, "state_publisher")
 
