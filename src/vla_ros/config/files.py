@@ -48,19 +48,19 @@ def config_file(name: str) -> Path:
     for path in (Path(name).expanduser(), *paths):
         if path.is_file():
             return path
-    known = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
-    expected = f"a file or one of {', '.join(known)}" if known else "a file (the package's own are missing)"
+    names = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
+    expected = f"a file or one of {', '.join(names)}" if names else "a file (the package's own are missing)"
     found = "a folder" if Path(name).expanduser().is_dir() else "no such file"
     raise ConfigError(f"config '{name}': {found}; expected {expected}")
 
 
 @cache
 def preset_values(name: str) -> Mapping[str, Any]:
-    known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
-    if name not in known:
-        expected = ", ".join(sorted(known))
-        raise ConfigError(f"preset: found '{name}', expected one of {expected}{did_you_mean(name, known)}")
-    return read_file(known[name])
+    presets = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
+    if name not in presets:
+        expected = ", ".join(sorted(presets))
+        raise ConfigError(f"preset: found '{name}', expected one of {expected}{did_you_mean(name, presets)}")
+    return read_file(presets[name])
 
 
 class _Scalars:

@@ -143,15 +143,15 @@ def build(
         base = _with_arms(base, values.get("robot.arms", base.robot.arms))
     except ConfigError as error:
         problems.append(str(error))
-    known = entries(base)
+    leaves = entries(base)
     own, changes = dict(base.own), dict[str, dict[str, Any]]()
     for name, value in values.items():
         section, _, leaf = name.rpartition(".")
         try:
-            if name not in known:
+            if name not in leaves:
                 raise ConfigError(unknown_option(name, base))
             group = own if section in base.robot.arms else changes.setdefault(section, {})
-            group[name if group is own else leaf] = convert_value(known[name], value)
+            group[name if group is own else leaf] = convert_value(leaves[name], value)
         except ConfigError as error:
             problems.append(str(error))
     top = changes.pop("", {})
@@ -200,12 +200,12 @@ def unknown_option(name: str, config: Config) -> str:
     if of is not None:
         other = f"an option of the policy '{of}', and policy.name is '{config.policy.name}'"
         return f"{name}: {other}; set policy.name:={of} or leave it out"
-    known = entries(config)
+    leaves = entries(config)
     if leaf in OF_AN_ARM and section not in SECTIONS:
         found = ", ".join(config.robot.arms) or "none"
         return f"{name}: no such parameter; '{section}' is not one of robot.arms, which are: {found}"
-    elsewhere = [other for other in known if other.rpartition(".")[2] == leaf]  # right leaf, wrong section
-    hint = did_you_mean(name, known, 0.4) or did_you_mean(name, elsewhere, 0.0)
+    elsewhere = [other for other in leaves if other.rpartition(".")[2] == leaf]  # right leaf, wrong section
+    hint = did_you_mean(name, leaves, 0.4) or did_you_mean(name, elsewhere, 0.0)
     return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
 
@@ -305,13 +305,13 @@ def _is_own(name: str, policy: str) -> bool:
 def to_yaml(config: Config, *, comments: bool = True) -> str:
     """Return the tree as a ROS parameter file; ``comments`` adds each option's description, unit and range."""
     lines = ["/**:", "  ros__parameters:"]
-    section, known = "", entries(config)
+    section, leaves = "", entries(config)
     for name, value in flatten(config).items():
         head, _, leaf = name.rpartition(".")
         if head != section:
             section = head
             lines.append(f"    {head}:")
-        entry, margin = known[name], "      " if head else "    "
+        entry, margin = leaves[name], "      " if head else "    "
         if comments:
             live = "; may change while running" if entry.option.live else ""
             lines.append(

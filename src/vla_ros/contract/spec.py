@@ -113,21 +113,21 @@ class PolicySpec:
 
         ``joints`` maps arms to their numbers of joints. Arms without an entry share the remaining columns evenly.
         """
-        known = [component.size(joints.get(component.arm, 0)) for component in self.action]
-        left, unsized = self.dimension - sum(known), known.count(0)
+        sizes = [component.size(joints.get(component.arm, 0)) for component in self.action]
+        left, unsized = self.dimension - sum(sizes), sizes.count(0)
         if unsized:
             share, left = divmod(left, unsized)
-            known = [size or share for size in known]
-        if left or min(known, default=1) < 1:
+            sizes = [size or share for size in sizes]
+        if left or min(sizes, default=1) < 1:
             numbers = " + ".join(
-                f"{component} ({size})" for component, size in zip(self.action, known, strict=True)
+                f"{component} ({size})" for component, size in zip(self.action, sizes, strict=True)
             )
             raise ConfigError(
                 f"the policy's actions have {self.dimension} numbers, found {numbers or 'nothing'} in "
                 "features.action"
             )
-        starts = [sum(known[:index]) for index in range(len(known))]
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
         return tuple(
             (component, slice(start, start + size))
-            for component, start, size in zip(self.action, starts, known, strict=True)
+            for component, start, size in zip(self.action, starts, sizes, strict=True)
         )

@@ -245,12 +245,12 @@ Bound = tuple[Read, tuple[str, ...]]
 def _joints(component: Component, arm: Arm, need: str) -> Bound:
     """Bind positions, velocities or efforts, read as ``(measured - origin) * factor + offset``."""
     names = component.joints or arm.joints
-    known = (*arm.joints, *arm.fingers)
-    if not known:
+    joints = (*arm.joints, *arm.fingers)
+    if not joints:
         raise ConfigError(f"robot.joint_names: {need}, but neither robot.urdf nor robot.joint_names is set")
-    absent = [name for name in names if name not in known]
+    absent = [name for name in names if name not in joints]
     if absent:
-        raise ConfigError(f"robot.joint_names: {need}, but {', '.join(absent)} is not among {', '.join(known)}")
+        raise ConfigError(f"robot.joint_names: {need}, but {', '.join(absent)} is not among {', '.join(joints)}")
     field = {"joint_position": "positions", "joint_velocity": "velocities", "joint_effort": "efforts"}[
         component.quantity
     ]

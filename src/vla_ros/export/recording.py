@@ -114,11 +114,11 @@ class Recorded:
 
         Returns None if a command topic has no command yet. Raises ExportError if no command was recorded.
         """
-        known = [one for topic_series in self._commands if (one := topic_series.newest(time)) is not None]
-        if len(known) < len(self._commands):
+        states = [state for topic_series in self._commands if (state := topic_series.newest(time)) is not None]
+        if len(states) < len(self._commands):
             return None
-        names = tuple(name for one in known for name in one.names)
-        return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
+        names = tuple(name for state in states for name in state.names)
+        return JointState(names, np.concatenate([state.positions for state in states]), states[0].stamp)
 
     @cached_property
     def _commands(self) -> list[TopicSeries]:

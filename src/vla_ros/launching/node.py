@@ -30,18 +30,18 @@ def policy_node(
     """
     chosen = given_file(context)
     files = files or ([chosen] if chosen else [])
-    given: dict[str, Any] = dict(
+    parameters: dict[str, Any] = dict(
         parse_assignment(text) for text in (overrides(context) if assignments is None else assignments)
     )
-    given["autostart"] = value(context, "autostart") != "false"
-    given["use_sim_time"] = value(context, "use_sim_time") == "true"
+    parameters["autostart"] = value(context, "autostart") != "false"
+    parameters["use_sim_time"] = value(context, "use_sim_time") == "true"
     node = Node(
         package="vla_ros",
         executable="vla_policy_node",
         exec_name="vla_policy_node",  # otherwise log lines show the interpreter's name
         name=value(context, "name") or DEFAULT_NODE_NAME,
         namespace=value(context, "namespace"),
-        parameters=[*map(str, files), given],
+        parameters=[*map(str, files), parameters],
         prefix=shlex.join(interpreter(context)),
         additional_env=launched(),
         output="screen",

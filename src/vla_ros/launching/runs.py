@@ -44,11 +44,11 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
 
     arguments = ["--attach"]
     for name in names:
-        given = value(context, name)
-        if given == "true":
+        text = value(context, name)
+        if text == "true":
             arguments.append(f"--{name.replace('_', '-')}")
-        elif given not in ("", "false"):
-            arguments += [f"--{name.replace('_', '-')}", given]
+        elif text not in ("", "false"):
+            arguments += [f"--{name.replace('_', '-')}", text]
     for assignment in overrides(context):
         arguments += ["-p", assignment]
     try:

@@ -28,10 +28,10 @@ def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
     left, several = iter(joints), len({part.arm for part in spec.action}) > 1
     names: list[str] = []
     for part, columns in spec.columns():
-        known = {"tip_delta": END_EFFECTOR, "gripper": ("gripper",)}.get(part.quantity)
+        labels = {"tip_delta": END_EFFECTOR, "gripper": ("gripper",)}.get(part.quantity)
         for place, index in enumerate(range(columns.start, columns.stop)):
-            name = known[place] if known else next(left, f"[{index}]")
-            names.append(f"{part.arm} {name}" if known and several else name)
+            name = labels[place] if labels else next(left, f"[{index}]")
+            names.append(f"{part.arm} {name}" if labels and several else name)
     return names
 
 
@@ -116,9 +116,9 @@ class Comparer:
         }
 
     def _gripper_range(self, actions: FloatArray) -> list[float]:
-        known = actions[:, list(self.spec.grippers)]
-        known = known[np.isfinite(known)]
-        return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
+        values = actions[:, list(self.spec.grippers)]
+        values = values[np.isfinite(values)]
+        return [float(values.min()), float(values.max())] if values.size else [math.nan, math.nan]
 
     def motion(self, frames: Samples) -> dict[str, float]:
         """Return the jerk and the share of idle steps of predicted and recorded motion."""

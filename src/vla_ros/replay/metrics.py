@@ -111,8 +111,8 @@ def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list
     """Return (time, closes, episode, gripper) for each change of a gripper's known state."""
     switches = []
     for gripper, states in enumerate(np.atleast_2d(closed.T)):
-        known = np.flatnonzero(np.isfinite(states))
-        before, after = known[:-1], known[1:]
+        rows = np.flatnonzero(np.isfinite(states))
+        before, after = rows[:-1], rows[1:]
         changed = after[(states[before] != states[after]) & (episodes[before] == episodes[after])]
         switches += [(float(times[i]), bool(states[i] > 0.5), int(episodes[i]), gripper) for i in changed]
     return switches

@@ -202,13 +202,13 @@ class Player:
             self._refused[refused.value] += 1
         if step.observation is not None and isinstance(step.observation.images, LazyImages):
             self._images += step.observation.images.prepared
-        known = step.chunk.normalized if step.chunk is not None else None
+        normalized = step.chunk.normalized if step.chunk is not None else None
         row = {
             "times": received,
             "stamps": step.stamp,
             "episodes": len(self._instructions) - 1,
             "predicted": step.action,
-            "normalized": known[0] if known is not None else np.full(len(step.action), _NAN),
+            "normalized": normalized[0] if normalized is not None else np.full(len(step.action), _NAN),
             "age_ms": age_ms,
         }
         for name, value in row.items():
@@ -235,9 +235,9 @@ class Player:
             return None
         # A new recorded instruction starts an episode even if --instruction replaces it.
         self._recorded_instruction = recorded
-        given = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
-        self._instructions.append(given)
-        return given
+        instruction = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
+        self._instructions.append(instruction)
+        return instruction
 
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
         """Return the results so far as arrays, paired with the recorded actions."""

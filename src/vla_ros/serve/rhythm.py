@@ -38,17 +38,17 @@ class Rhythms:
         self._spare = 0.0  # s that may still be wasted
 
     def asked(self, robot: Hashable, when: float) -> None:
-        known = self._robots.setdefault(robot, _Rhythm())
-        if known.answered is not None:
-            known.gaps.append(when - known.answered)
-            known.answered = None
-            if len(known.gaps) >= _KNOWN:
-                known.usual = sorted(known.gaps)[-2]
+        rhythm = self._robots.setdefault(robot, _Rhythm())
+        if rhythm.answered is not None:
+            rhythm.gaps.append(when - rhythm.answered)
+            rhythm.answered = None
+            if len(rhythm.gaps) >= _KNOWN:
+                rhythm.usual = sorted(rhythm.gaps)[-2]
 
     def answered(self, robots: Iterable[Hashable], when: float) -> None:
         for robot in robots:
-            if (known := self._robots.get(robot)) is not None:
-                known.answered = when
+            if (rhythm := self._robots.get(robot)) is not None:
+                rhythm.answered = when
 
     def forget(self, robot: Hashable) -> None:
         self._robots.pop(robot, None)
@@ -62,10 +62,10 @@ class Rhythms:
             return set()
         return {
             robot
-            for robot, known in self._robots.items()
-            if known.answered is not None
-            and known.usual <= wait
-            and abs(known.answered + known.usual - now) <= wait
+            for robot, rhythm in self._robots.items()
+            if rhythm.answered is not None
+            and rhythm.usual <= wait
+            and abs(rhythm.answered + rhythm.usual - now) <= wait
         }
 
     def charge(self, wasted: float, inference: float) -> None:

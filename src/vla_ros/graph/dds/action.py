@@ -155,8 +155,8 @@ class DdsActionServer:
             [g for g in self._goals.values() if g.status == EXECUTING],
         )
         chosen = [goal for goal in running if not any(key) or bytes(goal.goal_id.uuid) == key]
-        known = key in self._goals or not any(key)
-        response.return_code = 0 if chosen else _TERMINATED if known else _UNKNOWN
+        exists = key in self._goals or not any(key)
+        response.return_code = 0 if chosen else _TERMINATED if exists else _UNKNOWN
         response.goals_canceling = [type(request.goal_info)(goal_id=goal.goal_id) for goal in chosen]
         for goal in chosen:
             goal.status = CANCELING

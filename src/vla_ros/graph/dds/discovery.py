@@ -148,14 +148,14 @@ class Discovery:
         """Return every publisher or subscription. Call with the lock held."""
         if self._closed:
             return []
-        known = self._endpoints[kind]
+        endpoints = self._endpoints[kind]
         while taken := self._builtin[kind].take(N=256):
             for endpoint in taken:
                 if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
-                    known[endpoint.key] = endpoint
+                    endpoints[endpoint.key] = endpoint
                 else:
-                    known.pop(endpoint.key, None)
-        return list(known.values())
+                    endpoints.pop(endpoint.key, None)
+        return list(endpoints.values())
 
     def _all_nodes(self) -> Iterable[NodeEntities]:
         yield from self._own.values()

@@ -139,8 +139,8 @@ class DdsSubscription(Inbox):
         if handle not in self._publishers:
             assert self._reader is not None
             endpoint = self._reader.get_matched_publication_data(handle)
-            known = endpoint.key.bytes if endpoint else handle.to_bytes(8, "little")
-            self._publishers[handle] = known
+            publisher = endpoint.key.bytes if endpoint else handle.to_bytes(8, "little")
+            self._publishers[handle] = publisher
         return Origin(self._publishers[handle], max(0, int(item.sample_info.source_timestamp)))
 
 

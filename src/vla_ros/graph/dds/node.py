@@ -202,19 +202,19 @@ class DdsNode:
     def destroy_timer(self, timer: DdsTimer) -> bool:
         timer.cancel()
         with self._lock:
-            known = timer in self.timers
+            owned = timer in self.timers
             self.timers = _without(self.timers, timer)
-        return known
+        return owned
 
     def destroy_publisher(self, endpoint: DdsPublisher | Inbox) -> bool:
         """Destroy a publisher, subscription, service or client; return False if it is not this node's."""
         with self._lock:
-            known = endpoint in (*self.publishers, *self.inboxes)
+            owned = endpoint in (*self.publishers, *self.inboxes)
             self.publishers, self.inboxes = _without(self.publishers, endpoint), _without(self.inboxes, endpoint)
             endpoint.destroy()
-            if known:
+            if owned:
                 self._announce()
-        return known
+        return owned
 
     destroy_subscription = destroy_service = destroy_client = destroy_publisher
 

@@ -54,10 +54,10 @@ class LeRobotPolicy(Policy):
         if options.seed >= 0:
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
-        known = self.describe()
+        spec = self.describe()
         times = [
-            *(image.delta_timestamps for image in known.images),
-            *(state.delta_timestamps for state in known.state),
+            *(image.delta_timestamps for image in spec.images),
+            *(state.delta_timestamps for state in spec.state),
         ]
         steps = max(map(len, times), default=1)
         past = () if steps == 1 else (steps,)
@@ -66,7 +66,7 @@ class LeRobotPolicy(Policy):
         answer, _ = self._predict(blank, "warm up")
         horizon, dimension = answer.shape
         continues = self._checkpoint.continues
-        self.spec = replace(known, horizon=horizon, dimension=dimension, continues_chunks=continues)
+        self.spec = replace(spec, horizon=horizon, dimension=dimension, continues_chunks=continues)
         progress(1.0, "ready")
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:

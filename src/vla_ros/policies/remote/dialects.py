@@ -34,16 +34,16 @@ def by_address(server: str, name: str = "auto") -> Dialect:
             f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which can run arbitrary "
             "code; serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
         )
-    known = [dialect for dialect in DIALECTS.values() if address.scheme in dialect.schemes]
-    if not known or not address.hostname:
+    candidates = [dialect for dialect in DIALECTS.values() if address.scheme in dialect.schemes]
+    if not candidates or not address.hostname:
         raise ConfigError(
             f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
         )
     if name == "auto":
-        return next((dialect for dialect in known if dialect.path == address.path), known[0])
+        return next((dialect for dialect in candidates if dialect.path == address.path), candidates[0])
     if name not in DIALECTS:
         raise ConfigError(f"policy.dialect: found '{name}', expected auto, {', '.join(DIALECTS)}")
-    if DIALECTS[name] not in known:
+    if DIALECTS[name] not in candidates:
         schemes = "://, ".join(DIALECTS[name].schemes)
         raise ConfigError(f"policy.server: found '{server}', expected {schemes}:// for policy.dialect '{name}'")
     return DIALECTS[name]

@@ -145,12 +145,12 @@ class RemotePolicy(Policy):
     def _accept(self, peer: Peer) -> None:
         """Check the metadata against ``features``; on reconnection, refuse another policy."""
         spec = self._spec(peer.metadata, peer.dialect)
-        known: PolicySpec | None = self.__dict__.get("spec")
-        if known is None:
+        before: PolicySpec | None = self.__dict__.get("spec")
+        if before is None:
             if peer.metadata.get("server") != OWN:
                 peer.dialect.check(peer.metadata, complete(spec, self._config), self._options.action_keys)
-        elif spec != known:
-            changed = [name for name in spec.__dataclass_fields__ if getattr(spec, name) != getattr(known, name)]
+        elif spec != before:
+            changed = [name for name in spec.__dataclass_fields__ if getattr(spec, name) != getattr(before, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
         self.spec, self._image_size = spec, peer.dialect.image_size(peer.metadata)
 
