@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mcap.reader import make_reader
+from mcap.writer import CompressionType, Writer
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_typestore
 
@@ -126,6 +127,25 @@ def test_a_cut_summary_is_written_again(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     assert main(["record", "--repair", str(tmp_path / "bag")]) == 0
     assert read(tmp_path / "bag") == content(messages)
+
+
+def test_a_bag_that_another_program_may_still_write_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bag").mkdir()
+    file = tmp_path / "bag" / "bag_0.mcap"
+    with file.open("wb") as stream:
+        writer = Writer(stream, compression=CompressionType.NONE, chunk_size=100)
+        writer.start("ros2", library="libmcap 1.3.0")
+        schema = writer.register_schema("std_msgs/msg/String", "ros2msg", b"string data")
+        channel = writer.register_channel("/words", "cdr", schema)
+        for number in range(20):
+            writer.add_message(channel, number, bytes(20), number)
+        stream.flush()
+        before = file.read_bytes()
+        BagFolder(tmp_path, TOPICS, getLogger()).repair()
+        with pytest.raises(RecordError, match=r"libmcap 1\.3\.0 wrote it"):
+            repair(tmp_path / "bag")
+        assert file.read_bytes() == before
+        assert not (tmp_path / "bag" / "metadata.yaml").exists()
 
 
 def test_what_cannot_be_repaired_is_named(tmp_path: Path) -> None:

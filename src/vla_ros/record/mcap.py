@@ -33,6 +33,7 @@ _RECORD = struct.Struct("<BQ")  # opcode, and bytes that follow
 _MESSAGE = struct.Struct("<BQHIQQ")
 # A chunk record up to its data: opcode, bytes that follow, start, end, size, checksum, compression, size.
 _CHUNK = struct.Struct("<BQQQQIIQ")
+_LIBRARY = "vla_ros"  # first word of the header's library
 _FOREVER = {"sec": 9223372036, "nsec": 854775807}
 
 
@@ -87,7 +88,7 @@ class RecordingFile:
         """Write the header, schemas and channels."""
         types, builder = message_types(), RecordBuilder()
         builder.write(_MAGIC)
-        Header(profile="ros2", library=f"vla_ros {__version__}").write(builder)
+        Header(profile="ros2", library=f"{_LIBRARY} {__version__}").write(builder)
         kinds = {kind: number for number, kind in enumerate(dict.fromkeys(topic.type for topic in topics), 1)}
         for kind, number in kinds.items():
             self._define(Schema(id=number, name=kind, encoding="ros2msg", data=types.text(kind).encode()))
@@ -176,6 +177,8 @@ class RecordingFile:
                 self._chunks[-1].message_index_offsets[entry.channel_id] = at
                 self._chunks[-1].message_index_length += stop - at
                 counts[entry.channel_id] += len(entry.records)
+            elif opcode == Opcode.HEADER:
+                self._check_writer(self._parse(Header, start, length).library)
             elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
                 self._define(self._parse(Schema if opcode == Opcode.SCHEMA else Channel, start, length))
             at = stop
@@ -192,6 +195,11 @@ class RecordingFile:
         if kept:
             self.write(kept)
         return False
+
+    def _check_writer(self, library: str) -> None:
+        """Raise RecordError if another program wrote the file; it may still do so, and takes no lock."""
+        if library.partition(" ")[0] != _LIBRARY:
+            raise RecordError(f"{self._file.name}: {library or 'another program'} wrote it; see `ros2 bag reindex`")
 
     def _read_chunk(self, at: int, stop: int) -> ChunkIndex:
         _, _, start, end, size, _, compression, _ = _CHUNK.unpack(self._read(at, _CHUNK.size))
