@@ -72,6 +72,7 @@ class Director:
         chunks = ("--horizon", str(row.horizon), "--seconds", str(row.seconds))
         robot = ("--backend", backend, "--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
+        robot += ("--person", row.person) if row.person else ()
         self._rig = Rig(
             domain,
             {"node.backend": backend, **row.options, **sabotage},
@@ -118,6 +119,13 @@ class Director:
         self._linger(*(0.05, 0.15 + self._row.seconds))
         self._permissions.append(Permission(time.monotonic(), True, armed=True))
         self._rig.arm()
+        if self._row.corrects:
+            self._rig.order(do="ask", what="correct")
+            self._moved_by("person")
+
+    def _moved_by(self, who: str) -> None:
+        """Wait until ``~/status`` says that ``who`` moves the arm."""
+        self._rig.wait(lambda: self._rig.status.get("source") == who, f"motion by the {who}")
 
     def _allow(self) -> None:
         self._permissions.append(Permission(time.monotonic(), True))
@@ -157,7 +165,12 @@ class Director:
             self._permissions.append(Permission(injection.begin, False, grace, row.name))
         if row.renews:
             self._permissions.append(Permission(injection.begin, True, row.within + GRACE, renewed=True))
+        if row.person and row.reaction is Reaction.STOPS:
+            rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
+            rig.order(do="ask", what="correct")
         self._linger(*row.lasts)
+        if row.person and row.reaction is Reaction.GOES_ON and not row.storms:
+            self._moved_by("person")
         if row.reaction is Reaction.GOES_ON:
             rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")
         if row.traced and rig.trace.stat().st_size > max(size, 1):  # with the limit, an empty file can get one byte
@@ -216,6 +229,8 @@ class Director:
             self._linger(0.05, 0.1)
         if row.reaction in (Reaction.STOPS, Reaction.DISARMED):
             self._arm()
+        if row.person:
+            self._moved_by("person" if row.corrects else "policy")
         rig.wait_for_motion("motion after the fault")
         rig.wait(lambda: bool(rig.status), "status")  # a new robot may hear it later than a command
 
@@ -243,6 +258,7 @@ class Director:
             steps=row.horizon,
             simulated=row.simulated,
             pieces=row.pieces,
+            person=bool(row.person),
             suspensions=[
                 (injection.signalled, injection.end)
                 for injection in self._outcome.injections
@@ -256,6 +272,9 @@ class Director:
                 self._complain_at(violation)
         self._outcome.interrupted = judge.interrupted
         injections = self._outcome.injections
+        asked = [record for record in rig.records if record.kind == "answer" and record.name == "correct"]
+        if row.person and row.reaction is Reaction.STOPS and not all(answer.text for answer in asked):
+            self._complain("refused: a person took over a stopped arm")
         for injection, following in zip_longest(injections, injections[1:]):
             until = following.begin if following else float("inf")
             if row.reasons and injection.end and not self._is_named(injection.begin, until):

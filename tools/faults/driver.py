@@ -28,6 +28,7 @@ from tools.faults.channel import SECOND, Channel, Fault, spoil_joints
 from tools.faults.hand import Hand, Tree
 from tools.faults.intruder import Intruder
 from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_frame
+from tools.faults.person import Person
 from tools.faults.records import Kind, Record
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
@@ -76,6 +77,7 @@ class Robot:
             driver that takes velocities; ``action``: a gripper action; ``goals``: as ``joints``, with a client of
             ``~/run_policy``.
         arm: Prefix of the arm's topics; "" for a robot with one arm.
+        person: What a person holds: ``leader`` or ``joy``; "" for nobody.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Robot:
         seed: int,
         listens: str = "joints",
         arm: str = "",
+        person: str = "",
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
@@ -122,6 +125,9 @@ class Robot:
         told = ("status", "words") if cameras else ()
         for what in (*self._cameras, "joints", "command", *gripper, *told):
             self._join(what)
+        self._person: Person | None = None
+        if person:
+            self._person = Person(graph, self._node, person, ARM, random.Random(seed + 3), self._emit)
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
@@ -136,6 +142,8 @@ class Robot:
             _Beat(now, lambda: 1 / _HEARTBEAT_RATE, self._beat),
             _Beat(now, lambda: 1 / _INTRUDER_RATE, self._send_intruder),
         ]
+        if self._person is not None:
+            beats.append(_Beat(now, lambda: 1 / JOINT_RATE, self._send_person))
         if self._simulated:
             beats.append(_Beat(now, lambda: 1 / _CLOCK_RATE, self._send_clock))
         try:
@@ -204,6 +212,11 @@ class Robot:
             case {"do": "withdraw"} if self._intruder is not None:
                 self._intruder.close()
                 self._intruder = None
+            case {"do": "person", "fault": fault} if self._person is not None:
+                self._person.become(fault)
+            case {"do": "ask", "what": what} if self._person is not None:
+                asks: Callable[[], None] = partial(self._person.ask, what, int(order.get("more", 0)))
+                heapq.heappush(self._due, (time.monotonic() + order.get("after", 0.0), next(self._count), asks))
             case {"do": "end"}:
                 self._ended = True
             case _:
@@ -295,6 +308,12 @@ class Robot:
         if self._content:
             names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
         self._send_later(self._joints.push(joint_state(names, positions, self._now() & ~1)), "joints", "joints")
+
+    def _send_person(self) -> None:
+        assert self._person is not None
+        make, (seconds, nanoseconds) = self._graph.message, divmod(self._now(), SECOND)
+        stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        self._person.send(self._positions[: len(ARM)], make("std_msgs/msg/Header")(stamp=stamp, frame_id=""))
 
     def _beat(self) -> None:
         if self._beating and "heartbeat" in self._ends:
@@ -394,12 +413,14 @@ def main() -> int:
         "--listens", choices=("joints", "apart", "twist", "velocity", "action", "goals"), default="joints"
     )
     parser.add_argument("--arm", default="")
+    parser.add_argument("--person", choices=("", "leader", "joy"), default="")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph(given.backend) as graph:
         size = tuple(given.size)
-        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens, given.arm).run()
+        what = given.listens, given.arm, given.person
+        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, *what).run()
     return 0
 
 

@@ -24,6 +24,7 @@ _RECORDED = 0.05  # s; by which the robot may record a joint state before it sen
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
+_EASED = 0.4  # s; a deceleration that limits.max_joint_acceleration makes long
 _CORRECTED = 1.0  # s; a command that was being sent during a suspension must be corrected within this time
 
 
@@ -61,6 +62,7 @@ class Judge:
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
             joint states, and the tip is not checked.
+        person: A person may take over. A person's motion has the stamp of no message, but the time of its step.
         suspensions: When the node was suspended and when it resumed, ascending. Every command that arrives
             afterwards must be based on a joint state that the robot sent afterwards.
 
@@ -80,6 +82,7 @@ class Judge:
         steps: int = 1,
         simulated: bool = False,
         pieces: bool = False,
+        person: bool = False,
         suspensions: Sequence[tuple[float, float]] = (),
     ) -> None:
         self._config = config
@@ -91,9 +94,11 @@ class Judge:
         self._steps = steps
         self._simulated = simulated
         self._pieces = pieces
+        self._person = person
         self._suspensions = suspensions
         self._resumed = [resumed for _, resumed in suspensions]
         self.interrupted: list[float] = []
+        self._held: set[int] = set()  # stamps of joint states
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
@@ -114,6 +119,7 @@ class Judge:
             return [*late, *self._velocities(records, commands, frames, permissions)]
         measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
         times = [record.time for record in measured]
+        self._held = {record.stamp for record in records if record.kind == "joints"}
         found = [
             violation
             for command in commands
@@ -124,7 +130,34 @@ class Judge:
                 permissions,
             )
         ]
-        return [*late, *found, *self._between(commands, frames)]
+        handed = self._handed_over(records, commands, frames) if self._person else ()
+        return [*late, *found, *self._between(commands, frames), *handed]
+
+    def _handed_over(
+        self, records: Sequence[Record], commands: Sequence[Record], frames: Mapping[int, float]
+    ) -> Iterator[Violation]:
+        """Check that the policy sends nothing between an answer to a person and the request that hands back.
+
+        Nor the person after handing back, until the next takeover. A deceleration belongs to neither: it has the
+        stamp of the last motion.
+        """
+        said = sorted((r for r in records if r.kind in ("ask", "answer")), key=lambda r: r.time)
+        holds = {record.stamp for record in records if record.kind == "joints"}
+        eased = _EASED if self._limits.max_joint_acceleration else 0.0
+        may, since, last = "policy", -math.inf, 0
+        for event in sorted((*said, *commands), key=lambda r: r.time - r.delay):
+            if event.kind == "ask":
+                may = may if event.name == "pause" else "both"
+            elif event.kind == "answer":
+                if not event.text:
+                    may, since = {"pause": "nobody", "correct": "person"}.get(event.name, event.name), event.time
+            elif event.stamp not in holds:
+                who = "policy" if event.stamp in frames else "person"
+                slows = event.stamp == last and event.time - event.delay < since + eased
+                if may not in (who, "both") and not slows:
+                    after = 1e3 * (event.time - event.delay - since)
+                    yield Violation("handover", event.time, f"by the {who}, {after:.1f} ms after {may} got the arm")
+                last = event.stamp
 
     def _was_interrupted(self, command: Record) -> bool:
         """Return True if the node was suspended between sending a command and its arrival."""
@@ -185,8 +218,8 @@ class Judge:
             yield Violation("shape", command.time, f"{len(positions)} positions of {command.names}")
         elif not np.isfinite(positions).all():
             yield Violation("finite", command.time, f"positions {positions}")
-        elif command.stamp in frames:
-            sent = frames[command.stamp]
+        elif command.stamp in frames or (self._person and command.stamp not in self._held):
+            sent = frames.get(command.stamp, command.time - (command.ros - command.stamp) / 1e9)
             age = command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9
             yield from self._fingers(command)
             if command.names != FINGERS:

@@ -4,14 +4,15 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["frame", "joints", "command", "status", "mark"]
+Kind = Literal["frame", "joints", "command", "status", "mark", "ask", "answer"]
 
 
 @dataclass(frozen=True)
 class Record:
     """A message that the robot sent or received, or an order that it followed."""
 
-    # ``frame`` and ``joints`` are sent by the robot, ``command`` and ``status`` by the node; ``mark`` is an order.
+    # ``frame`` and ``joints`` are sent by the robot, ``command`` and ``status`` by the node; ``mark`` is an order;
+    # ``ask`` and ``answer`` are a person's request and the node's answer.
     kind: Kind
     time: float  # when the message was sent or arrived, seconds of the steady clock
     stamp: int = 0  # stamp of the message in nanoseconds; 0 for none

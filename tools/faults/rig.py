@@ -38,7 +38,7 @@ class Rig(AbstractContextManager["Rig"]):
 
     Attributes:
         records: All messages that the robot sent and received.
-        motions: The motion commands among the records.
+        motions: The motion commands among the records, a person's as well.
         status: The last message on ``~/status``.
         marks: Number of orders that the robot has followed.
         log: File of the node's log.
@@ -67,6 +67,7 @@ class Rig(AbstractContextManager["Rig"]):
         self._successor: NodeProcess | None = None
         self._lock = threading.Lock()
         self._frames: set[int] = set()
+        self._measured: set[int] = set()  # stamps of joint states
         self.records: list[Record] = []
         self.motions: list[Record] = []
         self.status: dict[str, Any] = {}
@@ -177,13 +178,18 @@ class Rig(AbstractContextManager["Rig"]):
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "log: " + " | ".join(lines[-3:])
 
+    def _is_persons(self, command: Record) -> bool:
+        return "--person" in self._robot_words and command.stamp not in self._measured
+
     def _take(self, record: Record, arm: str = "") -> None:
         record = replace(record, arm=arm)
         with self._lock:
             self.records.append(record)
             if record.kind == "frame":
                 self._frames.add(record.stamp)
-            elif record.kind == "command" and record.stamp in self._frames:
+            elif record.kind == "joints":
+                self._measured.add(record.stamp)
+            elif record.kind == "command" and (record.stamp in self._frames or self._is_persons(record)):
                 self.motions.append(record)
             elif record.kind == "mark":
                 self.marks += 1

@@ -58,4 +58,7 @@ class Row:
     traced: bool = False  # the node writes ``node.trace``
     lease: float = 0.0  # seconds after which DDS considers a silent process dead; 0 means 10
     renews: bool = False  # the fault changes the task: after ``within``, no earlier frame may move the arm
+    person: str = ""  # a person holds a ``leader`` or a ``joy`` (:mod:`tools.faults.person`)
+    corrects: bool = False  # the person has taken over before the fault, and only the person moves the arm
+    storms: bool = False  # the person's last request counts
     absent: str = ""  # driver that is missing when the node starts; such a row has no other fault

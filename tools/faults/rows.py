@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.faults.processes import freezer
 from tools.faults.row import Order, Reaction, Row
-from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LONG, SERVO, SINGLE, VELOCITY
+from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LEADS, LONG, PAD, SERVO, SINGLE, VELOCITY
 
 _SUPERVISION = 0.1  # s; allowance for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
@@ -176,6 +176,38 @@ def _suspended(
         suspended=True,
         **{"lasts": _ASLEEP, **more},
     )
+
+
+def _person(name: str, fault: str, reason: str, within: float = _SUPERVISION, **more: Any) -> Row:
+    """Return a row in which the input of a person who corrects fails; the arm waits for the person."""
+    begin, end = ({"do": "person", "fault": each} for each in (fault, ""))
+    then: tuple[Order, ...] = more.pop("end", ())
+    return Row(
+        name, _HOLDS, (reason,), (begin,), (end, *then), within=within, corrects=True,
+        **{"lasts": (within + 0.3, within + 0.6), **LEADS, **more},
+    )  # fmt: skip
+
+
+def _takeover(
+    name: str,
+    *begin: Order,
+    reaction: Reaction = _GOES_ON,
+    end: tuple[Order, ...] = (),
+    after: float = 0.0,
+    **more: Any,
+) -> Row:
+    """Return a row in which a person takes over, ``after`` seconds into another fault, and hands back."""
+    options = {**LEADS["options"], **more.pop("options", {})}
+    back = {"do": "ask", "what": "policy", "after": 0.3}
+    take = () if reaction is _STOPS else (_take(after),)  # a stopped node is asked once it has stopped
+    return Row(
+        f"takeover {name}", reaction, more.pop("reasons", ()), (*begin, *take), (*end, back),
+        **{**LEADS, "lasts": (0.6, 0.9), **more, "options": options},
+    )  # fmt: skip
+
+
+def _take(after: float = 0.0) -> Order:
+    return {"do": "ask", "what": "correct", "after": after}
 
 
 ROWS: tuple[Row, ...] = (
@@ -428,6 +460,53 @@ ROWS: tuple[Row, ...] = (
     Row("node killed", _ENDS, node=("SIGKILL",), within=_SUPERVISION, lasts=(0.1, 0.2)),
     _clock("clock leaps 100 s", 100.0),
     _clock("clock goes back 10 s", -10.0),
+    _person("leader dies", "dies", "person_stale", 0.2 + _SUPERVISION, end=(_take(0.1),)),
+    _person("leader freezes", "freezes", "person_frozen", 0.5 + _SUPERVISION),
+    _person("leader jumps", "jumps", "person_far"),
+    _person("leader sends NaN", "nan", "person_invalid"),
+    _person("leader sends another arm's joints", "other", "person_invalid"),
+    _person("two leaders", "second", "person_contested", _NOTICED),
+    _person("dead-man sticks", "sticks", "person_stuck", 0.8 + _SUPERVISION, **PAD),
+    _person("dead-man released", "lets go", "person_released", **{**PAD, "lasts": (1.2, 1.5)}),  # its status comes
+    _takeover(
+        "while held",
+        *_faulty("joints", "drop"),
+        reaction=_HOLDS,
+        reasons=("joint_state_stale",),
+        within=_SILENT,
+        after=0.5,
+        end=({"do": "joints"},),
+    ),
+    _takeover(
+        "while contested",
+        {"do": "intrude", "what": "command"},
+        reaction=_STOPS,
+        reasons=("command_contested",),
+        within=_NOTICED,
+        lasts=(0.8, 1.2),
+        end=({"do": "withdraw"},),
+    ),
+    _takeover("during a late inference", {"do": "instruct", "text": "late 0.5"}, after=0.1, end=(_WAVE,)),
+    _takeover("in a chunk, ahead", **AHEAD),
+    _takeover("in a chunk, ahead at 250 Hz", **FINE),
+    _takeover("between single steps at 250 Hz", **SINGLE),
+    _takeover(
+        "while the server is gone",
+        reasons=("server_lost",),
+        after=0.3,
+        server=("SIGKILL", "start"),
+        options={"policy.name": "remote"},
+    ),
+    Row(
+        "takeover requests storm",
+        _GOES_ON,
+        (),
+        ({"do": "ask", "what": "correct", "more": 100},),
+        ({"do": "ask", "what": "policy", "after": 0.3},),
+        lasts=(0.6, 0.9),
+        storms=True,
+        **LEADS,
+    ),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
 )
 """Every row, in the order of the table."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.faults.hand import NAME
+from tools.faults.person import JOY, LEADER
 
 OPTIONS: Mapping[str, str] = {
     "node.backend": "dds",
@@ -70,6 +71,19 @@ ARMS: Mapping[str, Any] = {
 APART: Mapping[str, Any] = {
     "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
     "robot_words": ("--listens", "apart"),
+}
+_LEADS = {"takeover.input": "leader", "takeover.leader": LEADER, "takeover.stale": "0.2", "takeover.frozen": "0.5"}
+LEADS: Mapping[str, Any] = {"person": "leader", "options": _LEADS}
+PAD: Mapping[str, Any] = {
+    "person": "joy",
+    "options": {
+        "takeover.input": "joy",
+        "takeover.joy": JOY,
+        "takeover.buttons": '["deadman = 0"]',
+        "takeover.axes": '["x = 0", "y = 1", "yaw = 2"]',
+        "takeover.longest": "0.8",
+        "takeover.stale": "0.2",
+    },
 }
 ACTION: Mapping[str, Any] = {
     "options": {"topics.gripper": NAME, "gripper.output": "gripper_command", "timeouts.gripper": "0.3"},

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),
     "tune": ("vla_ros.policies.tune", "measure the engine's tiles on this GPU, and use them from then on"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
+    "teach": ("vla_ros.cli.teach", "take over from a policy by keyboard, and label its episodes"),
     "doctor": ("vla_ros.cli.doctor", "show what is installed, what is wrong and the command that fixes it"),
     "middleware": ("vla_ros.middleware.cli", "print, write or check middleware profiles for large camera frames"),
     "config": ("vla_ros.config.show", "print every option with unit, range and description"),

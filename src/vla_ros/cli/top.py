@@ -16,7 +16,7 @@ from vla_ros.errors import VlaRosError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_STATE_COLOURS = {"armed": "bold green", "disarmed": "bold cyan", "holding": "bold yellow", "stopped": "bold red"}
+STATE_COLOURS = {"armed": "bold green", "disarmed": "bold cyan", "holding": "bold yellow", "stopped": "bold red"}
 _LEVEL_COLOURS = {0: "green", 1: "yellow", 2: "red", 3: "bright_black"}
 _STALE = 3.0  # s without diagnostics, which are published once a second
 _REFRESH = 0.25  # s
@@ -74,7 +74,7 @@ class View:
         _, message, values = self.parts.get("state", (3, "", {}))
         state = str(self.status.get("state") or values.get("state", "unknown"))
         head = Table.grid(padding=(0, 2))
-        head.add_row("state", Text(str(self.status.get("explanation") or message), _STATE_COLOURS.get(state, "")))
+        head.add_row("state", Text(str(self.status.get("explanation") or message), STATE_COLOURS.get(state, "")))
         head.add_row("moved by", Text(f"{self.status.get('source', '')} ({self.status.get('mode', '')})"))
         head.add_row("instruction", Text(values.get("instruction", "")))
         silence = self._clock() - self.received_at

@@ -97,8 +97,32 @@ def _of_takeover(config: Config) -> Iterator[str]:
     for leaf, (count, expected) in form.items():
         if count != len(getattr(takeover, leaf)):
             yield f"takeover.{leaf}: found {list(getattr(takeover, leaf))}, expected {expected}"
+    once = {
+        "joints": [joint.name for joint in takeover.parsed_joints],
+        "joints (of the leader)": [joint.leader for joint in takeover.parsed_joints],
+    }
+    for what, names in once.items():
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"takeover.{what}: found {', '.join(sorted(twice))} twice, expected each once"
+    for leaf, parts in (("joints", takeover.parsed_joints), ("axes", takeover.parsed_axes)):
+        if any(part.scale == 0 for part in parts):
+            yield f"takeover.{leaf}: found a scale of 0, with which nothing would move"
     if takeover.gripper and (takeover.gauge is None or takeover.gauge.closed == takeover.gauge.open):
-        yield f"takeover.gripper: found {takeover.gripper!r}, expected LEADER_JOINT = CLOSED..OPEN"
+        yield f"takeover.gripper: found {takeover.gripper!r}, expected LEADER_JOINT = CLOSED..OPEN, different ends"
+    users = {
+        "leader": ("leader",),
+        "joints": ("leader",),
+        "gripper": ("leader",),
+        "topic": reads[1:],
+        "axes": ("joy",),
+    }
+    for leaf, inputs in users.items():
+        if own not in ("none", *inputs) and getattr(takeover, leaf):
+            yield f"takeover.{leaf}: found a value with takeover.input {own}; only {' or '.join(inputs)} uses it"
+    if own == "leader" and (
+        led := [arm.name for arm in config.arms if arm.leader and arm.leader == arm.joint_states]
+    ):
+        yield f"takeover.leader: found the joint states of '{led[0]}' itself, expected those of the leader arm"
     if own == "leader" and not any(arm.leader for arm in config.arms):
         yield "takeover.leader: found no topic, expected the JointState of the leader arm"
     if own in reads[1:] and not takeover.topic:

@@ -35,18 +35,21 @@ class _Heard:
 
 
 class Line:
-    """One topic on which a person publishes; follows one publisher until :meth:`begin`. Thread-safe."""
+    """One topic on which a person publishes; follows one publisher until :meth:`begin`. Thread-safe.
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
+    Of its numbers, the first ``joints`` (None: all) may not jump: a person closes a gripper faster.
+    """
+
+    def __init__(self, topic: str, joints: int | None = None) -> None:
+        self.topic, self._joints = topic, joints
         self._lock = threading.Lock()
         self._newest: _Heard | None = None
-        self._jumped = False
         self.begin()
 
     def begin(self) -> None:
-        """Follow the publisher of the next message, and no other."""
+        """Follow the publisher of the next message, and no other; it may be elsewhere."""
         with self._lock:
+            self._jumped = True
             self._pinned: bytes | None = None
             self._other = -math.inf  # when another publisher was heard
 
@@ -67,9 +70,10 @@ class Line:
                 wrong = f"number {int(np.argmin(np.isfinite(numbers)))} is not finite"
             since = now
             if last is not None and not wrong and not last.wrong and numbers.shape == last.numbers.shape:
-                moved = float(np.max(np.abs(numbers - last.numbers), initial=0.0))
-                since = now if moved > 0 else last.since
-                self._jumped |= moved > 0.1 + _HAND * (now - last.at)
+                moved = np.abs(numbers - last.numbers)
+                since = now if np.any(moved > 0) else last.since
+                farthest = float(np.max(moved[: self._joints], initial=0.0))
+                self._jumped |= farthest > 0.1 + _HAND * (now - last.at)
             self._newest = _Heard(numbers, now, since, stamp, wrong)
             return True
 

@@ -118,7 +118,12 @@ class PersonSource(ActionSource):
             reader = _LeaderReader(
                 _leader_joints(takeover.parsed_joints, arm.joints, name), _gripper(takeover.gauge, fingers)
             )
-            leader = Leader(Line(config.leader), arm.joints, self.buttons, has_gripper=reader.gripper is not None)
+            leader = Leader(
+                Line(config.leader, len(arm.joints)),
+                arm.joints,
+                self.buttons,
+                has_gripper=reader.gripper is not None,
+            )
             return _Moved(name, (still, *grip), leader, reader)
         if kind in ("none", "leader") or name != led:
             return _Moved(name, (still, *grip))
@@ -239,10 +244,10 @@ def _leader_joints(mapped: Sequence[LeaderJoint], joints: Sequence[str], arm: st
     """Return the leader's joint of each of the arm's, in its order."""
     known = {joint.name: joint for joint in mapped} or {name: LeaderJoint(name, name, 1.0, 0.0) for name in joints}
     lacking, unknown = [name for name in joints if name not in known], sorted(known.keys() - set(joints))
-    if lacking or unknown or not joints or any(joint.scale == 0 for joint in known.values()):
+    if lacking or unknown or not joints:
         raise ConfigError(
-            f"takeover.joints: found {', '.join(known) or 'none'}, expected each joint of '{arm}' once, with a "
-            f"scale other than 0: {', '.join(joints) or 'robot.joint_names is not set'}"
+            f"takeover.joints: found {', '.join(known) or 'none'}, expected each joint of '{arm}' once: "
+            f"{', '.join(joints) or 'robot.joint_names is not set'}"
         )
     return tuple(known[name] for name in joints)
 
