@@ -12,6 +12,7 @@ from itertools import zip_longest
 import numpy as np
 
 from tools.faults.driver import ARM, FINGERS, TWIST
+from tools.faults.handover import late_commands
 from tools.faults.records import Record
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.kinematics.rotations import rotation_angle
@@ -24,7 +25,6 @@ _RECORDED = 0.05  # s; by which the robot may record a joint state before it sen
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
-_EASED = 0.4  # s; a deceleration that limits.max_joint_acceleration makes long
 _CORRECTED = 1.0  # s; a command that was being sent during a suspension must be corrected within this time
 
 
@@ -99,6 +99,7 @@ class Judge:
         self._resumed = [resumed for _, resumed in suspensions]
         self.interrupted: list[float] = []
         self._held: set[int] = set()  # stamps of joint states
+        self._before = (-math.inf, np.full(len(ARM), np.nan))  # time and positions of the last motion
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
@@ -130,34 +131,11 @@ class Judge:
                 permissions,
             )
         ]
-        handed = self._handed_over(records, commands, frames) if self._person else ()
-        return [*late, *found, *self._between(commands, frames), *handed]
-
-    def _handed_over(
-        self, records: Sequence[Record], commands: Sequence[Record], frames: Mapping[int, float]
-    ) -> Iterator[Violation]:
-        """Check that the policy sends nothing between an answer to a person and the request that hands back.
-
-        Nor the person after handing back, until the next takeover. A deceleration belongs to neither: it has the
-        stamp of the last motion.
-        """
-        said = sorted((r for r in records if r.kind in ("ask", "answer")), key=lambda r: r.time)
-        holds = {record.stamp for record in records if record.kind == "joints"}
-        eased = _EASED if self._limits.max_joint_acceleration else 0.0
-        may, since, last = "policy", -math.inf, 0
-        for event in sorted((*said, *commands), key=lambda r: r.time - r.delay):
-            if event.kind == "ask":
-                may = may if event.name == "pause" else "both"
-            elif event.kind == "answer":
-                if not event.text:
-                    may, since = {"pause": "nobody", "correct": "person"}.get(event.name, event.name), event.time
-            elif event.stamp not in holds:
-                who = "policy" if event.stamp in frames else "person"
-                slows = event.stamp == last and event.time - event.delay < since + eased
-                if may not in (who, "both") and not slows:
-                    after = 1e3 * (event.time - event.delay - since)
-                    yield Violation("handover", event.time, f"by the {who}, {after:.1f} ms after {may} got the arm")
-                last = event.stamp
+        sent = [record for record in records if record.kind != "command"] + commands
+        eases = self._limits.max_joint_acceleration > 0
+        handed = late_commands(sent, eases=eases) if self._person else ()
+        handovers = [Violation("handover", command.time, found) for command, found in handed]
+        return [*late, *found, *self._between(commands, frames), *handovers]
 
     def _was_interrupted(self, command: Record) -> bool:
         """Return True if the node was suspended between sending a command and its arrival."""
@@ -324,6 +302,14 @@ class Judge:
         wanted, complaint = _arm(command), f"blind: no usable joint state for {self._window:.3g} s"
         late = [record for record in known if record.time >= command.time - self._window]
         candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
+        (at, before), self._before = self._before, (command.time, wanted)
+        # A person's step, and a deceleration, begin at the last command, which may be ahead of the arm. A robot
+        # that reads late loses commands between two.
+        steps = 1 + (command.time - at) / self._period
+        reach = self._limits.max_joint_step + _ROUNDING
+        is_near = any(np.all(np.abs(wanted - each) <= reach) for each in candidates)
+        if self._person and is_near and not self._step(before, wanted, steps):
+            return
         for measured in candidates:
             if np.isnan(measured).any():
                 continue
@@ -334,14 +320,14 @@ class Judge:
         name, _, detail = complaint.partition(": ")
         yield Violation(name, command.time, detail)
 
-    def _step(self, measured: FloatArray, wanted: FloatArray) -> str:
-        """Return what is wrong with a motion from ``measured`` to ``wanted``, or ""."""
+    def _step(self, measured: FloatArray, wanted: FloatArray, steps: float = 1.0) -> str:
+        """Return what is wrong with a motion from ``measured`` to ``wanted`` in so many steps, or ""."""
         limits, step = self._limits, np.abs(wanted - measured)
         outside = np.maximum(self._low - measured, measured - self._high)
         beyond = np.maximum(self._low - wanted, wanted - self._high)
         if np.any(beyond > np.maximum(0.0, outside) + _ROUNDING):
             return f"position: joint {ARM[int(beyond.argmax())]} is {beyond.max():.4g} rad beyond its limit"
-        reach = self._arm.velocity_limits * limits.velocity_scale * self._period
+        reach = self._arm.velocity_limits * limits.velocity_scale * self._period * steps
         if np.any(step > reach + _ROUNDING):
             worst = int((step - reach).argmax())
             return f"velocity: {ARM[worst]} would move {step[worst]:.4g} rad in {self._period:.4g} s"
@@ -351,10 +337,10 @@ class Judge:
             return ""
         begin, end = self._arm.forward(measured), self._arm.forward(wanted)
         moved = float(np.linalg.norm(end.position - begin.position))
-        if moved > limits.max_translation_step * 1.01 + 2e-4:
+        if moved > steps * limits.max_translation_step * 1.01 + 2e-4:
             return f"translation: the tip would move {moved:.4g} m, allowed {limits.max_translation_step:g}"
         turned = rotation_angle(end.rotation @ begin.rotation.T)
-        if turned > limits.max_rotation_step * 1.01 + 2e-4:
+        if turned > steps * limits.max_rotation_step * 1.01 + 2e-4:
             return f"rotation: the tip would turn {turned:.4g} rad, allowed {limits.max_rotation_step:g}"
         further = self._out_of_box(end.position) - self._out_of_box(begin.position)
         if np.any(further > 1e-6):

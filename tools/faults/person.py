@@ -97,7 +97,7 @@ class Person:
             publisher.publish(message)
 
     def ask(self, what: str, more: int = 0) -> None:
-        """Request ``correct``, ``policy`` or ``pause``, then ``more`` random ones, each after an answer."""
+        """Request ``correct``, ``policy`` or ``pause``, then ``more``: random ones, and ``policy`` as the last."""
         self._emit("ask", name=what)
         if what == "pause":
             future = self._pause.call_async(self._trigger.Request())
@@ -108,6 +108,6 @@ class Person:
             answer = done.result()
             self._emit("answer", name=what, text="" if answer.success else json.dumps(answer.message))
             if more:
-                self.ask(self._rng.choice(("correct", "policy", "pause")), more - 1)
+                self.ask(self._rng.choice(("correct", "policy", "pause")) if more > 1 else "policy", more - 1)
 
         future.add_done_callback(answered)

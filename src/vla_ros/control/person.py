@@ -104,7 +104,7 @@ class Line:
             raise Refused(Reason.PERSON_STALE, f"{self.topic}: {silent}")
         if newest.wrong:
             raise Refused(Reason.PERSON_INVALID, f"{self.topic}: {newest.wrong}")
-        return newest.numbers, newest.at - newest.since
+        return newest.numbers, now - newest.since
 
 
 class Buttons:
