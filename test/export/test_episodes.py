@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,17 @@ def ramp(make: Any, write_bag: Any) -> Any:  # noqa: F811
     """
 
     def write(
-        name: str, seconds: float, *, without: tuple[str, ...] = (), hole: tuple[float, float] = (9, 9)
+        name: str,
+        seconds: float,
+        *,
+        without: tuple[str, ...] = (),
+        hole: tuple[float, float] = (9, 9),
+        events: Sequence[tuple[float, str, str, str]] = (),
     ) -> Path:
         messages = []
+        for t, kind, mode, label in events:
+            content = json.dumps({"event": kind, "mode": mode, "label": label})
+            messages.append((START + round(t * 1e9), "/vla_policy/event", make.text(content)))
         for step in range(round(seconds * 50)):
             t = step / 50
             at = START + step * 20_000_000
@@ -197,3 +206,43 @@ def test_only_the_same_command_resumes_an_export(
 
 def _interrupt(writer: Any) -> int:
     raise KeyboardInterrupt
+
+
+EVENTS = [
+    (0.45, "episode_start", "autonomous", ""),
+    (0.85, "source", "paused", ""),
+    (1.25, "source", "correcting", ""),
+    (1.65, "source", "autonomous", ""),
+    (2.05, "episode_end", "autonomous", "success"),
+    (2.25, "episode_start", "autonomous", ""),
+    (2.55, "episode_end", "paused", "discard"),
+    (2.65, "episode_start", "autonomous", ""),
+    (2.95, "episode_end", "paused", "failure"),
+]
+
+
+def test_episodes_have_their_interventions_and_outcomes(ramp: Any, export: Any, capsys: Any) -> None:
+    bag = ramp("labelled", 3.2, events=EVENTS)
+    assert export(bag, *TWO)[0] == 0
+    assert "left out: discarded episodes (1)" in capsys.readouterr().out
+    folder = Path(bag).parent / "set"
+    found = rows(folder)
+    assert [one["length"] for one in episodes(folder)] == [12, 3]
+    assert found["observation.state"][:, 0].round(2).tolist() == pytest.approx(
+        [0.45, 0.55, 0.65, 0.75, 1.25, 1.35, 1.45, 1.55, 1.65, 1.75, 1.85, 1.95, 2.65, 2.75, 2.85], abs=0.021
+    ), "the pause is left out, and the episode remains one"
+    assert found["intervention"].tolist() == [*[False] * 4, *[True] * 4, *[False] * 7]
+    assert np.flatnonzero(found["next.done"]).tolist() == [11, 14]
+    assert np.flatnonzero(found["next.success"]).tolist() == [11]
+    assert np.flatnonzero(found["next.reward"]).tolist() == [11]
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    assert features["intervention"] == {"dtype": "bool", "shape": [1], "names": None}
+    assert features["next.reward"] == {"dtype": "float32", "shape": [1], "names": None}
+
+
+def test_corrections_alone(ramp: Any, export: Any) -> None:
+    _, folder = export(ramp("labelled", 3.2, events=EVENTS), *TWO, "--episodes", "corrections")
+    found = rows(folder)
+    assert [one["length"] for one in episodes(folder)] == [4]
+    assert found["intervention"].all()
+    assert found["next.success"].tolist() == [False] * 3 + [True]

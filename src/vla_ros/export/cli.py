@@ -13,17 +13,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from vla_ros.config import Config
     from vla_ros.export.dataset import DatasetWriter, Schema
-    from vla_ros.export.episodes import ExportOptions, Resampler
+    from vla_ros.export.episodes import ExportOptions, ResampledEpisode, Resampler
     from vla_ros.types import UInt8Array
+
+
+_EPISODES = ("auto", "events", "corrections", "bag", "armed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--clock", ("received", "stamp", "frames"), "recorder's times, header stamps, or every image is a frame"),
     ):
         parser.add_argument(name, default=choices[0], choices=choices, help=text)
-    text = "an episode is a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true"
-    parser.add_argument("--episodes", default="bag", metavar="bag|armed|/TOPIC", help=text)
+    text = (
+        "an episode is an episode of the recorded events (auto: if there are any), a person's correction in one, "
+        "a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true"
+    )
+    parser.add_argument("--episodes", default="auto", metavar="|".join((*_EPISODES, "/TOPIC")), help=text)
     text = "as for replay: camera, joint_states, instruction"
     parser.add_argument("--topics", nargs="+", default=[], metavar="ROLE=/TOPIC", help=text)
     parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted export")
@@ -107,8 +117,9 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
             raise ConfigError(f"--{name} {value}: expected {low} to {high}")
     if not 0 < arguments.gap < 1e6:
         raise ConfigError(f"--gap {arguments.gap:g}: expected more than 0 seconds")
-    if arguments.episodes not in ("bag", "armed") and not arguments.episodes.startswith("/"):
-        raise ConfigError(f"--episodes {arguments.episodes}: expected bag, armed or a topic such as /episode")
+    if arguments.episodes not in _EPISODES and not arguments.episodes.startswith("/"):
+        known = ", ".join(_EPISODES)
+        raise ConfigError(f"--episodes {arguments.episodes}: expected {known} or a topic such as /episode")
     given = {field.name: getattr(arguments, field.name) for field in fields(ExportOptions)}
     return ExportOptions(**{**given, "topics": parse_overrides(arguments.topics)})
 
@@ -120,11 +131,21 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
     return Schema(
         resampler.rate,
         arguments.robot or Path(config.arms[0].robot.urdf).stem or "robot",
-        {"observation.state": state, "action": action},
+        {"observation.state": state, "action": action, "next.reward": ()},
         {f"observation.images.{key}": size for key, size in resampler.image_sizes().items()},
         arguments.crf,
+        ("intervention", "next.success", "next.done"),
         tuple(f"{name}: {value}" for name, value in vars(arguments).items() if name != "restart"),
     )
+
+
+def _outcome(episode: ResampledEpisode) -> dict[str, NDArray[Any]]:
+    """Return who moved the arm and how it ended, each [T, 1], under LeRobot's names."""
+    done = np.zeros((len(episode.state), 1), np.bool_)
+    done[-1] = True
+    success = done & episode.success
+    flags = {"intervention": episode.intervention[:, None], "next.success": success, "next.done": done}
+    return {**flags, "next.reward": success.astype(np.float32)}
 
 
 def _add(
@@ -143,7 +164,7 @@ def _add(
         if writer.has(name):
             advance(length)
         else:
-            vectors = {"observation.state": episode.state, "action": episode.action}
+            vectors = {"observation.state": episode.state, "action": episode.action, **_outcome(episode)}
             images = {
                 key: counted(resampler.recorded.images(camera, episode.frames[camera]))
                 for camera, key in enumerate(schema.videos)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vla_ros.errors import VlaRosError
 from vla_ros.export import video
 from vla_ros.export.statistics import ImageStatistics, of_vectors, over_episodes, sampled
-from vla_ros.types import FloatArray, UInt8Array
+from vla_ros.types import UInt8Array
 
 VERSION = "v3.0"
 _FILES_PER_CHUNK = 1000
@@ -42,9 +42,10 @@ class Schema:
 
     rate: int  # frames per second
     robot: str
-    vectors: Mapping[str, tuple[str, ...]]  # feature to the names of its numbers
+    vectors: Mapping[str, tuple[str, ...]]  # feature to the names of its numbers; one number has none
     videos: Mapping[str, tuple[int, int]]  # feature to the (height, width) of its images
     crf: int = 20  # the encoder's constant rate factor; lower means better quality and larger files
+    flags: tuple[str, ...] = ()  # features of one truth value
     command: tuple[str, ...] = ()  # bags and options; an export can be resumed only with the same bags and options
 
 
@@ -75,20 +76,22 @@ class DatasetWriter:
         self,
         name: str,
         task: str,
-        vectors: Mapping[str, FloatArray],
+        vectors: Mapping[str, NDArray[Any]],
         images: Mapping[str, Iterable[UInt8Array]],
     ) -> None:
         """Write one episode of T frames.
 
         Episodes are sorted by ``name``, which must be unique. ``vectors`` maps keys to arrays [T, N]; ``images``
-        maps keys to T images, uint8 [H, W, 3] RGB, which are read once.
+        maps keys to T images, uint8 [H, W, 3] RGB, which are read once. Flags are bool [T, 1].
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         length = len(next(iter(vectors.values())))
-        columns = {key: values.astype(np.float32) for key, values in vectors.items()}
-        statistics = {key: of_vectors(values) for key, values in columns.items()}
+        columns = {
+            key: values.astype(bool if key in self._schema.flags else "f4") for key, values in vectors.items()
+        }
+        statistics = {key: of_vectors(values.astype("f4")) for key, values in columns.items()}
         for key, size in self._schema.videos.items():
             counted = ImageStatistics()
             checked = _counting(images[key], key, size, counted, sampled(length))
@@ -136,9 +139,9 @@ def _counting(
         yield image
 
 
-def _column(values: NDArray[np.float32]) -> pa.Array:
-    """Convert [T, N] to a column of lists, or of numbers if N is 1, as LeRobot expects."""
-    flat = pa.array(values.ravel(), pa.float32())
+def _column(values: NDArray[Any]) -> pa.Array:
+    """Convert [T, N] to a column of lists, or of single values if N is 1, as LeRobot expects."""
+    flat = pa.array(values.ravel())
     return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
@@ -257,9 +260,10 @@ class _Assembly:
     def _info(self) -> dict[str, Any]:
         schema = self._schema
         features: dict[str, Any] = {
-            key: {"dtype": "float32", "shape": [len(names)], "names": list(names)}
+            key: {"dtype": "float32", "shape": [len(names) or 1], "names": list(names) or None}
             for key, names in schema.vectors.items()
         }
+        features |= {key: {"dtype": "bool", "shape": [1], "names": None} for key in schema.flags}
         for key, (height, width) in schema.videos.items():
             information = {
                 "height": height,

@@ -18,12 +18,15 @@ from vla_ros.contract.binding import make_arms
 from vla_ros.contract.components import TOPIC, Component, parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, bind_state
+from vla_ros.control.mode import Mode
 from vla_ros.export.dataset import ExportError
-from vla_ros.export.recording import Recorded
+from vla_ros.export.recording import Interval, Recorded
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
 from vla_ros.replay.topics import select_topics
 from vla_ros.types import FloatArray, IntArray, JointState
+
+PAUSED, CORRECTING = Mode.PAUSED.value, Mode.CORRECTING.value
 
 _SHORTEST = 2  # ticks
 _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}
@@ -41,8 +44,10 @@ class ExportOptions:
     clock: str = "received"
     fps: int = 0  # ticks per second; 0 for the rate of the first camera
     # ``bag`` splits each bag at pauses and where the instruction changes; ``armed`` also keeps only the time while
-    # the node was armed; a topic of std_msgs/Bool keeps only the time while it was true.
-    episodes: str = "bag"
+    # the node was armed; a topic of std_msgs/Bool keeps only the time while it was true. ``events`` are the node's
+    # episodes that were not discarded, without pauses of the arm; ``corrections`` the time in them in which a
+    # person moved the arm; ``auto`` is ``events`` if the bag has any, else ``bag``.
+    episodes: str = "auto"
     gap: float = 2.0  # seconds; a longer pause of the first camera ends an episode
     instruction: str = ""  # used instead of the recorded instruction, unless empty
     topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
@@ -56,6 +61,8 @@ class ResampledEpisode:
     state: FloatArray  # float64 [T, N]
     action: FloatArray  # float64 [T, D]
     frames: tuple[IntArray, ...]  # for each camera the indices of its images, int64 [T]
+    intervention: NDArray[np.bool_]  # whether a person moved the arm, [T]
+    success: bool  # whether its last tick ends an episode with the label success
 
 
 class Resampler:
@@ -101,21 +108,26 @@ class Resampler:
 
     def episodes(self, rate: int) -> Iterator[ResampledEpisode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
-        for begin, end in self._segments():
+        for begin, end, label in self._segments():
             edges = self._edges(begin, end, 1_000_000_000 // rate)
             ticks = edges[:-1]
+            modes = self._modes(ticks)
+            ticks, following, modes = (one[modes != PAUSED] for one in (ticks, edges[1:], modes))
             frames = [self._newest_images(times, ticks) for times in self.recorded.times]
             seen = np.all([one >= 0 for one in frames], axis=0)
-            rows = list(self._rows(edges, seen, 1 / rate))
+            rows = list(self._rows(ticks, following, seen, 1 / rate))
             self.notes["ticks with a stale or missing image"] += int((~seen).sum())
             task = self._task(begin)
-            for run in _runs(seen & np.array([row is not None for row in rows])):
+            runs = _runs(seen & np.array([row is not None for row in rows], bool))
+            for run in runs:
                 if run.stop - run.start < _SHORTEST:
                     self.notes["episodes of a single tick"] += 1
                     continue
                 kept = [row for row in rows[run] if row is not None]
                 state, action = (np.stack(column) for column in zip(*kept, strict=True))
-                yield ResampledEpisode(task, state, action, tuple(one[run] for one in frames))
+                images = tuple(one[run] for one in frames)
+                success = label == "success" and run is runs[-1]
+                yield ResampledEpisode(task, state, action, images, modes[run] == CORRECTING, success)
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
         """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""
@@ -124,8 +136,8 @@ class Resampler:
         times = self.recorded.times[0]
         return times[(times >= begin) & (times <= end)]
 
-    def _segments(self) -> list[tuple[int, int]]:
-        """Return the start and end of each segment.
+    def _segments(self) -> list[tuple[int, int, str]]:
+        """Return the start and end of each segment, and the label if it ends with its episode.
 
         Segments are separated by pauses of the first camera and by new instructions, and limited to the times that
         the option ``episodes`` keeps.
@@ -136,10 +148,31 @@ class Resampler:
             cuts |= {int(np.searchsorted(times, time)) for time, _ in self.recorded.recording.instructions[1:]}
         edges = sorted({0, len(times), *cuts})
         whole = [(int(times[a]), int(times[b - 1])) for a, b in pairwise(edges) if b > a]
-        if self._options.episodes == "bag":
-            return whole
-        marked = self.recorded.marked(self._options.episodes)
-        return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
+        found: list[tuple[int, int, str]] = []
+        for one in self._marked():
+            inside = [
+                (max(a, one.begin), min(b, one.end), "") for a, b in whole if max(a, one.begin) < min(b, one.end)
+            ]
+            found += [*inside[:-1], *((begin, end, one.label) for begin, end, _ in inside[-1:])]
+        return sorted(found)
+
+    def _marked(self) -> list[Interval]:
+        """Return the times that the option ``episodes`` keeps, with their labels."""
+        recorded, kind = self.recorded, self._options.episodes
+        if kind == "bag" or (kind == "auto" and not recorded.events):
+            times = recorded.times[0]
+            return [Interval(int(times[0]), int(times[-1]), "")]
+        if kind in ("auto", "events", "corrections"):
+            return recorded.intervals(kind == "corrections", self.notes)
+        return [Interval(begin, end, "") for begin, end in recorded.marked(kind)]
+
+    def _modes(self, ticks: IntArray) -> NDArray[np.str_]:
+        """Return who moves the arm at each tick: one of the node's modes; autonomous if nothing was recorded."""
+        events = self.recorded.events
+        if self._options.episodes == "bag" or not events:
+            return np.full(len(ticks), "autonomous")
+        rows = np.searchsorted([event.time for event in events], ticks, side="right") - 1
+        return np.array([event.mode for event in events])[np.maximum(rows, 0)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
         """Return the index of the newest image at each tick; -1 if it is older than ``timeouts.camera``."""
@@ -148,16 +181,16 @@ class Resampler:
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
 
     def _rows(
-        self, edges: IntArray, seen: NDArray[np.bool_], seconds: float
+        self, ticks: IntArray, following: IntArray, seen: NDArray[np.bool_], seconds: float
     ) -> Iterator[tuple[FloatArray, FloatArray] | None]:
-        """Yield the state and action of each tick; after a gap, another episode begins."""
-        whole = False
-        for (tick, following), visible in zip(pairwise(edges.tolist()), seen, strict=True):
-            if not whole:
+        """Yield the state and action of each tick, which lasts until ``following``; a gap ends what was begun."""
+        whole, before = False, 0
+        for tick, end, visible in zip(ticks.tolist(), following.tolist(), seen, strict=True):
+            if not whole or tick != before:
                 self._state.begin()
                 self._action.begin()
-            row = self._row(tick, following, seconds)
-            whole = bool(visible) and row is not None
+            row = self._row(tick, end, seconds)
+            whole, before = bool(visible) and row is not None, end
             yield row
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:

@@ -8,16 +8,19 @@ it.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm
+from vla_ros.control.mode import Mode
 from vla_ros.export.dataset import ExportError
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
@@ -28,6 +31,24 @@ from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
 
 _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
+_CORRECTING = Mode.CORRECTING.value
+
+
+class Occurrence(NamedTuple):
+    """An event of the node (``topics.event``)."""
+
+    time: int  # ns, on the clock of the images
+    kind: str
+    mode: str  # who moves the arm from then on
+    label: str  # how an episode ended
+
+
+class Interval(NamedTuple):
+    """An episode, or a correction in it."""
+
+    begin: int
+    end: int
+    label: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,7 @@ class Recorded:
     def __init__(
         self, bag: Bag, selection: Selection, config: Config, arms: Mapping[str, Arm], *, stamped: bool
     ) -> None:
-        self._bag, self._selection, self._arms = bag, selection, arms
+        self._bag, self._selection, self._arms, self._event = bag, selection, arms, config.topics.event
         self._decode = Preprocessor(
             config.camera, PolicySpec(images=tuple(ImageFeature(key) for key in config.camera.keys))
         )
@@ -163,6 +184,42 @@ class Recorded:
                 edges.append(self._time(time))
         edges += [int(self.times[0][-1])] * (len(edges) % 2)
         return list(zip(edges[::2], edges[1::2], strict=True))
+
+    @cached_property
+    def events(self) -> list[Occurrence]:
+        """The node's events; empty if they were not recorded."""
+        found, topic = [], live_name(self._event)
+        if self._bag.topics.get(topic) != TEXT:
+            return []
+        for time, _, message in series.messages(self._bag, [topic], Counter()):
+            with suppress(ValueError, KeyError, TypeError):
+                one = json.loads(message.data)
+                found.append(Occurrence(self._time(time), str(one["event"]), str(one["mode"]), str(one["label"])))
+        return found
+
+    def intervals(self, corrections: bool, notes: Counter[str]) -> list[Interval]:
+        """Return the episodes that were not discarded, or the corrections in them.
+
+        An episode without an end, because the node was killed, has no label. ``notes`` counts what is left out.
+        """
+        found: list[Interval] = []
+        inside: list[Occurrence] = []
+        last = Occurrence(int(self.times[0][-1]) + 1, "episode_end", "", "")
+        for event in [*self.events, last]:
+            if event.kind == "episode_start":
+                inside = [event]
+            elif inside and event.kind == "episode_end":
+                if event.label == "discard":
+                    notes["discarded episodes"] += 1
+                elif not corrections:
+                    found.append(Interval(inside[0].time, event.time - 1, event.label))
+                else:
+                    spans = pairwise([*inside, event])
+                    found += [Interval(a.time, b.time - 1, event.label) for a, b in spans if a.mode == _CORRECTING]
+                inside = []
+            elif inside and event.mode != inside[-1].mode:
+                inside.append(event)
+        return found
 
     def _time(self, received: int) -> int:
         return int(self._clock.of(np.array([received], np.int64))[0])
