@@ -5,6 +5,7 @@ everything around a model: transport, mailbox, decoding, resizing, kinematics, l
 stamp that the driver gave the frame to the arrival of the command that carries it, so they include both directions.
 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
+    python benchmarks/latency.py --cameras 2 --record 6    # alternating runs without and with a recorder
 """
 
 import argparse
@@ -16,7 +17,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,21 +53,51 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--backend", default="dds", choices=("dds", "rclpy"), help="of driver and node")
+    parser.add_argument("--cameras", type=int, default=1)
+    parser.add_argument("--record", type=int, default=0, metavar="N", help="N runs without and N with a recorder")
     arguments = parser.parse_args()
-    width, height = (int(part) for part in arguments.size.split("x"))
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    if not arguments.record:
+        ages, sent, summary = measure(arguments)
+        show(arguments, ages, sent, summary)
+        return
+    found: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    for number in range(2 * arguments.record):
+        recorded = bool(number % 2)
+        with tempfile.TemporaryDirectory() as folder:
+            more = ["record.what:=all", f"record.folder:={folder}"] if recorded else []
+            ages, sent, summary = measure(arguments, more)
+            size = sum(file.stat().st_size for file in Path(folder).glob("*/*.mcap")) / 1e6
+        found[recorded].append(np.percentile(ages, [50, 99]))
+        p50, p99 = found[recorded][-1]
+        kind = f"recorded, {size:.0f} MB" if recorded else "not recorded"
+        print(f"{kind:<22}{len(ages)} of {sent} answered, p50 {p50:.2f} ms, p99 {p99:.2f} ms", flush=True)
+    without, with_recorder = (np.median(found[which], axis=0) for which in (False, True))
+    for name, before, after in zip(("p50", "p99"), without, with_recorder, strict=True):
+        print(f"median {name}: {before:.2f} ms, with a recorder {after:.2f} ms ({after / before - 1:+.1%})")
+
+
+def measure(arguments: argparse.Namespace, more: Sequence[str] = ()) -> tuple[list[float], int, dict[str, Any]]:
+    """Run the node with ``more`` options; return the ages, the number of frames and the node's statistics."""
+    width, height = (int(part) for part in arguments.size.split("x"))
+    cameras = [f"/camera{number}/image_raw" for number in range(arguments.cameras)]
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.json"
         options = ["policy.instruction:=hold still", "robot.urdf:=demo", "control.armed:=true"]
         options += ["control.rate_hz:=0", f"node.backend:={arguments.backend}", "node.log_level:=warn"]
-        options += [f"camera.width:={width}", f"camera.height:={height}"]
-        command = [sys.executable, __file__, "node", str(stats), *options]
+        options += [f"camera.width:=[{width}]", f"camera.height:=[{height}]"]
+        options += [f"camera.topics:={json.dumps(cameras)}"]
+        options += [f"camera.keys:={json.dumps([f'image{number}' for number in range(len(cameras))])}"]
+        command = [sys.executable, __file__, "node", str(stats), *options, *more]
         with subprocess.Popen(command) as node:
-            ages, sent = drive(arguments.backend, width, height, arguments.rate, arguments.seconds)
+            ages, sent = drive(arguments.backend, cameras, (width, height), arguments.rate, arguments.seconds)
             node.send_signal(signal.SIGINT)
             node.wait(20)
-        summary = json.loads(stats.read_text())
-    print(f"{width}x{height} rgb8 at {arguments.rate:g} Hz, {arguments.backend}, load {os.getloadavg()[0]:.1f}")
+        return ages, sent, json.loads(stats.read_text())
+
+
+def show(arguments: argparse.Namespace, ages: list[float], sent: int, summary: dict[str, Any]) -> None:
+    print(f"{arguments.size} rgb8 at {arguments.rate:g} Hz, {arguments.backend}, load {os.getloadavg()[0]:.1f}")
     print(f"{sent} frames sent, {len(ages)} answered; node: {summary['frames']}")
     print(f"{'stage':<34}{'p50 ms':>9}{'p99 ms':>9}")
     p50, p99 = np.percentile(ages, [50, 99])
@@ -73,7 +106,9 @@ def main() -> None:
         print(f"{'  ' + stage:<34}{times['p50']:9.2f}{times['p99']:9.2f}")
 
 
-def drive(backend: str, width: int, height: int, rate: float, seconds: float) -> tuple[list[float], int]:
+def drive(
+    backend: str, cameras: Sequence[str], size: tuple[int, int], rate: float, seconds: float
+) -> tuple[list[float], int]:
     """Send frames and joint states, receive commands; return ages in milliseconds and the number of frames."""
     ages: list[float] = []
     heard = threading.Event()
@@ -89,7 +124,10 @@ def drive(backend: str, width: int, height: int, rate: float, seconds: float) ->
             ages.append((now() - stamp.sec * 1_000_000_000 - stamp.nanosec) / 1e6)
             heard.set()
 
-        frames = node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
+        # The other cameras come first: the first one's frame begins a step.
+        frames = [
+            node.create_publisher(make("sensor_msgs/msg/Image"), camera, qos("camera")) for camera in cameras[::-1]
+        ]
         joints = node.create_publisher(make("sensor_msgs/msg/JointState"), "/joint_states", qos("state_publisher"))
         node.create_subscription(
             make("sensor_msgs/msg/JointState"), "/arm/joint_command", on_command, qos("command")
@@ -97,7 +135,7 @@ def drive(backend: str, width: int, height: int, rate: float, seconds: float) ->
         ended = threading.Event()
         spinner = threading.Thread(target=lambda: graph.spin(ended.is_set, 0.02))
         spinner.start()
-        image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
         sent, deadline = 0, time.monotonic() + 60.0
         due = time.monotonic()
         while time.monotonic() < deadline:
@@ -110,7 +148,8 @@ def drive(backend: str, width: int, height: int, rate: float, seconds: float) ->
                     header=header, name=JOINTS, position=HOME, velocity=[], effort=[]
                 )
             )
-            frames.publish(encode_image(image, now(), "camera"))
+            for each in frames:
+                each.publish(encode_image(image, now(), "camera"))
             sent += 1
             if heard.is_set() and deadline > time.monotonic() + seconds:  # the first answer: measure from here
                 deadline, sent = time.monotonic() + seconds, 0

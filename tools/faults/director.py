@@ -19,10 +19,12 @@ from vla_ros.config import load
 from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError
+from vla_ros.record.bag import METADATA
 
 _GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
 _ENDED = 5.0  # s; the node must end within this time after its launcher
+_RECORDS = 60.0  # s; a recorder must start, and repair a bag, within this time
 _HELD = 3.0  # s; a node that was suspended must send a hold within this time after it resumes
 
 
@@ -143,6 +145,8 @@ class Director:
         if row.fresh and self._outcome.injections:
             self._restart_node()
         self._linger(0.05, 0.35)
+        if row.recorded:
+            rig.wait(lambda: any(not bag.joinpath(METADATA).exists() for bag in rig.bags), "recording", _RECORDS)
         injection = Injection(time.monotonic())
         self._outcome.injections.append(injection)
         before = len(rig.motions)
@@ -176,7 +180,20 @@ class Director:
         if row.traced and rig.trace.stat().st_size > max(size, 1):  # with the limit, an empty file can get one byte
             self._complain("disk: the recording grew on a disk that was full")
         injection.end = time.monotonic()
+        if row.recorded:
+            self._check_recording()
         self._recover()
+
+    def _check_recording(self) -> None:
+        """Complain if a killed recorder's bag is not repaired, or if a bag grows on a disk that is full."""
+        rig, bags = self._rig, self._rig.bags
+        if self._row.recorded == "repaired":
+            rig.wait(lambda: bags[-1].joinpath(METADATA).exists(), "repaired bag", _RECORDS)
+            return
+        sizes = [sum(file.stat().st_size for file in bag.glob("*.mcap")) for bag in bags]
+        time.sleep(0.5)  # longer than from one write to the next
+        if sizes != [sum(file.stat().st_size for file in bag.glob("*.mcap")) for bag in bags]:
+            self._complain("disk: the bag grew on a disk that was full")
 
     def _start_without(self, what: str) -> None:
         """Start and arm a node while the robot lacks ``what``, and add it later."""

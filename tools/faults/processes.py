@@ -188,9 +188,18 @@ class NodeProcess(Process):
         super().__init__(command, domain, lease, stdout=self._pipe.end, stderr=subprocess.STDOUT)
 
     def signal(self, name: str) -> None:
-        """Send a signal, or let the log stall (``LOG_STALLS``) and flow again (``LOG_FLOWS``)."""
+        """Send a signal, or let the log stall (``LOG_STALLS``) and flow again (``LOG_FLOWS``).
+
+        ``RECORDER_KILLED`` kills the node's recorder, ``RECORDER_DISK_FULL`` prevents its files from growing.
+        """
         if name.startswith("LOG_"):
             self._pipe.stall(name == "LOG_STALLS")
+        elif name.startswith("RECORDER_"):
+            for child in _children(self.process.pid):
+                if name == "RECORDER_KILLED":
+                    os.kill(child, signal.SIGKILL)
+                else:
+                    resource.prlimit(child, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         else:
             super().signal(name)
 
@@ -200,6 +209,14 @@ class NodeProcess(Process):
             return super().end(name, patience)
         finally:
             self._pipe.close()
+
+
+def _children(process: int) -> list[int]:
+    return [
+        int(child)
+        for file in Path(f"/proc/{process}/task").glob("*/children")
+        for child in file.read_text().split()
+    ]
 
 
 class LaunchedNode(NodeProcess):

@@ -19,6 +19,7 @@ from vla_ros.errors import VlaRosError
 
 PATIENCE = 30.0
 """Seconds within which an expected event must occur, on a busy machine."""
+_SOME = 100_000  # bytes; more than the definitions at a bag's beginning
 _STARTS = 100.0  # s; a process must start within this time
 
 
@@ -79,6 +80,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.trace = Path(self._folder.name) / "trace.jsonl"
         if self._traced:
             self._options["node.trace"] = str(self.trace)
+        self._options["record.folder"] = self._folder.name
         if self._served:
             action = "features.action"
             more = ("-p", f"{action}:={self._options[action]}") if action in self._options else ()
@@ -149,6 +151,14 @@ class Rig(AbstractContextManager["Rig"]):
     def reset(self) -> None:
         self.node.signal("SIGHUP")
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
+
+    @property
+    def bags(self) -> list[Path]:
+        """The recorder's bags that have messages, oldest first."""
+        found = Path(self._folder.name).glob("*/*.mcap")
+        return sorted(
+            (file.parent for file in found if file.stat().st_size > _SOME), key=lambda bag: bag.stat().st_ctime
+        )
 
     def wait_for_motion(self, what: str) -> None:
         before = time.monotonic()

@@ -210,6 +210,8 @@ def _take(after: float = 0.0) -> Order:
     return {"do": "ask", "what": "correct", "after": after}
 
 
+_RECORDED = {"record.what": "all"}
+
 ROWS: tuple[Row, ...] = (
     _camera("silent", _HOLDS, "drop", 1.0, "camera_stale"),
     _camera("loses half", _GOES_ON, "drop", 0.5),
@@ -508,6 +510,16 @@ ROWS: tuple[Row, ...] = (
         **LEADS,
     ),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
+    Row("recorder killed", _GOES_ON, node=("RECORDER_KILLED",), options=_RECORDED, recorded="repaired"),
+    Row(
+        "recorder's disk full",
+        _GOES_ON,
+        node=("RECORDER_DISK_FULL",),
+        lasts=(0.8, 1.2),
+        options=_RECORDED,
+        fresh=True,
+        recorded="left",
+    ),
 )
 """Every row, in the order of the table."""
 
