@@ -55,7 +55,7 @@ class BagWriter:
 
 def unfinished(folder: Path) -> list[Path]:
     """Return the bags in ``folder`` that :func:`repair` can finish."""
-    found = sorted(path.parent for path in folder.glob("*/*.mcap"))
+    found = sorted(path.parent for path in folder.glob("*/*.mcap") if path.stat().st_size)
     return [path for path in dict.fromkeys(found) if not (path / METADATA).exists()]
 
 

@@ -27,7 +27,7 @@ def record(config: Config, node: Node, wiring: Wiring) -> None:
 
 
 class RecorderProcess:
-    """A recorder that ends with this process, and is started again if it ends before."""
+    """A recorder that ends with this process, and is started again if it is killed before."""
 
     def __init__(self, config: Config, node: str, topics: Sequence[Topic], logger: Logger) -> None:
         record, self._logger = config.record, logger
@@ -38,13 +38,18 @@ class RecorderProcess:
             self._command += ["-p", f"{name}:={json.dumps(value)}"]
         for topic in topics:
             self._command += ["--topic", *topic]
+        self._over = False
         self._process = self._start()
 
     def watch(self) -> None:
-        """Start the recorder again if it has ended; it repairs its bag."""
+        """Start the recorder again if it was killed; it repairs its bag."""
         status = self._process.poll()
-        if status is not None:
-            self._logger.error(f"the recorder has ended with status {status}; it is started again")
+        if status is None or self._over:
+            return
+        self._over = status >= 0  # it ended by itself, and would again
+        then = "nothing is recorded any more" if self._over else "it is started again"
+        self._logger.error(f"the recorder has ended with status {status}: {then}")
+        if not self._over:
             self._process = self._start()
 
     def close(self) -> None:
