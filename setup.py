@@ -111,6 +111,7 @@ setup(
             "oft = vla_ros.policies.oft:OFT",
             "pi = vla_ros.policies.pi:PI",
             "groot = vla_ros.policies.groot:GROOT",
+            "smolvla = vla_ros.policies.smolvla:SMOLVLA",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
             "wiggle = vla_ros.policies.wiggle:WigglePolicy",

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,8 +102,18 @@ class JpegRoundTrip:
     size: tuple[int, int]
 
 
-Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip, ...]
-"""Steps in order; each rounds to uint8 as the step's implementation on the host does."""
+@dataclass(frozen=True)
+class BilinearPad:
+    """A bilinear resize with float32 results in [0, 1], put on black at ``corner``."""
+
+    rows: CropTaps
+    columns: CropTaps
+    size: tuple[int, int]  # (height, width) with the padding
+    corner: tuple[int, int]  # (row, column) of the resized image
+
+
+Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip | BilinearPad, ...]
+"""Steps in order; each but the last named rounds to uint8 as the step's implementation on the host does."""
 
 
 class ImageProcessor(ABC):
@@ -113,9 +123,11 @@ class ImageProcessor(ABC):
 
     Attributes:
         size: (height, width) of the result in pixels.
+        floating: True if a device's result is float32 in [0, 1] instead of uint8.
     """
 
     size: tuple[int, int]
+    floating: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, image: UInt8Array) -> UInt8Array:

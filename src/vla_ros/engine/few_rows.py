@@ -144,12 +144,12 @@ class FlowRows:
         self, weights: DecoderWeights, index: int, stream: PrescaledStream, positions: Positions, cache: KVCache,
         query: Tensor,
     ) -> None:  # fmt: skip
-        matrix, shape, (batch, rows) = weights.layers[index].qkv, weights.shape, positions.at.shape
+        matrix, (batch, rows, heads, head) = weights.layers[index].qkv, query.shape
         keys, values, tile = cache.keys[index], cache.values[index], self._tile(matrix, positions.at)
         flow.flow_qkv_kernel[(matrix.outputs // 2 // tile.block_n,)](
             *_shifted(weights, index, 0, stream, positions), positions.at, positions.cosine, positions.sine, query,
             keys, values, batch * rows, rows, keys.shape[2], matrix.inputs, TILES=len(stream.squares),
-            HEADS=query.shape[2], KV_HEADS=shape.kv_heads, HEAD=shape.head_dim,
+            HEADS=heads, KV_HEADS=(matrix.outputs // head - heads) // 2, HEAD=head,
             **self._constants(weights, matrix, tile, positions.at),
         )  # fmt: skip
 
@@ -159,7 +159,8 @@ class FlowRows:
         out, tile = weights.cosine.new_empty(*positions.at.shape, width), self._tile(matrix, positions.at)
         flow.flow_gate_up_kernel[(width // tile.block_n,)](
             *_shifted(weights, index, 1, stream, positions), out, positions.at.numel(), matrix.inputs, N=width,
-            TILES=len(stream.squares), **self._constants(weights, matrix, tile, positions.at),
+            TILES=len(stream.squares), GELU=weights.shape.activation == "gelu",
+            **self._constants(weights, matrix, tile, positions.at),
         )  # fmt: skip
         return out
 

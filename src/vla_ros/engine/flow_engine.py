@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
-from vla_ros.engine.flow import FirstStep, FlowModel, prefill_flow, sample, sample_by_gradient
+from vla_ros.engine.flow import FirstStep, FlowModel, fill_cross, prefill_flow, sample, sample_by_gradient
 from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import Passes, flow_passes
@@ -49,7 +49,7 @@ class FlowRequest:
     # images of any size, which the device rotates and resizes.
     images: Sequence[NDArray[Any] | RawImage]
     tokens: IntArray  # int64 [L], the prompt
-    state: NDArray[Any]  # [A], normalised and padded; only pi0 reads it
+    state: NDArray[Any]  # [S], normalised and padded; pi0.5 does not read it
     # Noise [H, A], or the seed of a generator on the device; the same seed gives the same chunk.
     noise: NDArray[Any] | int
     continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
@@ -110,7 +110,7 @@ class FlowGraphs(ChunkGraphs):
             device,
             ((batch, length), torch.int64),
             ((batch,), torch.int32),
-            ((batch, numbers), torch.float32),
+            ((batch, model.state_dim), torch.float32),
             ((batch, horizon, numbers), torch.float32),
             ((batch, horizon), torch.float32),
             ((batch,), torch.float32),
@@ -124,11 +124,13 @@ class FlowGraphs(ChunkGraphs):
             raise ConfigError(f"{cameras} images found, but the model has positions for only {most}")
         self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.hidden_size)
         self._cache = KVCache.in_blocks(model.prefix, batch, patches + length + model.suffix)
+        self._cross = KVCache.in_blocks(model.expert, batch, patches + length) if model.crosses else None
         self.stages = {"vision": self._vision, "prefill": self._prefill, "flow": self._flow}
 
     def clear(self) -> None:
-        for part in (*self._cache.keys, *self._cache.values):
-            part.zero_()
+        for cache in (self._cache, self._cross):
+            for part in () if cache is None else (*cache.keys, *cache.values):
+                part.zero_()
 
     def _vision(self) -> None:
         self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
@@ -136,20 +138,18 @@ class FlowGraphs(ChunkGraphs):
     def _prefill(self) -> None:
         """Run the prefix pass and, in parallel, the first flow step; its layers wait for those of the prefix."""
         tokens, lengths, state, *guide = self.inputs.tensors
-        start = lengths + self._patches.shape[1]
+        model, cache, cross, start = self._model, self._cache, self._cross, lengths + self._patches.shape[1]
+        arguments, beside = (model, self._ops, cache, self._patches, tokens, lengths), self._runner.beside
         if self._jacobian:
-            return prefill_flow(self._model, self._ops, self._cache, self._patches, tokens, lengths)
-        beside = self._runner.beside
+            return prefill_flow(*arguments, lambda layer: fill_cross(model, cache, cross, layer), state)
         with beside():
-            first = FirstStep(
-                self._model, self._ops, self._cache, start, self.noise, state, Guide(*guide), self.actions
-            )
+            first = FirstStep(model, self._ops, cache, start, self.noise, state, Guide(*guide), self.actions, cross)
 
         def ready(layer: int) -> None:
             with beside():
                 first.run_layer(layer)
 
-        prefill_flow(self._model, self._ops, self._cache, self._patches, tokens, lengths, ready)
+        prefill_flow(*arguments, ready, state)
         self._runner.join()
 
     def _flow(self) -> None:
@@ -157,9 +157,9 @@ class FlowGraphs(ChunkGraphs):
         start = lengths + self._patches.shape[1]
         arguments = self._model, self._ops, self._cache, start
         if self._jacobian:
-            self.actions.copy_(sample_by_gradient(*arguments, self.noise, state, Guide(*guide)))
+            self.actions.copy_(sample_by_gradient(*arguments, self.noise, state, Guide(*guide), self._cross))
         else:
-            self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), first=1))
+            self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), 1, self._cross))
 
 
 K = TypeVar("K", bound=Hashable)

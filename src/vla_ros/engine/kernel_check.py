@@ -11,7 +11,7 @@ from vla_ros.engine.decoder import run_layers
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.flow import FlowModel
 from vla_ros.engine.ops import Ops, rounded
-from vla_ros.engine.stream import Guide, KVCache, Stream
+from vla_ros.engine.stream import Cross, Guide, KVCache, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.tolerances import TOLERANCES, Tolerances, relative_error
 from vla_ros.engine.weights import DecoderWeights
@@ -103,27 +103,38 @@ def check_flow(ops: Ops, model: FlowModel) -> None:
         ("a flow step of several robots", model.expert, 2 * SKINNY),
     ):
         ops.require(weights)
-        first = replace(weights, layers=weights.layers[:1], shape=replace(weights.shape, layers=1))
-        bounds, kind = TOLERANCES[weights.dtype], first.layers[0].qkv.kind
+        bounds, kind = TOLERANCES[weights.dtype], weights.layers[0].qkv.kind
         if kind == "fp8_rows":  # a norm that rounds differently may yield the neighbouring FP8 value
             bounds = replace(bounds, product=2 * bounds.product, element=2 * bounds.element)
-        expected = _flow_layer(Ops(), model, first, rows)
-        for (what, theirs), ours in zip(
-            expected.items(), _flow_layer(ops, model, first, rows).values(), strict=True
-        ):
-            require_close(f"{what} of {name} ({kind} weights, {rows} rows)", ours, theirs, bounds)
+        # The first layer that attends to its own rows, and the first that attends to the prefix's.
+        firsts = {layer.cross is None: index for index, layer in reversed(list(enumerate(weights.layers)))}
+        for index in sorted(firsts.values()):
+            one = replace(
+                weights, layers=(weights.layers[index],), norms=weights.norms[2 * index :],
+                shape=replace(weights.shape, layers=1),
+            )  # fmt: skip
+            ends = weights is model.expert
+            expected = _flow_layer(Ops(), model, one, rows, ends)
+            for (what, theirs), ours in zip(
+                expected.items(), _flow_layer(ops, model, one, rows, ends).values(), strict=True
+            ):
+                require_close(f"{what} of {name} ({kind} weights, {rows} rows)", ours, theirs, bounds)
 
 
-def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int) -> dict[str, Tensor]:
-    """Run one layer on noise; return keys, values, hidden states and, for the expert, advanced actions."""
+def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int, ends: bool) -> dict[str, Tensor]:
+    """Run one layer on noise; return keys, values, hidden states and, if it ends a flow step, advanced actions."""
     noise = random_numbers(count, model.device)
     at = torch.arange(count, dtype=torch.int32, device=model.device)[None]
     cache = KVCache.in_blocks(weights, 1, count)
     rows = ops.locate_prefix(weights, cache, at, torch.full_like(at, count), torch.zeros_like(at))
     stream = ops.start(weights, noise(1, count, weights.shape.hidden_size).to(weights.dtype), rows)
-    stream = run_layers(weights, ops, cache, stream, rows)
-    found = {"keys": cache.keys[0], "values": cache.values[0], "hidden states": stream.hidden.clone()}
-    if weights.norms is model.expert.norms:
+    cross, found = None, {"keys": cache.keys[0], "values": cache.values[0]}
+    if weights.layers[0].cross is not None:
+        keys, values = (noise(*cache.keys[0].shape).to(weights.dtype) for _ in range(2))
+        cross, found = Cross(KVCache((keys,), (values,), cache.split_counters), rows), {}
+    stream = run_layers(weights, ops, cache, stream, rows, cross=cross)
+    found["hidden states"] = stream.hidden.clone()
+    if ends:
         actions = noise(1, count, model.action_dim)
         free = torch.zeros(1, count, device=model.device)
         guide = Guide(torch.zeros_like(actions), free, free[:, 0], free.int())

@@ -33,16 +33,16 @@ class ManyRows:
         cache: KVCache,
         query: Tensor,
     ) -> None:
-        matrix, shape = weights.layers[index].qkv, weights.shape
-        batch, rows, heads, head = query.shape
-        total = heads + 2 * shape.kv_heads
+        matrix, (batch, rows, heads, head) = weights.layers[index].qkv, query.shape
+        total = matrix.outputs // head
         product = self._normed_product(weights, stream, matrix)
         block_h = min(32, triton.next_power_of_2(total))
         keys, values = cache.keys[index], cache.values[index]
         pointwise.rotate_kernel[(batch * rows, triton.cdiv(total, block_h))](
             product.values, positions.at, positions.cosine, positions.sine, query, keys, values, rows,
-            keys.shape[2], HEADS=heads, KV_HEADS=shape.kv_heads, HEAD=head, BLOCK_H=block_h, row_scale=product.rows,
-            column_scale=product.columns, SCALED=matrix.kind == "fp8", num_warps=max(4, head // 32),
+            keys.shape[2], HEADS=heads, KV_HEADS=(total - heads) // 2, HEAD=head, BLOCK_H=block_h,
+            row_scale=product.rows, column_scale=product.columns, SCALED=matrix.kind == "fp8",
+            num_warps=max(4, head // 32),
         )  # fmt: skip
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Stream) -> Rows:

@@ -20,6 +20,7 @@ from torch import Tensor
 from vla_ros.errors import ConfigError
 from vla_ros.types import (
     BilinearCrop,
+    BilinearPad,
     FixedPointResize,
     FloatResize,
     ImageProcessor,
@@ -118,7 +119,7 @@ def _fast_inverse() -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
 
 
 _Pipeline = Callable[[Tensor], Tensor]
-"""Converts RGB images, uint8 [B, H, W, 3], to RGB images, uint8 [B, height, width, 3]."""
+"""Converts RGB images, uint8 [B, H, W, 3], to [B, height, width, 3], uint8 or as the processor is ``floating``."""
 
 _AT_ONCE = 2**22  # products held at a time; their 16 MiB fit into the cache of a large GPU
 
@@ -200,7 +201,8 @@ def make_step(step: Any, device: torch.device) -> _Pipeline:
     if isinstance(step, JpegRoundTrip):
         return make_round_trip(step.size, device, _kernels(device))
     makers: dict[type, Callable[[Any, torch.device], _Pipeline]] = {
-        BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
+        BilinearCrop: _crop, BilinearPad: _bilinear_pad, FixedPointResize: _resize, FloatResize: _float_resize,
+        Padding: _pad,
     }  # fmt: skip
     return makers[type(step)](step, device)
 
@@ -225,6 +227,26 @@ def _crop(step: BilinearCrop, device: torch.device) -> _Pipeline:
         return (between(top, bottom, down[:, None, None]).clamp_(0, 1) * 255.5).byte()
 
     return crop
+
+
+def _bilinear_pad(step: BilinearPad, device: torch.device) -> _Pipeline:
+    levels = _to(np.arange(256, dtype=np.float32) / np.float32(255), device)  # a GPU divides with other bits
+    (above, below, down), (left, right, across) = (
+        [_to(part, device) for part in (axis.below, axis.above, axis.share)] for axis in (step.rows, step.columns)
+    )
+    top, start = step.corner
+
+    def resize(images: Tensor) -> Tensor:
+        wide = levels[images.int()]
+        wide = wide.index_select(1, above) * (1 - down)[:, None, None] + (
+            wide.index_select(1, below) * down[:, None, None]
+        )
+        wide = wide.index_select(2, left) * (1 - across)[:, None] + wide.index_select(2, right) * across[:, None]
+        result = wide.new_zeros(len(images), *step.size, 3)
+        result[:, top : top + len(down), start : start + len(across)] = wide.clamp_(0, 1)
+        return result
+
+    return resize
 
 
 def _resize(step: FixedPointResize, device: torch.device) -> _Pipeline:

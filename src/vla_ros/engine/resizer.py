@@ -34,7 +34,8 @@ class Slot:
     """A buffer for N images of one size, orientation and processor, with the launches that resize them."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
-    launches: Callable[[], Tensor]  # resizes to uint8 [N, height, width, 3]; owns the tables that ``graph`` reads
+    dtype: torch.dtype  # of the resized images
+    launches: Callable[[], Tensor]  # resizes to [N, height, width, 3]; owns the tables that ``graph`` reads
     graph: Callable[[], Tensor] | None = None  # the launches as one graph; None before the capture
 
 
@@ -72,7 +73,7 @@ class ImageResizer:
         return uploaded
 
     def resize(self, uploaded: Sequence[tuple[Slot, list[int]]], target: Tensor) -> None:
-        """Rotate, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
+        """Rotate, crop and resize the uploaded images to [B, height, width, 3]."""
         for slot, places in uploaded:
             resized = slot.launches() if slot.graph is None else slot.graph()
             if len(places) == len(target):
@@ -98,7 +99,8 @@ class ImageResizer:
                 raise ConfigError(f"camera.pipeline: {processor} does not produce images of {self._size}")
             pipeline = make_pipeline(processor, (height, width), self._device, orientation)
             pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
-            self._slots[kind] = slot = Slot(pixels, partial(pipeline, pixels))
+            dtype = torch.float32 if processor.floating else torch.uint8
+            self._slots[kind] = slot = Slot(pixels, dtype, partial(pipeline, pixels))
             self._capture_soon(slot)
         self._slots.move_to_end(kind)
         return self._slots[kind]
@@ -112,7 +114,7 @@ class ImageResizer:
 
     def _capture(self, slot: Slot) -> None:
         """Capture the resize. The graph only reads ``pixels``, so uploads may continue meanwhile."""
-        resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=torch.uint8, device=self._device)
+        resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=slot.dtype, device=self._device)
 
         def stage() -> None:
             resized.copy_(slot.launches())

@@ -86,7 +86,7 @@ def _sizes(width: int) -> dict[str, object]:
     return {"N": width, "BLOCK": block, "num_warps": max(1, min(8, block // 256)), "enable_fp_fusion": False}
 
 
-KERNELS = {("rms", "silu"), ("rms_float32", "gelu")}
+KERNELS = {("rms", "silu"), ("rms_float32", "gelu"), ("rms_float32", "silu")}
 """Norms and activations for which there are kernels."""
 
 
@@ -102,12 +102,12 @@ class TritonOps(Ops):
         self._decoding, self._flow, self._many = DecodingRows(measured), FlowRows(measured), ManyRows(measured)
 
     def require(self, weights: DecoderWeights) -> None:
-        shape, plain = (
-            weights.shape,
-            all(
-                layer.qk_norms is None and layer.cross is None and all(one.bias is None for one in layer.matrices)
-                for layer in weights.layers
-            ),
+        shape = weights.shape
+        plain = all(
+            layer.qk_norms is None
+            and (layer.cross is None or shape.norm == "rms_float32")
+            and all(one.bias is None for one in layer.matrices)
+            for layer in weights.layers
         )
         if not (plain and shape.gated and shape.rotary and (shape.norm, shape.activation) in KERNELS):
             raise EngineMismatchError(f"the engine has no kernels for a decoder of {shape}")
@@ -156,9 +156,9 @@ class TritonOps(Ops):
     def qkv(
         self, weights: DecoderWeights, index: int, stream: Stream, positions: Positions, cache: KVCache
     ) -> Tensor:
-        shape, matrix, (batch, rows, _) = weights.shape, weights.layers[index].qkv, stream.hidden.shape
+        shape, layer, (batch, rows, _) = weights.shape, weights.layers[index], stream.hidden.shape
         # Rows before heads: attention returns its result in the order of its queries, as the next product needs it.
-        heads = matrix.outputs // shape.head_dim - 2 * shape.kv_heads
+        heads = layer.qkv.outputs // shape.head_dim - (2 * shape.kv_heads if layer.cross is None else 0)
         query = stream.hidden.new_empty(batch, rows, heads, shape.head_dim)
         if isinstance(stream, PrescaledStream):
             self._few(stream).qkv(weights, index, stream, positions, cache, query)
@@ -272,7 +272,7 @@ class TritonOps(Ops):
         sums = query.new_empty(2, chunks, pairs, dtype=torch.float32)
         parts = query.new_empty(chunks, pairs, head)
         flow.attend_chunk_kernel[(blocks, chunks, batch * keys.shape[1])](
-            query, keys, values, positions.at, ends, sums, parts, count, keys.shape[2], scale, pairs, **sizes
+            query, keys, values, ends, sums, parts, count, keys.shape[2], scale, pairs, **sizes
         )
         flow.flow_merge_kernel[(pairs,)](
             sums, parts, out, pairs, CHUNKS=chunks, HEAD=head, PADDED=triton.next_power_of_2(chunks), num_warps=1

@@ -19,6 +19,7 @@ class Tokenizer:
     size: int  # number of pieces in the vocabulary
     special: Mapping[str, int | None]  # ids of ``<pad>``, ``<eos>`` and ``<bos>``; None if missing
     control: tuple[str, ...] = ()  # control tokens that ``encode`` recognises in text
+    framed: tuple[int, ...] = ()  # ids that the file adds to a text, which ``encode`` does not
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
@@ -67,7 +68,8 @@ def _json(path: Path, control: bool) -> Tokenizer:
 
     found = [str(token) for token in backend.get_added_tokens_decoder().values()] if control else []
     special = {name: backend.token_to_id(name) for name in ("<pad>", "<eos>", "<bos>")}
-    return Tokenizer(encode, size, special, tuple(found))
+    framed = tuple(int(token) for token in backend.encode("", add_special_tokens=True).ids)
+    return Tokenizer(encode, size, special, tuple(found), framed)
 
 
 def _sentencepiece(path: Path) -> Tokenizer:

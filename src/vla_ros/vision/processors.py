@@ -6,7 +6,7 @@ The policies normalise the images.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import cv2
 import numpy as np
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.types import ImageProcessor, JpegRoundTrip, Padding, Resampling, UInt8Array
+from vla_ros.types import BilinearPad, CropTaps, ImageProcessor, JpegRoundTrip, Padding, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.resample import center_crop_box
 
 _Levels = NDArray[np.float32]
 _Pixels = TypeVar("_Pixels", UInt8Array, NDArray[np.float32])
-_Taps = tuple[NDArray[np.intp], NDArray[np.intp], _Levels]
 
 _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
@@ -125,28 +124,35 @@ def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resam
     return resized
 
 
-def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> _Levels:
+def resize_with_pad_linear(
+    image: UInt8Array, target: tuple[int, int] = (224, 224), centred: bool = True
+) -> _Levels:
     """Resize uint8 [H, W, 3] as LeRobot does: bilinear, without antialiasing or rounding.
 
-    Returns float32 [height, width, 3] in [0, 1].
+    Returns float32 [height, width, 3] in [0, 1]; without ``centred``, all black is at the top or left.
     """
-    height, width = fitted_size(image.shape[:2], target)
+    step = _bilinear_pad(image.shape[:2], target, centred)
     levels = image.astype(np.float32) / np.float32(255)
-    above, below, down = _taps(image.shape[0], height)
-    rows = _mix(levels[above], levels[below], down[:, None, None])
-    left, right, across = _taps(image.shape[1], width)
-    small = _mix(rows[:, left], rows[:, right], across[:, None])
-    return _centred(np.clip(small, 0, 1), target)
+    rows = _mix(levels[step.rows.below], levels[step.rows.above], step.rows.share[:, None, None])
+    columns = step.columns
+    small = _mix(rows[:, columns.below], rows[:, columns.above], columns.share[:, None])
+    return _placed(np.clip(small, 0, 1), target, step.corner)
+
+
+def _bilinear_pad(source: tuple[int, int], target: tuple[int, int], centred: bool) -> BilinearPad:
+    fitted = fitted_size(source, target)
+    corner = centred_corner(fitted, target) if centred else (target[0] - fitted[0], target[1] - fitted[1])
+    return BilinearPad(_taps(source[0], fitted[0]), _taps(source[1], fitted[1]), target, corner)
 
 
 @lru_cache(maxsize=32)
-def _taps(source: int, target: int) -> _Taps:
+def _taps(source: int, target: int) -> CropTaps:
     """Return the two neighbours in ``source`` of each sample of ``target``, and the second neighbour's weight."""
     scale = np.float64(np.float32(source) / np.float32(target))
     # Rounded once, as in a fused multiply-add.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
     first = np.minimum(position.astype(np.intp), source - 1)
-    return first, np.minimum(first + 1, source - 1), position - first.astype(np.float32)
+    return CropTaps(first, np.minimum(first + 1, source - 1), position - first.astype(np.float32))
 
 
 def _mix(one: _Levels, other: _Levels, share: _Levels) -> _Levels:
@@ -160,8 +166,11 @@ def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[in
 
 
 def _centred(small: _Pixels, target: tuple[int, int]) -> _Pixels:
-    height, width = small.shape[:2]
-    top, left = centred_corner((height, width), target)
+    return _placed(small, target, centred_corner(small.shape[:2], target))
+
+
+def _placed(small: _Pixels, target: tuple[int, int], corner: tuple[int, int]) -> _Pixels:
+    (height, width), (top, left) = small.shape[:2], corner
     result = np.zeros((*target, small.shape[2]), small.dtype)
     result[top : top + height, left : left + width] = small
     return result
@@ -241,6 +250,24 @@ class ResizeWithPad(ImageProcessor):
         fitted = fitted_size(source, self.size)
         padding = Padding(self.size, centred_corner(fitted, self.size))
         return (*resample.pillow_resize(source, fitted, "bilinear"), padding)
+
+
+@dataclass(frozen=True)
+class LinearResize(ImageProcessor):
+    """LeRobot's resize, whose result is not rounded to uint8: the policy or its device resizes the image itself.
+
+    ``centred`` is as for :func:`resize_with_pad_linear`.
+    """
+
+    size: tuple[int, int]
+    centred: bool = True
+    floating: ClassVar[bool] = True
+
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        return image
+
+    def resampling(self, source: tuple[int, int]) -> Resampling:
+        return (_bilinear_pad(source, self.size, self.centred),)
 
 
 PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {

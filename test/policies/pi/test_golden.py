@@ -102,7 +102,7 @@ def test_prefix_keys_and_suffix_equal_openpis(loaded, kind, monkeypatch):
 
     begun = []
     monkeypatch.setattr(Ops, "start", lambda *given: begun.append(given[2]))
-    monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given: None)
+    monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given, **named: None)
     noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
     [rows, *_] = suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))
     run_step(flow, Ops(), cache, noise, state, rows, 0)

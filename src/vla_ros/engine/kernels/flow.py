@@ -114,7 +114,7 @@ def flow_qkv_kernel(
 
 @triton.jit
 def attend_chunk_kernel(
-    query, keys, values, positions, ends, sums, parts, ROWS, CAPACITY, scale, TOTAL,
+    query, keys, values, ends, sums, parts, ROWS, CAPACITY, scale, TOTAL,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def attend_chunk_kernel(
     chunk, which = tl.program_id(1), tl.program_id(2)
     feature, column = tl.arange(0, HEAD), chunk * BLOCK_C + tl.arange(0, BLOCK_C)
     at, inside, end = locate_pairs(tl.program_id(0), which, ends, ROWS, HEADS, KV_HEADS, BLOCK_R)
-    filled = tl.load(positions + which // KV_HEADS * ROWS) + ROWS
+    filled = tl.load(ends + which // KV_HEADS * ROWS + ROWS - 1)  # the last row sees all that any row sees
     place = (which * CAPACITY + column)[:, None] * HEAD + feature[None, :]
     q = tl.load(query + at[:, None] * HEAD + feature[None, :], mask=inside[:, None], other=0.0)
     # The cache has whole blocks. Unseen scores are masked, but an unseen NaN value times a weight of 0 is NaN.
@@ -162,9 +162,12 @@ def flow_merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.co
 def flow_gate_up_kernel(
     x, squares, eps, weight, now, fixed, times, zero, out, M, count, N: tl.constexpr, K: tl.constexpr,
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, GELU: tl.constexpr = True,
 ):  # fmt: skip
-    """Compute ``gelu(gate) * up`` of the normed rows, ``out`` [M, N]; weight [2 N, K] holds gate, then up."""
+    """Compute ``gelu(gate) * up`` of the normed rows, ``out`` [M, N]; weight [2 N, K] holds gate, then up.
+
+    Without GELU, the activation is SiLU.
+    """
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # gate and up of the same feature
     outputs = number + partner * N
@@ -174,7 +177,8 @@ def flow_gate_up_kernel(
     )  # fmt: skip
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     at = rows[:, None] * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    tl.store(out + at, (tanh_gelu(gate) * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
+    active = tanh_gelu(gate) if GELU else gate * tl.sigmoid(gate)
+    tl.store(out + at, (active * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
 @triton.jit

@@ -265,10 +265,11 @@ def store_rotated(
     is_query = inside & (head < HEADS)
     tl.store(to_query, low, mask=is_query)
     tl.store(to_query + half, high, mask=is_query)
-    slot = ((row // ROWS * KV_HEADS + (head - HEADS) % KV_HEADS) * CAPACITY + position) * HEAD + feature
-    is_key = inside & ((head >= HEADS) & turns)
-    is_value = inside & (head >= HEADS + KV_HEADS)
-    tl.store(keys + slot, low, mask=is_key)
-    tl.store(keys + slot + half, high, mask=is_key)
-    tl.store(values + slot, low, mask=is_value)
-    tl.store(values + slot + half, high, mask=is_value)
+    if KV_HEADS > 0:
+        slot = ((row // ROWS * KV_HEADS + (head - HEADS) % KV_HEADS) * CAPACITY + position) * HEAD + feature
+        is_key = inside & ((head >= HEADS) & turns)
+        is_value = inside & (head >= HEADS + KV_HEADS)
+        tl.store(keys + slot, low, mask=is_key)
+        tl.store(keys + slot + half, high, mask=is_key)
+        tl.store(values + slot, low, mask=is_value)
+        tl.store(values + slot + half, high, mask=is_value)

@@ -88,6 +88,11 @@ class PiModel:
     tokenizer: Tokenizer  # text to ids
     trained_delay: int = 0  # longest delay of trained real-time chunking
 
+    @property
+    def longest(self) -> int:
+        """Largest number of tokens in a prompt."""
+        return self.processing.prompt.length
+
     def close(self) -> None:
         self.engine.close()
 
@@ -115,7 +120,7 @@ class PiModel:
         normalized = self.processing.normalized_state(state)
         tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
-        return FlowRequest(prepared, tokens, pad_state(normalized, sizes.action_dim), noise, follow)
+        return FlowRequest(prepared, tokens, pad_state(normalized, self.engine.model.state_dim), noise, follow)
 
 
 def make_engine(

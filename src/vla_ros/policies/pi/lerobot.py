@@ -44,15 +44,19 @@ CHAINS = (
 )
 """Steps of which each changes what a later one reads, in their order. Other steps may stand anywhere."""
 
-HARMLESS = {
-    "training": "optimizer_* scheduler_* time_sampling_* gradient_checkpointing freeze_vision_encoder "
-    "train_expert_only",
+SHARED_HARMLESS = {
+    "training": "optimizer_* scheduler_* freeze_vision_encoder train_expert_only",
     "how it runs, which policy.device and policy.dtype choose": "device use_amp compile_model compile_mode",
     "publishing": "push_to_hub repo_id private tags license pretrained_path pretrained_revision",
+    "the policy takes one observation": "n_obs_steps",
+}
+"""Keys of every flow policy's ``config.json`` that do not change the actions, by the reason."""
+
+HARMLESS = SHARED_HARMLESS | {
+    "also training": "time_sampling_* gradient_checkpointing",
     "repeated in the processor files, whose values LeRobot uses": "normalization_mapping tokenizer_max_length "
     "relative_exclude_joints action_feature_names",
     "empty cameras are masked": "empty_cameras",
-    "pi0 and pi0.5 take one observation": "n_obs_steps",
     "sizes of a memory that is off": "memory_frames memory_stride memory_temporal_attention_every",
 }
 """Keys of ``config.json`` that do not change the actions, by the reason."""
@@ -92,7 +96,7 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
                 f"{before.path}: norm_map: {name} is normalised by {mode}, expected VISUAL: IDENTITY; "
                 f"{config.advice}"
             )
-    prompt, tokenizer = _prompt(before, padded)
+    prompt, tokenizer = read_prompt(before, padded)
     delta = _delta(config, before, after, state_size, action_size)
     processing = Processing(
         images=keys,
@@ -113,10 +117,10 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
     return processing, tokenizer
 
 
-def _prompt(before: Pipeline, padded_state: int) -> tuple[PromptForm, str]:
+def read_prompt(before: Pipeline, padded_state: int, new_line: str = NEW_LINE) -> tuple[PromptForm, str]:
     """Read the form of the prompt and the tokenizer's name from the steps that write it."""
-    if STATE_PROMPT in before and NEW_LINE in before:
-        raise CheckpointError(f"{before.path}: found both {STATE_PROMPT} and {NEW_LINE}, expected one of them")
+    if STATE_PROMPT in before and new_line in before:
+        raise CheckpointError(f"{before.path}: found both {STATE_PROMPT} and {new_line}, expected one of them")
     state = before.options(STATE_PROMPT)
     state.expect("include_state_in_prompt", True)
     state.expect("task_key", "task")
@@ -131,7 +135,7 @@ def _prompt(before: Pipeline, padded_state: int) -> tuple[PromptForm, str]:
         state="as_is" if STATE_PROMPT in before else "none",
         clean=False,
         padded_state=padded_state,
-        line_break=NEW_LINE in before,
+        line_break=new_line in before,
     )
     return form, str(stated or "")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vla_ros.engine.shapes import DecoderShape
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
@@ -35,31 +36,39 @@ from vla_ros.policies.pi.architecture import (
     infer_architecture,
 )
 from vla_ros.policies.pi.lerobot import HARMLESS, read_processing
-from vla_ros.policies.pi.network import PiNetwork, build_empty
+from vla_ros.policies.pi.network import build_empty
 from vla_ros.policies.pi.options import RTC_SCHEDULES, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, Processing, PromptForm, Robot
 from vla_ros.policies.processor_files import ADVICE
 from vla_ros.policies.published import loop_of
 from vla_ros.policies.weights import parameter_shapes
 
-_RENAMES = (
-    (r"^vision\.patch_embed\.proj", f"{SIGLIP}embeddings.patch_embedding"),
-    (r"^vision\.pos_embed$", f"{SIGLIP}embeddings.position_embedding.weight"),
-    (r"^vision\.norm", f"{SIGLIP}post_layernorm"),
-    (r"^vision\.blocks", f"{SIGLIP}encoder.layers"),
-    (r"^projector", PROJECTOR),
-    (r"^prefix\.", PREFIX),
-    (r"^expert\.", EXPERT),
-    (r"(\.\d+)(\.attn)?\.qkv", r"\1.self_attn.{q,k,v}_proj"),
-    (r"\.attn\.proj", ".self_attn.out_proj"),
-    (r"(\.\d+)\.o\.", r"\1.self_attn.o_proj."),
-    (r"(\.\d+)\.norm([12])", r"\1.layer_norm\2"),
-    (r"\.input_norm", ".input_layernorm"),
-    (r"\.post_norm", ".post_attention_layernorm"),
-    (r"\.gate_up", ".mlp.{gate,up}_proj"),
-    (r"(\.\d+)\.down", r"\1.mlp.down_proj"),
-)
+Renames = Sequence[tuple[str, str]]
 """Substitutions, applied in this order. Tensors whose names are in braces are stacked along the first axis."""
+
+
+def renames(tower: str, projector: str, prefix: str, expert: str) -> Renames:
+    """Return the substitutions from parameters to stored names, whose first parts these are."""
+    return (
+        (r"^vision\.patch_embed\.proj", f"{tower}embeddings.patch_embedding"),
+        (r"^vision\.pos_embed$", f"{tower}embeddings.position_embedding.weight"),
+        (r"^vision\.norm", f"{tower}post_layernorm"),
+        (r"^vision\.blocks", f"{tower}encoder.layers"),
+        (r"^projector", projector),
+        (r"^prefix\.", prefix),
+        (r"^expert\.", expert),
+        (r"(\.\d+)(\.attn)?\.qkv", r"\1.self_attn.{q,k,v}_proj"),
+        (r"\.attn\.proj", ".self_attn.out_proj"),
+        (r"(\.\d+)\.([oqkv])\.", r"\1.self_attn.\2_proj."),
+        (r"(\.\d+)\.norm([12])", r"\1.layer_norm\2"),
+        (r"\.input_norm", ".input_layernorm"),
+        (r"\.post_norm", ".post_attention_layernorm"),
+        (r"\.gate_up", ".mlp.{gate,up}_proj"),
+        (r"(\.\d+)\.down", r"\1.mlp.down_proj"),
+    )
+
+
+_RENAMES = renames(SIGLIP, PROJECTOR, PREFIX, EXPERT)
 
 
 @dataclass(frozen=True)
@@ -76,24 +85,30 @@ Parts = dict[str, tuple[Part, ...]]
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
     """List the parts of every parameter; ``stored`` determines the name of the embedding."""
-    shapes = parameter_shapes(build_empty(architecture))
-    embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDINGS[0])
-    parts = {name: _parts(name, shape, architecture) for name, shape in shapes.items()}
+    return parts_of(build_empty(architecture), architecture.prefix, _RENAMES, EMBEDDINGS, stored)
+
+
+def parts_of(
+    network: nn.Module, prefix: DecoderShape, names: Renames, embeddings: Sequence[str], stored: Collection[str]
+) -> Parts:
+    """List the parts of every parameter; the embedding has the first of ``embeddings`` that is stored."""
+    shapes = parameter_shapes(network)
+    embedding = next((name for name in embeddings if name in stored), embeddings[0])
+    parts = {name: _parts(name, shape, prefix, names) for name, shape in shapes.items()}
     return parts | {"embed_tokens.weight": (Part(embedding, shapes["embed_tokens.weight"]),)}
 
 
-def _parts(name: str, shape: tuple[int, ...], architecture: PiArchitecture) -> tuple[Part, ...]:
+def _parts(name: str, shape: tuple[int, ...], prefix: DecoderShape, names: Renames) -> tuple[Part, ...]:
     stored = name
-    for pattern, replacement in _RENAMES:
+    for pattern, replacement in names:
         stored = re.sub(pattern, replacement, stored)
     stem, _, rest = stored.partition("{")
     if not rest:
         return (Part(stored, shape[1:] if name == "vision.pos_embed" else shape),)
-    names, _, end = rest.partition("}")
-    first, *others = names.split(",")
-    gemma = architecture.prefix  # the expert has the same heads
-    is_gemma_attention = first == "q" and not name.startswith("vision.")
-    rows = gemma.kv_heads * gemma.head_dim if is_gemma_attention else shape[0] // (1 + len(others))
+    fused, _, end = rest.partition("}")
+    first, *others = fused.split(",")
+    is_decoder_attention = first == "q" and not name.startswith("vision.")
+    rows = prefix.kv_heads * prefix.head_dim if is_decoder_attention else shape[0] // (1 + len(others))
     sizes = {first: shape[0] - rows * len(others), **dict.fromkeys(others, rows)}  # the prefix may lack queries
     return tuple(Part(f"{stem}{one}{end}", (count, *shape[1:])) for one, count in sizes.items() if count)
 
@@ -154,7 +169,7 @@ def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def fill_network(
-    network: PiNetwork,
+    network: nn.Module,
     parts: Parts,
     stored: Manifest,
     device: torch.device,
@@ -278,7 +293,7 @@ def read_checkpoint(
             trained_delay=config.whole("rtc_training_max_delay", 0, least=0),
             tokenizer=tokenizer,
             execute_steps=config.whole("n_action_steps", architecture.horizon),
-            rtc=_rtc(config.object("rtc_config")),
+            rtc=read_rtc(config.object("rtc_config")),
         )
         config.finish(HARMLESS)
         if found.execute_steps > architecture.horizon:
@@ -311,7 +326,7 @@ def read_checkpoint(
     )
 
 
-def _rtc(config: Fields) -> RtcSettings:
+def read_rtc(config: Fields) -> RtcSettings:
     """Read LeRobot's ``rtc_config``; null and a configuration that is not enabled mean this package's defaults."""
     found = RtcSettings(
         str(config.expect("mode", "guided", "trained")),

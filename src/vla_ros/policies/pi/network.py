@@ -4,6 +4,7 @@ Query, key and value form one matrix, gate and up another; the loader stacks the
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,6 +45,15 @@ class SiglipTower(VisionTower):
             tokens, normed = ops.add_norm(tokens, branch, None, following)
         return normed
 
+    def resize(self, shape: TowerShape) -> None:
+        """Take images of another size: each patch has the position of the stored patch that it begins in."""
+        stored, side = (one.image_size // one.patch_size for one in (self.shape, shape))
+        bounds = torch.arange(1 / stored, 1.0, 1 / stored)
+        starts = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
+        at = torch.bucketize(starts, bounds, right=True)
+        index = (at[:, None] * stored + at).flatten().to(self.pos_embed.device)
+        self.shape, self.pos_embed = shape, nn.Parameter(self.pos_embed[:, index], requires_grad=False)
+
     def embed(self, images: Tensor) -> Tensor:
         """Embed patches and add their positions: [N, patches, width]."""
         size, side = self.shape.patch_size, self.shape.image_size // self.shape.patch_size
@@ -71,6 +81,13 @@ class RmsNorm(nn.Module):
         return (1.0 + self.weight.float()).expand(len(condition), 1, -1)
 
 
+class LlamaNorm(RmsNorm):
+    """An RMS norm that multiplies by ``weight``."""
+
+    def parts(self, condition: Tensor) -> Tensor:
+        return self.weight.float().expand(len(condition), 1, -1)
+
+
 class AdaptiveNorm(nn.Module):
     """An RMS norm whose scale, shift and gate are a linear function of the time condition."""
 
@@ -86,18 +103,25 @@ class AdaptiveNorm(nn.Module):
 
 
 class GemmaParameters(nn.Module):
-    """The parameters of one Gemma network.
+    """The parameters of one decoder.
 
-    With ``adaptive`` (pi0.5's expert), the norms depend on the flow time. With ``keys_only`` (the prefix), the last
-    layer has only keys and values, and there is no final norm.
+    ``norm`` is the class of its norms; those of pi0.5's expert depend on the flow time. With ``keys_only`` (the
+    prefix), the last layer has only keys and values, and there is no final norm. ``crossing`` layers project
+    another model's keys and values.
     """
 
-    def __init__(self, shape: DecoderShape, adaptive: bool = False, keys_only: bool = False) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        norm: type[nn.Module] = RmsNorm,
+        keys_only: bool = False,
+        crossing: Collection[int] = (),
+    ) -> None:
         super().__init__()
         self.shape = shape
-        norm = AdaptiveNorm if adaptive else RmsNorm
         self.layers = nn.ModuleList(
-            _layer(shape, norm, keys_only and index == shape.layers - 1) for index in range(shape.layers)
+            _layer(shape, norm, keys_only and index == shape.layers - 1, index in crossing)
+            for index in range(shape.layers)
         )
         if not keys_only:
             self.norm = norm(shape.hidden_size)
@@ -120,10 +144,13 @@ class GemmaParameters(nn.Module):
         def engine_layer(index: int, layer: Any) -> Layer:
             matrices = {
                 role: _matrix(layer, name, role, quantization if name != "o" else "none", keep)
-                for name, role in (("qkv", "qkv"), ("o", "o_proj"), ("gate_up", "gate_up"), ("down", "down_proj"))
+                for name, role in _ROLES
                 if hasattr(layer, name)
             }
             found = Layer.of(matrices)
+            if hasattr(layer, "k"):
+                keys, values = (_matrix(layer, name, "qkv", "none", keep) for name in "kv")
+                found = replace(found, cross=(keys, values))
             if parts.shape[2] == 1 or found.gate_up is None:
                 return found
             first, second = parts[:, 2 * index, 1], parts[:, 2 * index + 1, 1]
@@ -142,11 +169,23 @@ class GemmaParameters(nn.Module):
         )
 
 
-def _layer(shape: DecoderShape, norm: type[nn.Module], keys_only: bool) -> nn.Module:
+_ROLES = (
+    ("qkv", "qkv"), ("q", "qkv"), ("o", "o_proj"), ("gate_up", "gate_up"), ("down", "down_proj"),
+)  # fmt: skip
+
+
+def _layer(shape: DecoderShape, norm: type[nn.Module], keys_only: bool, crosses: bool) -> nn.Module:
     linear, layer = partial(nn.Linear, bias=False), nn.Module()
     keys, queries, width = 2 * shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim, shape.hidden_size
     layer.input_norm = norm(width)
-    layer.qkv = linear(width, keys + (0 if keys_only else queries))
+    if crosses:
+        layer.q, layer.k, layer.v = (
+            linear(width, queries),
+            linear(keys // 2, keys // 2),
+            linear(keys // 2, keys // 2),
+        )
+    else:
+        layer.qkv = linear(width, keys + (0 if keys_only else queries))
     if not keys_only:
         layer.o = linear(queries, width)
         layer.post_norm = norm(width)
@@ -177,7 +216,7 @@ class PiNetwork(nn.Module):
         self.projector = nn.Linear(architecture.vision.width, prefix.hidden_size)
         self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.hidden_size)
         self.prefix = GemmaParameters(prefix, keys_only=True)
-        self.expert = GemmaParameters(expert, adaptive=not architecture.has_state_token)
+        self.expert = GemmaParameters(expert, RmsNorm if architecture.has_state_token else AdaptiveNorm)
         self.action_in_proj = nn.Linear(architecture.action_dim, width)
         self.action_out_proj = nn.Linear(width, architecture.action_dim)
         if architecture.has_state_token:
@@ -235,12 +274,9 @@ def make_flow(
     action_in, action_bias = network.action_in_proj.weight, network.action_in_proj.bias[None]
     mlp = state = None
     if architecture.has_state_token:
-        # Two consecutive linear layers equal one; the time becomes part of its bias.
-        condition, first = embedded[:1], network.action_time_mlp_in
-        weight, time_weight = torch.split(first.weight.double(), width, dim=1)
-        action_bias = embedded[:-1].double() @ time_weight.T + weight @ action_bias[0].double() + first.bias
-        action_in, action_bias = (weight @ action_in.double()).float(), action_bias.float()
-        mlp, state = _linear(network.action_time_mlp_out), _linear(network.state_proj)
+        condition = embedded[:1]
+        action_in, action_bias = fuse_time(network, embedded[:-1])
+        mlp, state = linear_of(network.action_time_mlp_out), linear_of(network.state_proj)
     else:
         condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(embedded))))
     return FlowModel(
@@ -251,12 +287,23 @@ def make_flow(
         action_in=action_in,
         action_bias=action_bias,
         action_mlp=mlp,
-        action_out=_linear(network.action_out_proj),
+        action_out=linear_of(network.action_out_proj),
         state=state,
         times=tuple(times),
         patches=architecture.vision.patches,
         horizon=architecture.horizon,
     )
+
+
+def fuse_time(network: Any, embedded: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight [E, A] and a bias for each embedded time [times, E] of the actions' first two layers.
+
+    Two consecutive linear layers equal one; the time becomes part of its bias.
+    """
+    first, actions = network.action_time_mlp_in, network.action_in_proj
+    weight, time_weight = torch.split(first.weight.double(), embedded.shape[1], dim=1)
+    bias = embedded.double() @ time_weight.T + weight @ actions.bias.double() + first.bias
+    return (weight @ actions.weight.double()).float(), bias.float()
 
 
 def euler_times(steps: int, summed: bool) -> list[float]:
@@ -284,7 +331,7 @@ def time_embedding(time: float, width: int, limits: tuple[float, float]) -> Tens
     return torch.cat([angles.sin(), angles.cos()]).float()
 
 
-def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+def linear_of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
 
 

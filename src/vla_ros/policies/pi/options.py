@@ -1,4 +1,4 @@
-"""Options of pi0 and pi0.5 (``policy.name: pi``)."""
+"""Options of pi0 and pi0.5 (``policy.name: pi``), and what SmolVLA has in common with them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,33 @@ MODES = ("guided", "jacobian", "trained")
 
 
 @dataclass(frozen=True)
-class PiOptions(NetworkOptions):
+class FlowOptions(NetworkOptions):
+    """How a flow-matching policy samples and continues chunks."""
+
+    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
+    rtc: str = option(
+        "auto",
+        "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
+        "trained for it), or auto: as the checkpoint states, else trained if it supports that, otherwise guided",
+        choices=("auto", *MODES),
+    )
+    rtc_horizon: int = option(
+        0,
+        "Number of actions of the previous chunk that guide the new one; 0: the checkpoint's, else all left",
+        low=0,
+    )
+    rtc_schedule: str = option(
+        "auto",
+        "How guidance falls from the first action that can still change to rtc_horizon; auto: as the checkpoint "
+        "states, else linear",
+        choices=("auto", *(name.lower() for name in RTC_SCHEDULES)),
+    )
+    rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
+    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class PiOptions(FlowOptions):
     """Options that only pi0 and pi0.5 have."""
 
     robot: str = option(
@@ -34,26 +60,6 @@ class PiOptions(NetworkOptions):
         choices=("auto", "antialias", "linear"),
     )
     quantization: str = option("none", "Format of prefix weights; fp8 needs bfloat16", choices=("none", "fp8"))
-    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
-    rtc: str = option(
-        "auto",
-        "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
-        "trained for it), or auto: as the checkpoint states, else trained if it supports that, otherwise guided",
-        choices=("auto", *MODES),
-    )
-    rtc_horizon: int = option(
-        0,
-        "Number of actions of the previous chunk that guide the new one; 0: the checkpoint's, else all left",
-        low=0,
-    )
-    rtc_schedule: str = option(
-        "auto",
-        "How guidance falls from the first action that can still change to rtc_horizon; auto: as the checkpoint "
-        "states, else linear",
-        choices=("auto", *(name.lower() for name in RTC_SCHEDULES)),
-    )
-    rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
-    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
 
 
 @dataclass(frozen=True)

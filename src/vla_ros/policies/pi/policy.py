@@ -1,8 +1,10 @@
 """pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,30 +18,18 @@ from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
 from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
 from vla_ros.policies.pi.loading import PI_CHOICES, PiCheckpoint, parameter_parts, plan_memory, read_checkpoint
-from vla_ros.policies.pi.options import PiOptions, RtcSettings
+from vla_ros.policies.pi.options import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
 from vla_ros.types import (
     ActionChunk,
     FloatArray,
-    ImageProcessor,
     Observation,
     PreviousChunk,
     RawImage,
     UInt8Array,
 )
-from vla_ros.vision.processors import ResizeWithPad
 
 WARM_PROMPT = 64
-
-
-@dataclass(frozen=True)
-class LinearResize(ImageProcessor):
-    """Marks images that the policy resizes itself, because LeRobot's resize does not round to uint8."""
-
-    size: tuple[int, int]
-
-    def __call__(self, image: UInt8Array) -> UInt8Array:
-        return image
 
 
 @dataclass
@@ -53,23 +43,31 @@ class PiSession(Session):
         self.answered = 0
 
 
-class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
-    """Samples a chunk of actions from images, state and an instruction.
+C = TypeVar("C", bound=PiCheckpoint)
 
-    With openpi's layout, images and state vectors have the names that openpi's own server expects from this robot
-    (``observation/image``); with LeRobot's layout, the names in ``config.json`` without ``observation.`` and
-    ``images.``.
-    """
 
-    Options = PiOptions
-    title = "pi"
-    _options: PiOptions
+class FlowPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest], Generic[C]):
+    """Samples a chunk of actions from images, state and an instruction."""
+
+    Options: ClassVar[type[FlowOptions]]
+    _options: FlowOptions
     takes_any_size = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._preset = ROBOTS.get(config.preset)
         self._stated = RtcSettings()
+
+    @abstractmethod
+    def _read(self) -> C:
+        """Read everything in the checkpoint except its weights."""
+
+    @abstractmethod
+    def _check(self, checkpoint: C, device: str) -> MemoryCheck:
+        """Return the check of the memory that a model needs."""
+
+    @abstractmethod
+    def _load(self, checkpoint: C, where: Placement, progress: Progress) -> PiModel:
+        """Load the weights."""
 
     def describe(self) -> PolicySpec:
         return _spec(self._read())
@@ -77,42 +75,18 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
     def start_session(self) -> PiSession:
         return PiSession(self._options.seed)
 
-    def _read(self) -> PiCheckpoint:
-        options = self._options
-        robot = find_robot(options.robot) if options.robot else None
-        checkpoint = read_checkpoint(self.folder, robot, options.asset, self._preset)
-        processing = override(checkpoint.processing, options.prompt_state, options.resize)
-        return replace(checkpoint, processing=processing)
-
-    def _open(self, where: Placement) -> PiCheckpoint:
+    def _open(self, where: Placement) -> C:
         checkpoint = self._read()
         if self._options.rtc == "trained" and not checkpoint.trained_delay:
             raise ConfigError(
                 f"policy.rtc: trained, but {checkpoint.folder} was not trained for it (no rtc_training_max_delay "
                 "in its config.json); set guided"
             )
-        plan = partial(
-            plan_memory,
-            parameter_parts(checkpoint.architecture, checkpoint.stored),
-            checkpoint.architecture,
-            cameras=len(checkpoint.image_keys),
-            flow_steps=self._options.flow_steps or checkpoint.flow_steps,
-        )
-        self._memory = MemoryCheck(plan, PI_CHOICES, str(where.device))
+        self._memory = self._check(checkpoint, str(where.device))
         return checkpoint
 
-    def _build(self, opened: PiCheckpoint, where: Placement, progress: Progress) -> None:
-        options = self._options
-        self._loaded = load_model(
-            opened,
-            str(where.device),
-            where.dtype,
-            options.flow_steps,
-            options.tokenizer,
-            progress,
-            options.quantization,
-            options.rtc == "jacobian",
-        )
+    def _build(self, opened: C, where: Placement, progress: Progress) -> None:
+        self._loaded = self._load(opened, where, progress)
         self.spec, self._stated = _spec(opened), opened.rtc
 
     def _warm_up(self, batch: int) -> bool:
@@ -122,7 +96,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         """
         processing, engine = self.loaded.processing, self.loaded.engine
         if engine.runner.graphs:
-            prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length
+            prompts = min(WARM_PROMPT, self.loaded.longest), self.loaded.longest
             engine.warm_up(prompts, len(processing.images), batch)
         return True
 
@@ -154,7 +128,7 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
             yield ActionChunk(
                 actions=np.asarray(actions, np.float64),
                 stamp=one.observation.stamp,
-                normalized=np.asarray(answer.actions[:, : actions.shape[1]], np.float64),
+                normalized=np.asarray(model.processing.shown_actions(answer.actions), np.float64),
                 stages_ms=answer.stages_ms,
                 info={"prompt_tokens": len(one.request.tokens)},
             )
@@ -163,7 +137,9 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         options, model = self._options, self.loaded
         actions, size = previous.actions[: model.architecture.horizon], model.processing.action_size
         if actions.ndim != 2 or actions.shape[1] != size:
-            raise ConfigError(f"pi: the previous actions have shape {list(actions.shape)}, expected [T, {size}]")
+            raise ConfigError(
+                f"{self.title}: the previous actions have shape {list(actions.shape)}, expected [T, {size}]"
+            )
         if not len(actions):
             return None
         delay = min(previous.delay, len(actions))
@@ -182,6 +158,53 @@ class PiPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest]):
         )
 
 
+class PiPolicy(FlowPolicy[PiCheckpoint]):
+    """Runs pi0 and pi0.5.
+
+    With openpi's layout, images and state vectors have the names that openpi's own server expects from this robot
+    (``observation/image``); with LeRobot's layout, the names in ``config.json`` without ``observation.`` and
+    ``images.``.
+    """
+
+    Options = PiOptions
+    title = "pi"
+    _options: PiOptions
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._preset = ROBOTS.get(config.preset)
+
+    def _read(self) -> PiCheckpoint:
+        options = self._options
+        robot = find_robot(options.robot) if options.robot else None
+        checkpoint = read_checkpoint(self.folder, robot, options.asset, self._preset)
+        processing = override(checkpoint.processing, options.prompt_state, options.resize)
+        return replace(checkpoint, processing=processing)
+
+    def _check(self, checkpoint: PiCheckpoint, device: str) -> MemoryCheck:
+        plan = partial(
+            plan_memory,
+            parameter_parts(checkpoint.architecture, checkpoint.stored),
+            checkpoint.architecture,
+            cameras=len(checkpoint.image_keys),
+            flow_steps=self._options.flow_steps or checkpoint.flow_steps,
+        )
+        return MemoryCheck(plan, PI_CHOICES, device)
+
+    def _load(self, checkpoint: PiCheckpoint, where: Placement, progress: Progress) -> PiModel:
+        options = self._options
+        return load_model(
+            checkpoint,
+            str(where.device),
+            where.dtype,
+            options.flow_steps,
+            options.tokenizer,
+            progress,
+            options.quantization,
+            options.rtc == "jacobian",
+        )
+
+
 def _states(checkpoint: PiCheckpoint) -> Iterator[StateFeature]:
     processing, start = checkpoint.processing, 0
     # ALOHA's state is converted before it is normalised; it has no rotations.
@@ -196,10 +219,9 @@ def _states(checkpoint: PiCheckpoint) -> Iterator[StateFeature]:
 def _spec(checkpoint: PiCheckpoint) -> PolicySpec:
     architecture, processing = checkpoint.architecture, checkpoint.processing
     size = (architecture.vision.image_size, architecture.vision.image_size)
-    resize = ResizeWithPad if processing.antialias else LinearResize
     return PolicySpec(
         images=tuple(
-            ImageFeature(key, resize(size), required=name not in processing.optional_images)
+            ImageFeature(key, processing.processor(size), required=name not in processing.optional_images)
             for key, name in zip(checkpoint.image_keys, processing.images, strict=True)
         ),
         state=tuple(_states(checkpoint)),

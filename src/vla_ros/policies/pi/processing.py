@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.normalization import Array, Normalization
 from vla_ros.policies.pi.architecture import PI0, PI05
 from vla_ros.policies.tokenizers import Tokenizer, find_file, read_tokenizer
-from vla_ros.types import IntArray, RawImage, UInt8Array
-from vla_ros.vision.processors import resize_with_pad, resize_with_pad_linear
+from vla_ros.types import ImageProcessor, IntArray, RawImage, UInt8Array
+from vla_ros.vision.processors import LinearResize, ResizeWithPad, resize_with_pad, resize_with_pad_linear
 
 BASE, LEFT_WRIST, RIGHT_WRIST = "base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
 
@@ -113,35 +113,47 @@ _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2, dtype=np.float64)
 _GRIPPERS = [6, 13]
 _FINGER_CLOSED, _FINGER_OPEN = 0.01844, 0.05800  # metres
 _ARM_LENGTH, _HORN_RADIUS = 0.036, 0.022  # metres
-_ANGLE_CLOSED, _ANGLE_OPEN = 0.5476, 1.6296  # radians, 0 and 1 for the model
 _JOINT_CLOSED, _JOINT_OPEN = -0.6213, 1.4910  # radians, the gripper joint's range in ALOHA's runtime
 
 
-def aloha_state(state: Array) -> Array:
-    """Convert ALOHA's state [..., 14] to openpi's convention."""
+class AlohaGripper(NamedTuple):
+    """A model's convention for ALOHA's grippers."""
+
+    closed: float  # radians, 0 in the model's state
+    open: float  # radians, 1 in the model's state
+    unit: float  # radians of 1 in the model's actions, which begin at ``closed``
+
+
+OPENPI_GRIPPER = AlohaGripper(0.5476, 1.6296, 1.0)
+
+
+def aloha_state(state: Array, gripper: AlohaGripper = OPENPI_GRIPPER) -> Array:
+    """Convert ALOHA's state [..., 14] to the model's convention."""
     result = state * _SIGNS
     finger = result[..., _GRIPPERS] * (_FINGER_OPEN - _FINGER_CLOSED) + _FINGER_CLOSED
     sine = (_HORN_RADIUS**2 + finger**2 - _ARM_LENGTH**2) / (2 * _HORN_RADIUS * finger)
     angle = np.arcsin(np.clip(sine, -1.0, 1.0))
-    result[..., _GRIPPERS] = (angle - _ANGLE_CLOSED) / (_ANGLE_OPEN - _ANGLE_CLOSED)
+    result[..., _GRIPPERS] = (angle - gripper.closed) / (gripper.open - gripper.closed)
     return result
 
 
-def aloha_actions(actions: Array) -> Array:
-    """Convert actions [..., 14] from openpi's convention to that of ALOHA's runtime.
+def aloha_actions(actions: Array, gripper: AlohaGripper = OPENPI_GRIPPER) -> Array:
+    """Convert actions [..., 14] from the model's convention to that of ALOHA's runtime.
 
     This is not the inverse of :func:`aloha_state`: in actions the gripper is a joint command, in the state a
     measured width.
     """
     result = actions * _SIGNS
-    angle = result[..., _GRIPPERS] + _ANGLE_CLOSED
+    angle = result[..., _GRIPPERS] * gripper.unit + gripper.closed
     result[..., _GRIPPERS] = (angle - _JOINT_CLOSED) / (_JOINT_OPEN - _JOINT_CLOSED)
     return result
 
 
-def aloha_targets(actions: Array) -> Array:
+def aloha_targets(actions: Array, gripper: AlohaGripper = OPENPI_GRIPPER) -> Array:
+    """Convert actions [..., 14] of ALOHA's runtime to the model's convention."""
     result = actions * _SIGNS
-    result[..., _GRIPPERS] = actions[..., _GRIPPERS] * (_JOINT_OPEN - _JOINT_CLOSED) + _JOINT_CLOSED - _ANGLE_CLOSED
+    angle = actions[..., _GRIPPERS] * (_JOINT_OPEN - _JOINT_CLOSED) + _JOINT_CLOSED
+    result[..., _GRIPPERS] = (angle - gripper.closed) / gripper.unit
     return result
 
 
@@ -277,6 +289,13 @@ class Processing:
     def tokens(self, encode: Callable[[str], list[int]], instruction: str, state: Array) -> IntArray:
         """Encode the instruction and the normalised state as tokens, int64 [L]."""
         return prompt_tokens(encode, instruction, self.prompt, state)
+
+    def processor(self, size: tuple[int, int]) -> ImageProcessor:
+        return ResizeWithPad(size) if self.antialias else LinearResize(size)
+
+    def shown_actions(self, normalized: Array) -> Array:
+        """Return normalised actions [H, action_size] as the published code returns them."""
+        return normalized[:, : self.action_size]
 
     def robot_actions(self, normalized: Array, state: Array) -> Array:
         """Convert the model's actions [H, action_dim] to the robot's units, [H, action_size]."""

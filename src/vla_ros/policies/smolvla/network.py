@@ -1,0 +1,163 @@
+"""The parameters of SmolVLA, and the model that :mod:`vla_ros.engine.flow` runs with them."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.engine.flow import FlowModel
+from vla_ros.engine.ops import TowerOps
+from vla_ros.engine.weights import Matrix
+from vla_ros.policies.pi.network import (
+    CAMERAS,
+    GemmaParameters,
+    LlamaNorm,
+    SiglipTower,
+    euler_times,
+    fuse_time,
+    linear_of,
+    rotary_tables_like,
+    time_embedding,
+)
+from vla_ros.policies.smolvla.architecture import SmolVlaArchitecture
+from vla_ros.policies.weights import empty
+
+EXPERT_UNIT = 128
+"""On a GPU, the expert's features are padded to a multiple of this: kernels read whole blocks of inputs."""
+
+
+class SmolVlaNetwork(nn.Module):
+    """The parameters of vision tower, connector, SmolLM2 prefix and action expert."""
+
+    def __init__(self, architecture: SmolVlaArchitecture) -> None:
+        super().__init__()
+        prefix, expert, vision = architecture.prefix, architecture.expert, architecture.vision
+        width, numbers = expert.hidden_size, architecture.action_dim
+        self.architecture = architecture
+        self.vision = SiglipTower(replace(vision, image_size=architecture.stored_image))
+        self.projector = nn.Linear(vision.width * architecture.shuffle**2, prefix.hidden_size, bias=False)
+        self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.hidden_size)
+        self.prefix = GemmaParameters(prefix, LlamaNorm, keys_only=True)
+        self.expert = GemmaParameters(expert, LlamaNorm, crossing=architecture.crossing)
+        self.state_proj = nn.Linear(architecture.state_dim, prefix.hidden_size)
+        self.action_in_proj, self.action_out_proj = nn.Linear(numbers, width), nn.Linear(width, numbers)
+        self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    @property
+    def device(self) -> torch.device:
+        return self.projector.weight.device
+
+    def encode(self, images: Tensor, ops: TowerOps, ends: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Embed images [N, S, S, 3], float32 in [0, 1], as tokens [N, T, width].
+
+        ``ends`` are the embeddings of the control tokens before and after an image's tokens.
+        """
+        sizes = self.architecture
+        unit, side = sizes.shuffle, sizes.vision.image_size // sizes.vision.patch_size // sizes.shuffle
+        patches = self.vision(images, ops).view(len(images), side, unit, side, unit, -1)
+        shuffled = patches.transpose(2, 3).reshape(len(images), side * side, -1)
+        tokens: Tensor = self.projector(shuffled) * sizes.prefix.hidden_size**0.5
+        if ends is None:
+            return tokens
+        before, after = (end.expand(len(images), -1, -1) for end in ends)
+        return torch.cat([before, tokens, after], dim=1)
+
+
+def build_empty(architecture: SmolVlaArchitecture) -> SmolVlaNetwork:
+    """Build the network on ``meta``, without memory for its weights."""
+    return empty(lambda: SmolVlaNetwork(architecture))
+
+
+@torch.no_grad()
+def build_flow(
+    network: SmolVlaNetwork,
+    steps: int = 10,
+    ops: TowerOps | None = None,
+    prompt_tokens: int = 64,
+    image_ids: tuple[int, ...] = (),
+    unit: int = 0,
+) -> FlowModel:
+    """Build the engine's model; precompute everything that depends only on the flow time.
+
+    ``prompt_tokens`` is the longest prompt. ``image_ids`` are the control tokens around an image, if the model has
+    them; the embedding gets rows for them that are not scaled. ``unit`` is as :data:`EXPERT_UNIT`, 0 for the
+    device's.
+    """
+    sizes, embedding = network.architecture, network.embed_tokens.weight
+    width = sizes.expert.hidden_size
+    positions = CAMERAS * sizes.image_tokens + prompt_tokens + sizes.horizon + 64
+    rotary = rotary_tables_like(positions, sizes.prefix.head_dim, network.projector.weight)
+    times = euler_times(steps, summed=False)
+    embedded = torch.stack([time_embedding(time, width, sizes.periods) for time in times]).to(network.device)
+    action_in, action_bias = fuse_time(network, embedded)
+    ends = None
+    if image_ids:
+        rows = embedding[list(image_ids)]
+        ends = rows[:-1], rows[-1:]
+        embedding = torch.cat([embedding, rows / sizes.prefix.hidden_size**0.5])
+    model = FlowModel(
+        encode=partial(network.encode, ops=TowerOps() if ops is None else ops, ends=ends),
+        embedding=embedding,
+        prefix=network.prefix.weights(embedded[:1], rotary),
+        expert=network.expert.weights(embedded[:1], rotary),
+        action_in=action_in,
+        action_bias=action_bias,
+        action_mlp=linear_of(network.action_time_mlp_out),
+        action_out=linear_of(network.action_out_proj),
+        state=linear_of(network.state_proj),
+        times=tuple(times),
+        patches=sizes.image_tokens,
+        horizon=sizes.horizon,
+        state_in_prefix=True,
+        causal=True,
+        reads=sizes.reads,
+    )
+    return pad_expert(model, unit or (EXPERT_UNIT if network.device.type == "cuda" else 1))
+
+
+def pad_expert(model: FlowModel, unit: int) -> FlowModel:
+    """Pad the expert's features with zeros to a multiple of ``unit``; actions change by rounding only.
+
+    Norms divide by the larger number of features, which their epsilon and scale make up for.
+    """
+    expert, width = model.expert, model.expert.shape.hidden_size
+    more = -width % unit
+    if not more or model.action_mlp is None:
+        return model
+    share = width / (width + more)
+
+    def inputs(weight: Tensor) -> Tensor:
+        return functional.pad(weight, (0, more))
+
+    def outputs(weight: Tensor) -> Tensor:
+        return functional.pad(weight, (0, 0, 0, more))
+
+    def matrix(found: Matrix | None, pad: Any) -> Matrix:
+        assert found is not None
+        data = pad(found.data)
+        return replace(found, data=data, inputs=int(data.shape[1]))
+
+    layers = tuple(
+        replace(
+            layer,
+            qkv=matrix(layer.qkv, inputs),
+            o_proj=matrix(layer.o_proj, outputs),
+            gate_up=matrix(layer.gate_up, inputs),
+            down_proj=matrix(layer.down_proj, outputs),
+        )
+        for layer in expert.layers
+    )
+    shape = replace(expert.shape, hidden_size=width + more, rms_norm_eps=expert.shape.rms_norm_eps * share)
+    norms = torch.stack([inputs(norm * share**0.5) for norm in expert.norms], dim=1).contiguous()
+    weight, bias = model.action_mlp
+    return replace(
+        model,
+        expert=replace(expert, shape=shape, layers=layers, norms=norms.unbind(1)),
+        action_in=outputs(model.action_in),
+        action_bias=inputs(model.action_bias),
+        action_mlp=(outputs(inputs(weight)), inputs(bias)),
+        action_out=(inputs(model.action_out[0]), model.action_out[1]),
+    )

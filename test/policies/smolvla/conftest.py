@@ -1,0 +1,121 @@
+"""Tiny checkpoints, and the cases that lerobot 0.6.1 answered."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.pi.inference import RealTimeChunk
+from vla_ros.policies.smolvla import SmolVlaOptions
+from vla_ros.policies.smolvla.loading import read_checkpoint
+from vla_ros.policies.smolvla.policy import load_model
+
+SHIPPED = Path(__file__).parents[2] / "data" / "smolvla"
+OTHER = Path(os.environ.get("VLA_ROS_GOLDEN", "/nonexistent")) / "smolvla"
+DATA = OTHER if OTHER.is_dir() else SHIPPED
+CAMERA = "observation.images."
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One observation and what LeRobot made of it."""
+
+    folder: str
+    values: dict
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+    @property
+    def images(self):
+        found = {name: value for name, value in self.values.items() if name.startswith("image_")}
+        found.pop("image_mask", None)
+        return {CAMERA + name.removeprefix("image_"): value for name, value in found.items()}
+
+    @property
+    def tokens(self):
+        return self["tokens"][self["token_mask"] != 0]
+
+    @property
+    def rtc(self):
+        previous = self.values.get("previous", np.zeros((0, 1)))
+        if not len(previous):
+            return None
+        end = int(self["execution_horizon"])
+        return RealTimeChunk(
+            previous, int(self["inference_delay"]), "guided",
+            end if end >= 0 else int(self["config_execution_horizon"]), str(self["schedule"]),
+            float(self["max_guidance_weight"]),
+        )  # fmt: skip
+
+
+def load_cases(name):
+    with np.load(DATA / f"{name}.npz") as file:
+        arrays = {key: file[key] for key in file}
+    folder = name.removesuffix("_rtc")
+    return [
+        Case(folder, {key[3:]: value for key, value in arrays.items() if key[:2] == number})
+        for number in sorted({key[:2] for key in arrays})
+    ]
+
+
+CASES = {path.stem: load_cases(path.stem) for path in sorted(DATA.glob("*.npz"))}
+EACH = [
+    pytest.param(case, id=f"{name}-{number}") for name, cases in CASES.items() for number, case in enumerate(cases)
+]
+
+
+def options(folder):
+    """Options of a checkpoint; the shipped ones share the base model's folder."""
+    return SmolVlaOptions(vlm="" if (folder / "vlm").is_dir() else str(SHIPPED / "vlm"))
+
+
+def load_folder(folder, *arguments, **named):
+    return load_model(read_checkpoint(folder, options(folder)), *arguments, **named)
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    """Loads the model of a folder, once."""
+    kept = {}
+
+    def load(folder):
+        if folder not in kept:
+            kept[folder] = load_folder(DATA / folder)
+        return kept[folder]
+
+    return load
+
+
+def request(model, case):
+    return model.request(case.images, case["state"], str(case["prompt"]), case["noise"], case.rtc)
+
+
+def infer(model, *requests):
+    """Normalised chunks [H, D] as LeRobot returns them."""
+    answers = model.engine.answer(requests)
+    for answer in answers:
+        if isinstance(answer, VlaRosError):
+            raise answer
+    return [model.processing.shown_actions(answer.actions) for answer in answers]
+
+
+def edit_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Makes a checkpoint of the test's own."""
+    shutil.copytree(SHIPPED / "default", tmp_path / "default")
+    shutil.copytree(SHIPPED / "vlm", tmp_path / "default" / "vlm")
+    return tmp_path / "default"
