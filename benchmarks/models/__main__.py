@@ -22,6 +22,7 @@ MODELS = {
     **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),
     **dict.fromkeys(("tiny-oft", "openvla-oft-7b", "openvla-oft-7b-aloha"), "oft"),
     **dict.fromkeys(("pi0", "pi05"), "pi"),
+    "smolvla": "smolvla",
     "groot-n1.7": "groot",
 }
 """Model with random weights to the module that measures it."""
@@ -37,10 +38,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     add("--quantization", default="none", choices=("none", "int8", "int4", "fp8"))
     add("--prompt-tokens", type=number(int, 2), default=22, help="tokens of the prompt, without patches")
-    add("--images", type=int, help="cameras (pi0, pi05: 3; groot-n1.7: 2)")
-    add("--horizon", type=int, help="actions in a chunk (pi0, pi05: 50; groot-n1.7: 40)")
-    add("--flow-steps", type=int, help="Euler steps (pi0, pi05: 10; groot-n1.7: 4)")
-    sizes = "camera's frames; 1280x720 on a GPU, 320x240 on a CPU; pi0, pi05, groot-n1.7: 640x480"
+    add("--images", type=int, help="cameras (pi0, pi05: 3; smolvla, groot-n1.7: 2)")
+    add("--horizon", type=int, help="actions in a chunk (pi0, pi05, smolvla: 50; groot-n1.7: 40)")
+    add("--flow-steps", type=int, help="Euler steps (pi0, pi05, smolvla: 10; groot-n1.7: 4)")
+    sizes = "camera's frames; 1280x720 on a GPU, 320x240 on a CPU; others: 640x480"
     add("--frame", metavar="WxH", type=_frame_size, help=sizes)
     add("--no-baseline", action="store_true", help="skip the baselines and free their weights")
     add("--no-compiled", action="store_true", help="skip the baseline under torch.compile")

@@ -1,31 +1,38 @@
-"""``vla-ros bench --model pi0|pi05``: camera messages to an un-normalised chunk, with random weights."""
+"""``pi0`` and ``pi05``: camera messages to an un-normalised chunk, with random weights."""
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.models import plain_pi
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
 from benchmarks.models.report import actions_per_s, footing, heading, rates_row, stage_rows
-from benchmarks.models.setup import COMPILED_UNUSED, compiled_baseline, figures, start
+from benchmarks.models.setup import COMPILED_UNUSED, Setup, compiled_baseline, figures, start
 from vla_ros.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.policies.normalization import make_normalization
-from vla_ros.policies.pi.architecture import GEMMA_2B, GEMMA_300M, PUBLISHED, SO400M, PiArchitecture
+from vla_ros.policies.pi.architecture import (
+    GEMMA_2B,
+    GEMMA_300M,
+    PROMPT_TOKENS,
+    PUBLISHED,
+    SO400M,
+    PiArchitecture,
+)
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.loading import parameter_dtype
-from vla_ros.policies.pi.network import PiNetwork, build_empty
+from vla_ros.policies.pi.network import LlamaNorm, PiNetwork, build_empty
 from vla_ros.policies.pi.processing import Processing, PromptForm
-from vla_ros.types import RawImage
+from vla_ros.types import ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp
-from vla_ros.vision.processors import ResizeWithPad
 
 MODELS = tuple(PUBLISHED)
 BATCHES = (2, 4, 8)
@@ -39,26 +46,32 @@ TINY: dict[str, Any] = {
 }
 """Sizes for a CPU, where the published model takes minutes; they only show that everything works."""
 MOST_BASELINE = 50
+N = TypeVar("N", bound=torch.nn.Module)
 
 
 def random_network(
     architecture: PiArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> PiNetwork:
     """Build the network with random weights that keep activations near 1."""
-    network = build_empty(architecture)
+    return fill_random(build_empty(architecture), device, dtype, seed)
+
+
+def fill_random(network: N, device: torch.device, dtype: torch.dtype, seed: int = 0) -> N:
+    """Fill a network on ``meta`` with random weights that keep activations near 1."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(network.named_parameters()):
         value = torch.empty(parameter.shape, device=device, dtype=parameter_dtype(name, dtype))
         scale = 0.02 if value.ndim < 2 else prod(value.shape[1:]) ** -0.5
         value.normal_(0.0, scale, generator=generator)
-        if name.startswith("vision") and "norm" in name and name.endswith("weight"):
+        adds_one = isinstance(network.get_submodule(name.rpartition(".")[0]), (torch.nn.LayerNorm, LlamaNorm))
+        if adds_one and name.endswith("weight"):
             value += 1.0
         owner, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(owner), leaf, torch.nn.Parameter(value, requires_grad=False))
     return network
 
 
-def make_processing(architecture: PiArchitecture, images: int) -> Processing:
+def make_processing(images: int) -> Processing:
     """Return the processing of a robot with quantile statistics."""
     statistics = {"q01": [-1.0] * ACTION_SIZE, "q99": [1.0] * ACTION_SIZE}
     normalization = make_normalization("quantile", statistics, "bench")
@@ -76,14 +89,14 @@ class Measurement:
     message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
     cameras: int  # messages of one observation
     tokens: Any  # int64 [L], the prompt
-    size: tuple[int, int]  # of the network's images
+    processor: ImageProcessor  # of the camera images
 
     def request(self, index: int, messages: Sequence[bytes], continuation: Continuation | None) -> FlowRequest:
         frames = []
         for message in messages:
             image_stamp(message)
-            frames.append(RawImage(decode_image(message).image, processor=ResizeWithPad(self.size)))
-        return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.action_dim), index, continuation)
+            frames.append(RawImage(decode_image(message).image, processor=self.processor))
+        return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.state_dim), index, continuation)
 
     def messages(self, index: int) -> list[bytes]:
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
@@ -109,41 +122,75 @@ class Measurement:
         return collect(taken[warmup:])
 
 
-def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Stage]:
-    """Return the stages of one chunk, for the lower bound."""
-    sizes, item = network.architecture, network.projector.weight.element_size()
-    patches = images * sizes.vision.patches
+def stages_of(network: Any, rows: tuple[int, int, int, int], steps: int) -> list[Stage]:
+    """Return the stages of one chunk, for the lower bound.
 
-    def stage(rows: int, *modules: torch.nn.Module) -> Stage:
+    ``rows`` are those of the vision tower, of the projector, of the prefix and of a flow step. Keys and values of
+    crossing layers are computed once, for as many rows as the prefix has.
+    """
+    item = network.projector.weight.element_size()
+
+    def stage(rows: int, *modules: torch.nn.Module, crossing: bool = False) -> Stage:
         named = [each for module in modules for each in module.named_parameters()]
-        count = sum(value.numel() for name, value in named if value.ndim > 1 and "dense" not in name)
+        count = sum(
+            value.numel()
+            for name, value in named
+            if value.ndim > 1 and "dense" not in name and crossing == name.endswith((".k.weight", ".v.weight"))
+        )
         return count, count * item, rows
 
-    flow = stage(sizes.horizon + int(sizes.has_state_token), network.expert)
-    vision = stage(patches, network.vision, network.projector)
-    return [vision, stage(patches + tokens, network.prefix), *[flow] * steps]
+    seen, projected, prefix, flow = rows
+    once = [stage(seen, network.vision), stage(projected, network.projector), stage(prefix, network.prefix)]
+    return [*once, stage(prefix, network.expert, crossing=True), *[stage(flow, network.expert)] * steps]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with random weights, and what its measurement needs."""
+
+    engine: FlowEngine
+    processing: Processing
+    tokens: NDArray[np.int64]  # the prompt
+    stages: list[Stage]
+    plain: Callable[[plain_pi.Wrap], plain_pi.Plain]  # plain PyTorch over the same weights
+    prompt: int  # tokens to which plain PyTorch pads the prompt
+    drop_last: bool = False  # True if the last token is a placeholder that plain PyTorch has not
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine, alone, with RTC and in batches, and plain PyTorch over the same weights."""
     setup = start(arguments, images=3, horizon=50, flow_steps=10)
-    steps, warmup = setup.steps, setup.warmup
-    height, width = arguments.frame or DEFAULT_FRAME
     architecture = replace(PUBLISHED[arguments.model], horizon=arguments.horizon, **({} if setup.cuda else TINY))
     network = random_network(architecture, setup.device, setup.dtype)
-    processing = make_processing(architecture, arguments.images)
+    processing = make_processing(arguments.images)
     engine = make_engine(network, processing, arguments.flow_steps, quantization=setup.quantization)
-    loaded = time.perf_counter()
     words = np.random.default_rng(0).integers(3, architecture.vocabulary, arguments.prompt_tokens)
-    size = (architecture.vision.image_size,) * 2
-    measurement = Measurement(engine, processing, make_messages(height, width), arguments.images, words, size)
+    patches, rows = arguments.images * architecture.vision.patches, architecture.horizon
+    rows += int(architecture.has_state_token)
+    stages = stages_of(network, (patches, patches, patches + len(words), rows), arguments.flow_steps)
+    found = Subject(
+        engine, processing, words, stages, lambda wrap: plain_pi.PlainPi(network, arguments.flow_steps, wrap),
+        PROMPT_TOKENS[architecture.model],
+    )  # fmt: skip
+    return measure(arguments, setup, found)
+
+
+def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> dict[str, Any]:
+    """Measure the engine, alone, with RTC and in batches, and plain PyTorch."""
+    loaded, engine, words = time.perf_counter(), subject.engine, subject.tokens
+    steps, warmup, model = setup.steps, setup.warmup, engine.model
+    height, width = arguments.frame or DEFAULT_FRAME
+    processor = subject.processing.processor(engine._size)
+    measurement = Measurement(
+        engine, subject.processing, make_messages(height, width), arguments.images, words, processor
+    )
     engine.warm_up([len(words)], arguments.images)
     measurement.run(1, 0)
     first = time.perf_counter()
     engine.wait()
     times = measurement.run(steps, warmup)
-    previous = np.random.default_rng(1).normal(size=(architecture.horizon, architecture.action_dim))
-    guided = Continuation(previous, np.linspace(1, 0, architecture.horizon))
+    previous = np.random.default_rng(1).normal(size=(model.horizon, model.action_dim))
+    guided = Continuation(previous, np.linspace(1, 0, model.horizon))
     rtc = measurement.run(steps, warmup, continuation=guided)
     rates: dict[str, dict[str, float]] = {}
     for batch in BATCHES if setup.cuda else ():
@@ -153,42 +200,41 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     memory = memory_gb(setup.device)
 
     compared = setup.baseline_steps(arguments, MOST_BASELINE)
-    base = _baselines(measurement, network, arguments.flow_steps, compared, not arguments.no_compiled)
-    floor = floor_ms(setup.machine, stages(network, arguments.images, len(words), arguments.flow_steps))
+    base = _baselines(measurement, subject, compared, not arguments.no_compiled)
     details: dict[str, Any] = {
         "model": arguments.model,
         "sizes": "published" if setup.cuda else "tiny",
         "images": arguments.images,
         "prompt_tokens": len(words),
-        "horizon": architecture.horizon,
+        "horizon": model.horizon,
         "flow_steps": arguments.flow_steps,
         "frame": [width, height],
         "rtc_ms": percentiles(rtc["total"]),
         "batch_ms": rates,
-        "floor_ms": floor,
+        "floor_ms": floor_ms(setup.machine, subject.stages),
         "memory_gb": memory,
         **base,
     }
     engine.close()
     result = figures(setup, times, loaded, first, details)
-    return result | {"actions_per_s": actions_per_s(result["total_ms"], rates, architecture.horizon)}
+    return result | {"actions_per_s": actions_per_s(result["total_ms"], rates, model.horizon)}
 
 
-def _baselines(
-    measurement: Measurement, network: PiNetwork, flow_steps: int, steps: int, compile: bool
-) -> dict[str, Any]:
+def _baselines(measurement: Measurement, subject: Subject, steps: int, compile: bool) -> dict[str, Any]:
     """Time plain PyTorch over the same weights and resized images, and compare the chunks."""
     found = {"baseline_ms": None, "baseline_steps": steps, "baseline_difference": None, **COMPILED_UNUSED}
     if not steps:
         return found
-    horizon, numbers = network.architecture.horizon, network.architecture.action_dim
-    draw = np.random.default_rng(2)
+    model, draw = subject.engine.model, np.random.default_rng(2)
+    inputs = plain_pi.Inputs(subject.prompt, subject.drop_last)
 
     def request(index: int) -> FlowRequest:
         frames = [decode_image(message).image for message in measurement.messages(index)]
-        images = [ResizeWithPad(measurement.size)(frame) for frame in frames]
-        noise = draw.normal(size=(horizon, numbers)).astype(np.float32)
-        return FlowRequest(images, measurement.tokens, np.zeros(numbers), noise)
+        images = subject.processing.prepared_images(
+            dict(zip(subject.processing.images, frames, strict=True)), subject.engine._size[0]
+        )
+        noise = draw.normal(size=(model.horizon, model.action_dim)).astype(np.float32)
+        return FlowRequest(images, measurement.tokens, np.zeros(model.state_dim), noise)
 
     def timed(answer: plain_pi.Answer) -> tuple[float, float]:
         times, differences = [], []
@@ -202,11 +248,11 @@ def _baselines(
         return float(np.median(times[-steps:])), max(differences)
 
     def run_compiled() -> dict[str, Any]:
-        median, difference = timed(plain_pi.compiled(network, flow_steps, request(0)))
+        median, difference = timed(plain_pi.compiled(subject.plain, inputs, request(0), model.device))
         return {"compiled_ms": median, "compiled_difference": difference}
 
-    found["baseline_ms"], found["baseline_difference"] = timed(plain_pi.eager(network, flow_steps))
-    return found | compiled_baseline(network.device, compile, run_compiled)
+    found["baseline_ms"], found["baseline_difference"] = timed(plain_pi.eager(subject.plain, inputs, model.device))
+    return found | compiled_baseline(model.device, compile, run_compiled)
 
 
 def render(result: dict[str, Any]) -> str:

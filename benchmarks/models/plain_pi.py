@@ -6,7 +6,8 @@ of every step. It runs eagerly, or with every layer under ``torch.compile`` insi
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch.nn import functional
 
 from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.engine.runner import make_runner
-from vla_ros.policies.pi.architecture import PROMPT_TOKENS
 from vla_ros.policies.pi.network import ROPE_THETA, PiNetwork, euler_times, time_embedding
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -100,20 +100,34 @@ class PlainPi:
         return velocity
 
 
-def eager(network: PiNetwork, steps: int) -> Answer:
+class Plain(Protocol):
+    """A model in plain PyTorch, such as :class:`PlainPi`."""
+
+    _embedded: list[Tensor]
+
+    def __call__(self, images: Tensor, tokens: Tensor, length: Tensor, state: Tensor, noise: Tensor) -> Tensor: ...
+
+
+def eager(make: Callable[[Wrap], Plain], inputs: "Inputs", device: torch.device) -> Answer:
     """Run plain PyTorch operation by operation."""
-    device, plain = network.device, PlainPi(network, steps)
-    return lambda request: plain(*(one.to(device) for one in _inputs(network, request))).cpu().numpy()
+    plain = make(lambda function: function)
+    return lambda request: plain(*(one.to(device) for one in inputs(request))).cpu().numpy()
 
 
-def compiled(network: PiNetwork, steps: int, request: FlowRequest, backend: str = "inductor") -> Answer:
+def compiled(
+    make: Callable[[Wrap], Plain],
+    inputs: "Inputs",
+    request: FlowRequest,
+    device: torch.device,
+    backend: str = "inductor",
+) -> Answer:
     """Run every layer under ``torch.compile``, all in one CUDA graph, with the shapes of ``request``."""
-    device, runner = network.device, make_runner(network.device)
+    runner = make_runner(device)
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    plain = PlainPi(network, steps, lambda function: torch.compile(function, dynamic=False, backend=backend))
+    plain = make(lambda function: torch.compile(function, dynamic=False, backend=backend))
     plain._embedded = [one.to(device) for one in plain._embedded]
-    buffers = [one.to(device) for one in _inputs(network, request)]
-    result = torch.zeros(network.architecture.horizon, network.architecture.action_dim, device=device)
+    buffers = [one.to(device) for one in inputs(request)]
+    result = torch.zeros_like(buffers[-1])
 
     def run() -> None:
         result.copy_(plain(*buffers))
@@ -123,7 +137,7 @@ def compiled(network: PiNetwork, steps: int, request: FlowRequest, backend: str 
 
     def answer(request: FlowRequest) -> NDArray[np.float32]:
         with runner.stream():
-            for buffer, value in zip(buffers, _inputs(network, request), strict=True):
+            for buffer, value in zip(buffers, inputs(request), strict=True):
                 runner.upload(buffer, value.numpy())
             stage()
             found: NDArray[np.float32] = runner.download(result)
@@ -132,13 +146,20 @@ def compiled(network: PiNetwork, steps: int, request: FlowRequest, backend: str 
     return answer
 
 
-def _inputs(network: PiNetwork, request: FlowRequest) -> list[Tensor]:
-    """Return images, padded tokens, their number, state and noise, on the host."""
-    tokens = np.zeros(PROMPT_TOKENS[network.architecture.model], np.int64)
-    tokens[: len(request.tokens)] = request.tokens
-    images = np.stack([np.asarray(image) for image in request.images])
-    numbers = [np.asarray(value, np.float32) for value in (request.state, request.noise)]
-    return [torch.from_numpy(one) for one in (images, tokens, np.array(len(request.tokens)), *numbers)]
+@dataclass(frozen=True)
+class Inputs:
+    """Prepares the inputs of plain PyTorch; fields as in ``benchmarks.models.pi.Subject``."""
+
+    prompt: int
+    drop_last: bool = False
+
+    def __call__(self, request: FlowRequest) -> list[Tensor]:
+        """Return images, padded tokens, their number, state and noise, on the host."""
+        count, tokens = len(request.tokens) - int(self.drop_last), np.zeros(self.prompt, np.int64)
+        tokens[:count] = request.tokens[:count]
+        images = np.stack([np.asarray(image) for image in request.images])
+        numbers = [np.asarray(value, np.float32) for value in (request.state, request.noise)]
+        return [torch.from_numpy(one) for one in (images, tokens, np.array(count), *numbers)]
 
 
 def _block(block: Any, tokens: Tensor) -> Tensor:

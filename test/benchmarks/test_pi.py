@@ -12,7 +12,7 @@ from benchmarks.models import plain_pi
 from benchmarks.models.__main__ import main
 from benchmarks.models.pi import MODELS, TINY, make_processing, random_network
 from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.policies.pi.architecture import PUBLISHED
+from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PUBLISHED
 from vla_ros.policies.pi.inference import make_engine
 
 KEYS = {
@@ -45,6 +45,15 @@ def test_plain_pytorch_computes_the_same_chunk(kind):
         state=draw.normal(size=32).astype(np.float32),
         noise=draw.normal(size=(6, 32)).astype(np.float32),
     )
-    [answer] = make_engine(network, make_processing(network.architecture, 2), 10).answer([request])
-    for plain in (plain_pi.eager(network, 10), plain_pi.compiled(network, 10, request, backend="eager")):
+    [answer] = make_engine(network, make_processing(2), 10).answer([request])
+    inputs = plain_pi.Inputs(PROMPT_TOKENS[kind])
+
+    def make(wrap):
+        return plain_pi.PlainPi(network, 10, wrap)
+
+    answers = (
+        plain_pi.eager(make, inputs, network.device),
+        plain_pi.compiled(make, inputs, request, network.device, backend="eager"),
+    )
+    for plain in answers:
         np.testing.assert_allclose(plain(request), answer.actions, rtol=0, atol=1e-5)
