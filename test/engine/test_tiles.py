@@ -6,11 +6,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from benchmarks.models.pi import TINY
 from vla_ros.cli import doctor
 from vla_ros.engine import tile_store
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import flow_passes
 from vla_ros.engine.tile import Tile
 from vla_ros.engine.tile_configs import GPUS, SIMULATE, Work, choose_tile, gpu_of
 from vla_ros.errors import ConfigError
+from vla_ros.policies.pi.architecture import PUBLISHED
+from vla_ros.policies.pi.network import PiNetwork, make_flow
 
 GPU = "NVIDIA GeForce RTX 4090"
 WORKS = (
@@ -109,3 +114,19 @@ def test_a_file_that_is_no_json_is_refused(store):
     path.write_bytes(b"\x80\x04cos\nsystem\n")
     with pytest.raises(ConfigError, match="is refused"):
         tile_store.read_tiles(GPU)
+
+
+def test_the_passes_that_are_tuned_repeat_themselves(tiny):
+    """Each candidate's result is compared with that of torch's operations over the same noise."""
+    engine = tiny.engine()
+    first, again = ({name: run() for name, run in engine.passes(Ops(), 2).items()}, engine.passes(Ops(), 2))
+    assert list(first) == ["decode", "prompt"]
+    for name, expected in first.items():
+        for _ in range(2):  # a captured pass runs many times over its own cache
+            torch.testing.assert_close(again[name](), expected, rtol=0, atol=0)
+    flow = make_flow(PiNetwork(replace(PUBLISHED["pi05"], **TINY, horizon=4)).eval().requires_grad_(False), steps=3)
+    passes = flow_passes(flow, Ops(), 8, 1)
+    assert list(passes) == ["prefix", "flow"]
+    for run in passes.values():
+        torch.testing.assert_close(run(), run(), rtol=0, atol=0)
+        assert run().isfinite().all()

@@ -15,7 +15,6 @@ CAPABILITY = (8, 9)
 """Minimum compute capability whose tensor cores support this format (Ada)."""
 
 
-@cache
 def runs_on(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU whose tensor cores support this format, or a CPU (in float32)."""
     return device.type == "cpu" or gpu_of(device).capability >= CAPABILITY

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from vla_ros.engine.decoder import parallel, prefill, verify
 from vla_ros.engine.flow import FlowModel, prefill_flow, sample
-from vla_ros.engine.kernel_check import random_numbers
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.weights import DecoderWeights
@@ -17,9 +16,15 @@ Passes = dict[str, Callable[[], Tensor]]
 """Functions by name; their results show whether all kernels are correct. They may run any number of times."""
 
 
+def _noise(device: torch.device) -> Callable[..., Tensor]:
+    """Return a function from a shape to normal numbers, the same ones in every pass on this device."""
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator, device=device)
+
+
 def decoding_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int) -> Passes:
     """Return decoding of a token behind a cache, and a prompt of ``length`` positions, in the first layers."""
-    weights, noise, device = weights.first(layers), random_numbers(0, weights.device), weights.device
+    weights, noise, device = weights.first(layers), _noise(weights.device), weights.device
     cache = KVCache.allocate(weights, 1, length + 8)
     for part in (*cache.keys, *cache.values):
         part.copy_(noise(*part.shape))
@@ -34,7 +39,7 @@ def decoding_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int)
 
 def bidirectional_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int) -> Passes:
     """Return a bidirectional prompt of ``length`` positions, eight of which are padding, in the first layers."""
-    weights, noise, device = weights.first(layers), random_numbers(0, weights.device), weights.device
+    weights, noise, device = weights.first(layers), _noise(weights.device), weights.device
     cache = KVCache.allocate(weights, 1, length, 1)
     sequence = noise(1, length, weights.shape.hidden_size).to(weights.dtype)
     wanted = torch.arange(56, device=device)[None]
@@ -44,7 +49,7 @@ def bidirectional_passes(weights: DecoderWeights, ops: Ops, length: int, layers:
 
 def flow_passes(model: FlowModel, ops: Ops, length: int, layers: int) -> Passes:
     """Return the prefix of three images and ``length`` tokens, and two flow steps, in the first layers."""
-    noise, device = random_numbers(0, model.device), model.device
+    noise, device = _noise(model.device), model.device
     model = replace(model, prefix=model.prefix.first(layers), expert=model.expert.first(layers))
     patches = noise(1, 3 * model.patches, model.prefix.shape.hidden_size).to(model.prefix.dtype)
     start = 3 * model.patches + length

@@ -235,7 +235,9 @@ def default(gpu: Gpu, work: Work) -> Tile:
         return _default_gemm(gpu, work)
     if work.kernel == "attend_both_ways":
         return BOTH_WAYS_WGMMA if gpu.capability[0] == 9 else BOTH_WAYS
-    return ATTEND_TILE if work.kernel == "attend" else PREFIX_TILE
+    if work.kernel == "attend":
+        return ATTEND_TILE
+    return PREFIX_TILE if gpu.capability[0] == 9 else replace(PREFIX_TILE, warps=8)  # four warps would spill
 
 
 def _default_gemm(gpu: Gpu, work: Work) -> Tile:

@@ -94,6 +94,13 @@ def test_unified_memory_is_not_offered_twice(seven_billion):
     assert "policy.device:=cpu" not in str(refused.value)
 
 
+def test_a_checkpoints_memory_is_described_without_loading_it(shared_tiny, make_policy):
+    lines = make_policy(shared_tiny).memory().splitlines()
+    assert re.fullmatch(r"memory of cpu: (unknown|[\d.]+ GB) free", lines[0])
+    assert "policy.dtype:=float32 policy.quantization:=none (chosen): 0." in lines[1]
+    assert len(lines) == 1 + len(OPENVLA_CHOICES)
+
+
 def test_free_memory_of_this_machine_is_known():
     free = available_memory("cpu")
     assert free is None or 10**7 < free < 10**14
