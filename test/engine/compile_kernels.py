@@ -16,8 +16,8 @@ from vla_ros.engine.tile_configs import GPUS
 
 COUNTED = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
 HOPPER = {
-    "OpenVLA and OFT, int8": r"gemm .* EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M (1|32) ",
-    "OpenVLA and OFT, 4 bits": r"gemm.* EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M (8|32) ",
+    "OpenVLA and OFT, int8": r"gemm .*K 4096 .*EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 1 ",
+    "OpenVLA and OFT, 4 bits": r"gemm_fp8 .*EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 32 ",
     "pi0.5": r"flow_(qkv|add|gate_up) .*BLOCK_M 64 |attend_prefix",
 }
 NEAREST = {

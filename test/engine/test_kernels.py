@@ -49,7 +49,7 @@ def test_kernels_compile_for_hopper():
     assert {one["fits"] for one in made.values()} == {"True"}, made
     # Unpacking must find every number where the tensor cores want it: see engine/lowbit.py.
     packed = {name: one for name, one in made.items() if "KIND int" in name or name.startswith("gemm_fp8")}
-    assert len(packed) >= 15
+    assert len(packed) >= 12
     assert {one["moves"] for one in packed.values()} == {"0"}, packed
     products = {name: one for name, one in packed.items() if name.startswith("gemm")}
     assert {(one["serialized"], one["hazards"]) for one in products.values()} == {("0", "0")}, products
