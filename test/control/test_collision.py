@@ -116,7 +116,7 @@ def test_without_the_check_the_same_motion_is_sent() -> None:
     for _ in range(30):
         robot.step(DOWN)
     assert robot.height < 0.0
-    assert robot.check.describe() == "collision: not checked (collision.check is false)"
+    assert robot.check.describe() == "collision: NOT CHECKED (collision.check is false)"
 
 
 def test_the_description_names_bodies_pairs_obstacles_and_what_is_not_covered() -> None:

@@ -305,6 +305,9 @@ class TopicsConfig:
     status: str = option(
         "~/status", "Out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL"
     )
+    collision: str = option(
+        "~/collision", "Out: visualization_msgs/MarkerArray of what collision.check sees, while anyone subscribes"
+    )
     debug_image: str = option(
         "~/debug_image", "Out: sensor_msgs/Image with the policy's image and action, while anyone subscribes"
     )

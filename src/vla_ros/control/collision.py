@@ -75,12 +75,12 @@ class CollisionCheck:
         self._lifetime = lifetime(config)
         self._arms = {arm.name: arm for arm in config.arms}
 
-    def set_scene(self, bodies: Sequence[Body]) -> None:
-        """Replace the obstacles that move."""
+    def set_scene(self, bodies: Sequence[Body], *, renewed: bool = True) -> None:
+        """Replace the obstacles that move; ``renewed`` is False if no message did."""
         assert self.world is not None
         self.scene = tuple(bodies)
         self.checker = Checker(with_bodies(self.world, self.scene))  # one assignment: limit() sees either
-        self._scene_at = self.steady()
+        self._scene_at = self.steady() if renewed else self._scene_at
 
     def limit(self, commands: Sequence[Command], joints: Mapping[str, JointState | None]) -> float:
         """Return the share of the commands' motion that may be executed in the same time.
@@ -177,17 +177,27 @@ class CollisionCheck:
             self._columns[key] = index, column
         return self._columns[key]
 
+    @property
+    def positions(self) -> FloatArray:
+        """The newest positions [J] of the tree's joints."""
+        return self._q.copy()
+
     def nearest(self) -> Clearance | None:
         """Return the smallest distance at the last positions, or None if nothing is checked."""
-        return None if self.world is None else self.checker.nearest(self._q.copy())
+        return None if self.world is None else self.checker.nearest(self.positions)
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing is checked, or ""."""
+        if not self._config.collision.check:
+            return "collision.check is false"
+        return "robot.urdf is not set" if self.world is None else ""
 
     def describe(self) -> str:
         """Return what is checked and what is not, as text."""
         options, world = self._config.collision, self.world
-        if not options.check:
-            return "collision: not checked (collision.check is false)"
         if world is None:
-            return "collision: NOT CHECKED, because robot.urdf is not set"
+            return f"collision: NOT CHECKED ({self.why_not})"
         scene = f", and {options.scene}{' (required)' if options.scene_required else ''}" if options.scene else ""
         named = [
             f"{body.name} (support)" if body.is_support else body.name for body in world.bodies if body.is_scene

@@ -36,6 +36,7 @@ from vla_ros.node.person import PersonSource
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
+from vla_ros.node.scene import join_collision
 from vla_ros.node.source import ActionSource, PolicySource
 from vla_ros.node.takeover import Takeover
 from vla_ros.policies.base import Progress, create, no_progress
@@ -278,8 +279,7 @@ class PolicyNode:
             self._throttled,
             self._logger,
         )
-        if pipeline.controller.collision is not None:
-            pipeline.controller.collision.steady = self._clock.steady
+        join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_ros.collision.checker import Clearance
 from vla_ros.control.mode import Mode
 from vla_ros.control.safety import State, Status
 
@@ -98,6 +99,15 @@ def execution_part(execution: Mapping[str, float]) -> PartStatus:
     if "seam_ratio" in execution:
         message += f", acceleration at seams {execution['seam_ratio']:.2g} times that within chunks"
     return PartStatus("execution", OK, message, values)
+
+
+def collision_part(why_not: str, nearest: Clearance | None) -> PartStatus:
+    """Report the nearest two bodies, or why nothing is checked."""
+    if nearest is None:
+        return PartStatus("collision", OK, f"not checked: {why_not}", {})
+    pair = " and ".join(nearest.bodies)
+    values = {"distance_m": f"{nearest.distance:.4f}", "bodies": pair}
+    return PartStatus("collision", OK, f"{1e3 * nearest.distance:.0f} mm between {pair}", values)
 
 
 def topics_part(findings: Mapping[str, str]) -> PartStatus:

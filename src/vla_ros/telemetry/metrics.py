@@ -30,7 +30,7 @@ def families(
     frames: Mapping[str, Any],
     latency_ms: Mapping[str, Mapping[str, float]],
     execution: Mapping[str, float],
-    resources: Mapping[str, int],
+    resources: Mapping[str, float],
 ) -> list[Metric]:
     states = GaugeMetricFamily("vla_ros_state", "1 for the current state of the arm", labels=["state"])
     for each in State:

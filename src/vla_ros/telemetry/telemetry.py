@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vla_ros.collision.checker import Clearance
 from vla_ros.config import LiveConfig
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.contract.spec import PolicySpec
@@ -72,6 +73,7 @@ class Telemetry:
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
         self._wrong: Mapping[str, str] = {}
+        self._nearest: Clearance | None = None  # smallest distance in the last second
         if config.camera.transport == "raw":
             self._say_transport()
         wiring.timer(1.0, self._report)
@@ -111,6 +113,7 @@ class Telemetry:
             "instruction": snapshot.instruction,
             "counters": dict(self._safety.counters),
             "frames": self._stats.frames(),
+            "collision": self._collision(),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
         if (status.state, status.mode, *status.blocks) != self._said:
@@ -122,12 +125,15 @@ class Telemetry:
     def _report(self) -> None:
         """Log new problems with topics and publish diagnostics and status, once a second."""
         self._look()
+        if (check := self._controller.collision) is not None:
+            self._nearest = check.nearest()
         outside = self._outside
         parts = [
             self._state_part(),
             diagnostics.frames_part(self._stats.frames()),
             diagnostics.latency_part(self._stats.latency_ms()),
             diagnostics.execution_part(self._stats.execution.summary()),
+            diagnostics.collision_part(self._why_not, self._nearest),
             diagnostics.topics_part(self._wrong),
             diagnostics.policy_part(self._answer, outside - self._outside_said),
             diagnostics.process_part(self._resources()),
@@ -172,6 +178,18 @@ class Telemetry:
         """Return the counters of reasons, of limits that changed a command, and of invalid action tokens."""
         return {**self._controller.counters, "outside_bins": self._outside, **self._safety.counters}
 
+    @property
+    def _why_not(self) -> str:
+        """Why nothing is checked for collisions, or ""."""
+        check = self._controller.collision
+        return "an environment is no robot" if check is None else check.why_not
+
+    def _collision(self) -> Mapping[str, Any]:
+        """Return whether commands are checked, and the nearest two bodies, for ``~/status``."""
+        nearest = self._nearest
+        found = {"distance": round(nearest.distance, 4), "bodies": nearest.bodies} if nearest else {}
+        return {"checked": not self._why_not, "why_not": self._why_not, **found}
+
     def _resources(self) -> Mapping[str, int]:
         lost = {"trace_lines_lost": self._trace.lost} if self._trace is not None else {}
         return {**process_resources(), **gpu_memory(), **lost}
@@ -180,13 +198,14 @@ class Telemetry:
         from vla_ros.telemetry.metrics import families
 
         stats = self._stats
+        nearest = {"collision_distance_metres": self._nearest.distance} if self._nearest else {}
         return families(
             self._safety.state,
             self._counters(),
             stats.frames(),
             stats.latency_ms(),
             stats.execution.summary(),
-            self._resources(),
+            {**self._resources(), **nearest},
         )
 
     def _watched(self) -> list[Watched]:
