@@ -9,6 +9,7 @@ from live_loop import NAMES, POSITIONS, LiveLoop, TimedPolicy, every
 
 from vla_ros.control.mode import NOBODY, PERSON, POLICY, Mode
 from vla_ros.control.reasons import Reason
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
 LEADER = {"takeover.input": "leader", "takeover.leader": "/leader", "limits.max_joint_acceleration": 5.0}
@@ -354,3 +355,32 @@ def test_a_person_s_reason_that_comes_late_does_not_hold_the_policy() -> None:
     live.run(0.5)
     assert live.source == POLICY
     assert live.sent
+
+
+def test_a_person_at_a_wall_is_held_without_flapping_and_can_back_off() -> None:
+    tip = Kinematics.from_urdf("demo").forward(POSITIONS).position
+    wall = f"wall = box 0.2 2 2 at {tip[0] + 0.2} 0 1"
+    live = Person({**JOY, "collision.check": True, "collision.deceleration": 20.0, "collision.obstacles": [wall]})
+    events: list[str] = []
+    live.safety.listen(lambda event: events.append(event.kind))
+    live.run(0.1)
+    live.correct()
+    live.pressed, live.axes = {4}, [0.0, 1.0, 0.0]
+    live.run(3.0)
+    assert live.state == ("holding", {Reason.COLLISION_SCENE})
+    events.clear()
+    before = live.positions.copy()
+    live.run(1.0)
+    assert live.state == ("holding", {Reason.COLLISION_SCENE})
+    assert not events
+    np.testing.assert_allclose(live.positions, before, atol=1e-3)
+    live.axes = [0.0, -1.0, 0.0]
+    live.run(0.5)
+    assert live.source == PERSON
+    assert Kinematics.from_urdf("demo").forward(live.positions).position[0] < tip[0] + 0.1
+    live.axes = [0.0, 1.0, 0.0]
+    live.run(2.0)
+    assert live.state == ("holding", {Reason.COLLISION_SCENE})
+    live.safety.take_over(Mode.PAUSED)
+    live.run(0.2)
+    assert live.state == ("armed", set())

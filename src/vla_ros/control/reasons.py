@@ -109,6 +109,9 @@ LIMITS = frozenset(reason for reason in Reason if reason.value.startswith("limit
 OF_PERSON = frozenset(reason for reason in Reason if reason.value.startswith("person_"))
 """Reasons why the input of a person who corrects does not move the arm, which rests meanwhile."""
 
+OF_PATH = frozenset(reason for reason in Reason if reason.value.startswith(("collision_", "scene_")))
+"""Reasons that lie in where a command leads to, not in what was measured."""
+
 OF_POLICY = frozenset(
     reason
     for reason in Reason

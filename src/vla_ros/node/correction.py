@@ -16,7 +16,7 @@ from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
-from vla_ros.control.reasons import OF_PERSON, Reason, Refused
+from vla_ros.control.reasons import OF_PATH, OF_PERSON, Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.node.camera_frames import NewestFrames
@@ -122,9 +122,10 @@ class Correction:
         if not safety.is_free:
             safety.release()
             self._gate.supervise()
-            executor.recover()
             if safety.mode is Mode.AUTONOMOUS:
                 self._end()
+            elif executor.holds_alone:
+                self._step(now)
             return now + self._limiter.period
         if executor.is_void(executor.task):
             self._schedule.reset()
@@ -146,6 +147,7 @@ class Correction:
         try:
             for name, (positions, opening) in self._controller.commanded(joints).items():
                 state |= {name: positions, name + OPENING: np.array([opening])}
+            executor.end_holds(OF_PATH)
             if mode is not Mode.CORRECTING:
                 self._rest(None, state)
                 return
@@ -154,12 +156,17 @@ class Correction:
         except Refused as refused:
             self._rest(refused, state)
             return
-        if not safety.go_live(task[-1]):
+        tries = not safety.is_free  # a step was refused
+        if not (tries or safety.go_live(task[-1])):
             return
         executor.task = task
         self._schedule.load(chunk)
         dt = self._limiter.planned_time(now)
         step = replace(self._controller.execute(self._schedule.next(), joints, dt), by_person=True)
+        if tries:
+            if step.refused is None:
+                executor.end_holds()
+            return
         executor.check_interruption()
         began = executor.execute(step, dt, interpolated=True)
         if began is not None:
@@ -182,6 +189,8 @@ class Correction:
         if self._executor.decelerate():
             return
         self._executor.rest()
+        if refused is None:
+            self._executor.end_holds()
         if safety.mode is Mode.AUTONOMOUS:
             self._end()
         elif refused is not None and safety.mode is Mode.CORRECTING:

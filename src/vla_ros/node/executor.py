@@ -8,8 +8,9 @@ from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
-from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.reasons import OF_PERSON, Level, Reason, Refused
 from vla_ros.control.robot import RobotController
+from vla_ros.control.safety import State
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.control.suspension import LONGEST
 from vla_ros.node.camera_frames import NewestFrames
@@ -170,14 +171,11 @@ class StepExecutor:
             self._safety.clear(reason)
         self._held &= but
 
-    def recover(self) -> None:
-        """End the holds of :meth:`refuse` once commands may be based on the joint states again."""
-        try:
-            if self._held:
-                self._controller.commanded(self.read_joints())
-                self.end_holds()
-        except Refused:
-            return
+    @property
+    def holds_alone(self) -> bool:
+        """True if only refused steps, and a person's input, hold the arm: the next good step ends that."""
+        status = self._safety.status
+        return status.state is State.HOLDING and status.holds.keys() <= self._held | OF_PERSON
 
     def refuse(self, refused: Refused, frame: Frame | None) -> None:
         """Hold, stop or count according to the reason's level; a hold ends with the next good step."""
