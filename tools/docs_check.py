@@ -33,7 +33,7 @@ SKIPPED = {
     r"^ros2 |^colcon |^rosdep |/opt/ros/|benchmarks/middleware\.py": "needs ROS 2; see test/ros",
     r"^sudo |KEYSTORE": "needs root, or what root installs",
     r"git clone |^(~/lerobot/bin/|env -u PYTHONPATH )?pip |-m venv|^make ": "installs packages",
-    r"libero/bin/python|--compare sync\.json": "needs a Python with LIBERO",
+    r"libero/bin/python|--compare sync\.json|preset:=libero|libero\.yaml": "needs LIBERO, and a checkpoint for it",
     r"tools\.train|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",
     r"my_act": "needs a LeRobot checkpoint and its environment",
