@@ -1,5 +1,6 @@
 """Commands of the demo's arm next to obstacles: held, slowed, led out; and the scene."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,8 @@ def test_two_arms_do_not_meet() -> None:
         chains[name] = Kinematics.from_urdf("demo_two_arms", joints, "", f"{name}_tool")
     config = build(values)
     check = CollisionCheck(config, chains)
-    robot = RobotController(config, spec_of("left.joint_delta + right.joint_delta", 14), chains, check)
+    parts = spec_of("left.joint_delta + right.joint_delta", 14), chains
+    robot = RobotController(config, *parts, check)
     q = dict.fromkeys(chains, np.array([0, 1.2, 0, 0.3, 0, 0.3, 0.0]))
     towards = np.array([-0.1, 0, 0, 0, 0, 0, 0, 0.1, 0, 0, 0, 0, 0, 0])
 
@@ -213,6 +215,13 @@ def test_two_arms_do_not_meet() -> None:
                 q[command.arm] = command.positions[:7]
             robot.executed()
 
+    alone = RobotController(
+        replace(config, control=replace(config.control, arms_hold_alone=True)),
+        *parts,
+        CollisionCheck(config, chains),
+    )
+    with pytest.raises(Refused, match=r"right: no joint state yet, so it cannot be kept clear of"):
+        alone.command(towards, {"left": JointState(chains["left"].joint_names, q["left"], 1)}, STAMP, DT)
     with pytest.raises(Refused, match=r"left_.*right_|right_.*left_") as refused:
         approach()
     assert refused.value.reason is Reason.COLLISION_SELF

@@ -65,6 +65,7 @@ class CollisionCheck:
         self.configure(config)
         if self.world is not None:
             self.checker = Checker(self.world)
+            self._unseen = set(self.world.joints)  # arms whose joint state has never arrived
             names = len(self.world.tree.names)
             self._q = np.clip(np.zeros(names), self.world.tree.low, self.world.tree.high)
 
@@ -99,6 +100,10 @@ class CollisionCheck:
         if options.scene_required and late > options.scene_timeout:
             old = f"{late:.2g} s old" if math.isfinite(late) else "none has arrived"
             raise Refused(Reason.SCENE_STALE, f"{options.scene}: {old}, allowed {options.scene_timeout:g} s")
+        self._unseen -= {arm for arm, state in joints.items() if state is not None}
+        if self._unseen:
+            unseen = ", ".join(sorted(self._unseen))
+            raise Refused(Reason.JOINT_STATE_STALE, f"{unseen}: no joint state yet, so it cannot be kept clear of")
         path, closed = self.path(commands, joints)
         found = self.checker.check(path, self._margins, closed)
         self.last = found
