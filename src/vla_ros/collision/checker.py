@@ -46,7 +46,7 @@ _ANY = Margins(-10.0, 10.0, -10.0)
 
 @dataclass(frozen=True)
 class Clearance:
-    """What was found along a motion."""
+    """The smallest distance between bodies along a motion, and the share of the motion that is allowed."""
 
     distance: float  # smallest distance; for pairs that are never near, of spheres around them; m
     bodies: tuple[str, str]  # the pair with that distance, or the one that forbids the motion

@@ -22,7 +22,7 @@ FORM = (
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A thing with a place in the frame of a link."""
+    """A solid that does not belong to the robot, or that its gripper holds, placed in the frame of a link."""
 
     name: str
     kind: str  # a key of :data:`SIZES`

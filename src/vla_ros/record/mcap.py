@@ -42,7 +42,7 @@ class RecordError(VlaRosError):
 
 
 class Recorded(NamedTuple):
-    """One message."""
+    """A message of a bag."""
 
     time: int  # ns, when the recorder received it
     published: int  # ns, when it was published

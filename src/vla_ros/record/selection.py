@@ -10,7 +10,7 @@ from vla_ros.record.mcap import Recorded
 
 
 class Mark(Enum):
-    """What follows the messages before it."""
+    """An entry after a bag's last message, which says what becomes of the bag."""
 
     CLOSE = "close"  # the bag is complete
     DISCARD = "discard"  # the bag is removed

@@ -30,7 +30,7 @@ def recorder_name(node: str) -> str:
 
 
 def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic]:
-    """Return what a node reads, proposes and sends; ``resolve`` returns the full name of a topic of its options."""
+    """Return the topics that a node reads and publishes; ``resolve`` returns the full name of one."""
     topics, takeover = config.topics, config.takeover
     named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
