@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +42,57 @@ def export(run: Path, folder: Path, note: str = "") -> int:
     """
     recipe = read_json(run / RECIPE)
     network, horizon = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]["horizon"]
-    architecture = architecture_of(network, len(VOCABULARY), horizon)
-    trainee = FlowTrainee(architecture)
+    trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), horizon))
     step, seconds = state.restore(run / STATE, trainee)
+    relative = {"enabled": True, "exclude_joints": ["gripper"], "action_names": [*JOINTS, "gripper"]}
+    sizes = Sizes(images=(IMAGE,), state=STATE_SIZE, action=ACTION_SIZE, prompt=FORM.length)
+    parameters = write_layout(folder, trainee, read_json(run / STATISTICS), sizes, network.max_delay, relative)
+    shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
+    done = {"steps_done": step, "seconds": seconds, "parameters": parameters, "note": f"\n{note}\n" if note else ""}
+    (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run / LOG)), encoding="utf-8")
+    return (folder / "model.safetensors").stat().st_size
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a checkpoint's files say about its inputs and outputs."""
+
+    images: tuple[str, ...]  # LeRobot's names
+    state: int  # numbers in the state
+    action: int  # numbers in an action
+    prompt: int  # tokens of the longest prompt
+    execute_steps: int = 0  # actions to execute of each chunk; 0: all
+
+
+def write_layout(
+    folder: Path,
+    trainee: FlowTrainee,
+    statistics: Mapping[str, Any],
+    sizes: Sizes,
+    max_delay: int,
+    relative: Mapping[str, Any] | None = None,
+) -> int:
+    """Write a network in LeRobot's layout and float16, without tokenizer; return the number of its weights.
+
+    ``relative`` says which actions are relative to the state; None if none are.
+
+    Raises:
+        CheckpointError: A weight is out of range.
+    """
+    architecture = trainee.architecture
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     for name, parts in parameter_parts(architecture, ()).items():
         weight = trainee.network.get_parameter(name).detach().half()
         if not torch.isfinite(weight).all():
-            raise CheckpointError(f"{run / STATE}: {name} is not finite in float16")
+            raise CheckpointError(f"{folder}: {name} is not finite in float16")
         rows = torch.split(weight.view(-1, *parts[0].shape[1:]), [part.shape[0] for part in parts])
         tensors |= {f"{LEROBOT_PREFIX}{part.name}": piece.clone() for part, piece in zip(parts, rows, strict=True)}
     save_file(tensors, str(folder / "model.safetensors"))
-    statistics = read_json(run / STATISTICS)
-    shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
     size = architecture.vision.image_size
-    inputs = {
-        IMAGE: {"type": "VISUAL", "shape": [3, size, size]},
-        STATE_KEY: {"type": "STATE", "shape": [STATE_SIZE]},
-    }
-    outputs = {ACTION: {"type": "ACTION", "shape": [ACTION_SIZE]}}
+    inputs: dict[str, Any] = {name: {"type": "VISUAL", "shape": [3, size, size]} for name in sizes.images}
+    inputs[STATE_KEY] = {"type": "STATE", "shape": [sizes.state]}
+    outputs = {ACTION: {"type": "ACTION", "shape": [sizes.action]}}
     _write(folder / "architecture.json", {"vision": {"heads": architecture.vision.heads}})
     _write(
         folder / "config.json",
@@ -68,40 +101,36 @@ def export(run: Path, folder: Path, note: str = "") -> int:
             "input_features": inputs,
             "output_features": outputs,
             "image_resolution": [size, size],
-            "chunk_size": horizon,
+            "chunk_size": architecture.horizon,
+            **({"n_action_steps": sizes.execute_steps} if sizes.execute_steps else {}),
             "num_inference_steps": EULER_STEPS,
-            "rtc_training_max_delay": network.max_delay,
-            "tokenizer_max_length": FORM.length,
-            "max_state_dim": STATE_SIZE,
-            "max_action_dim": ACTION_SIZE,
-            "use_relative_actions": True,
+            "rtc_training_max_delay": max_delay,
+            "tokenizer_max_length": sizes.prompt,
+            "max_state_dim": sizes.state,
+            "max_action_dim": architecture.action_dim,
+            "use_relative_actions": relative is not None,
         },
     )
     norm_map = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
-    relative = {"enabled": True, "exclude_joints": ["gripper"], "action_names": [*JOINTS, "gripper"]}
     before = [
-        {"registry_name": "relative_actions_processor", "config": relative},
         _normalizer(folder, "policy_preprocessor", "normalizer_processor", statistics, inputs | outputs, norm_map),
         {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
-        {"registry_name": "tokenizer_processor", "config": {"max_length": FORM.length}},
+        {"registry_name": "tokenizer_processor", "config": {"max_length": sizes.prompt}},
     ]
-    after = [
-        _normalizer(folder, "policy_postprocessor", "unnormalizer_processor", statistics, outputs, norm_map),
-        {"registry_name": "absolute_actions_processor", "config": {"enabled": True}},
-    ]
+    after = [_normalizer(folder, "policy_postprocessor", "unnormalizer_processor", statistics, outputs, norm_map)]
+    if relative is not None:
+        before.insert(0, {"registry_name": "relative_actions_processor", "config": dict(relative)})
+        after.append({"registry_name": "absolute_actions_processor", "config": {"enabled": True}})
     for name, steps in (("policy_preprocessor", before), ("policy_postprocessor", after)):
         _write(folder / f"{name}.json", {"name": name, "steps": steps})
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    done = {"steps_done": step, "seconds": seconds, "parameters": parameters, "note": f"\n{note}\n" if note else ""}
-    (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run / LOG)), encoding="utf-8")
-    return (folder / "model.safetensors").stat().st_size
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _normalizer(
     folder: Path,
     file: str,
     name: str,
-    statistics: dict[str, Any],
+    statistics: Mapping[str, Any],
     features: dict[str, Any],
     norm_map: dict[str, str],
 ) -> dict[str, Any]:

@@ -19,13 +19,15 @@ STATE_SIZE = ACTION_SIZE = 8
 """Seven joints and the gripper."""
 
 
-def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) -> PiArchitecture:
+def architecture_of(
+    recipe: FlowNetworkRecipe, vocabulary: int, horizon: int, image_size: int = 224, patch_size: int = 14
+) -> PiArchitecture:
     """Return a pi0.5 with the recipe's sizes and :data:`ACTION_SIZE` action dimensions."""
     blocks, width = recipe.vision_blocks, recipe.vision_width
     heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "layers": recipe.depth}
     return PiArchitecture(
         PI05,
-        TowerShape(width, blocks, recipe.vision_heads, 4 * width, blocks),
+        TowerShape(width, blocks, recipe.vision_heads, 4 * width, blocks, patch_size, image_size),
         gemma(recipe.prefix_width, mlp_width=recipe.prefix_hidden, **heads),
         gemma(recipe.expert_width, mlp_width=recipe.expert_hidden, **heads),
         vocabulary,
@@ -70,7 +72,7 @@ class FlowTrainee(nn.Module):
         """Predict the velocity of noisy actions.
 
         Args:
-            images: [F, S, S, 3] RGB, uint8, or float in [0, 1].
+            images: [F, S, S, 3] RGB, uint8, or float in [0, 1]; [F, cameras, S, S, 3] of several cameras.
             prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
             lengths: Int64 [R], number of tokens of each prompt; None if no prompt is padded.
             noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
@@ -86,7 +88,8 @@ class FlowTrainee(nn.Module):
         """Encode images and prompts, once for all samples of a chunk."""
         network = self.network
         shape = self.architecture.prefix
-        patches = network.encode(images, TowerOps())  # [F, P, width]
+        pixels = images.flatten(0, -4)
+        patches = network.encode(pixels, TowerOps()).view(len(images), -1, shape.hidden_size)  # [F, P, width]
         repeated = patches.repeat_interleave(len(prompts) // len(images), dim=0)
         words = network.embed_tokens(prompts) * shape.hidden_size**0.5
         hidden = torch.cat([repeated, words.to(repeated.dtype)], dim=1)  # [R, P + L, width]

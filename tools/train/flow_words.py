@@ -20,11 +20,11 @@ VOCABULARY = tuple(dict.fromkeys(("<pad>", "<eos>", "<bos>", "<unk>", "\n", *_WO
 FORM = PromptForm(length=48, state="as_is", padded_state=STATE_SIZE)
 
 
-def write_tokenizer(path: Path) -> None:
-    """Write the vocabulary as a ``tokenizer.json``."""
+def write_tokenizer(path: Path, vocabulary: Sequence[str] = VOCABULARY) -> None:
+    """Write a vocabulary as a ``tokenizer.json``."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    ids = {piece: index for index, piece in enumerate(VOCABULARY)}
+    ids = {piece: index for index, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECE), behavior="removed", invert=True)
     tokenizer.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>"])

@@ -1,0 +1,141 @@
+"""The recipe for LIBERO, without LIBERO: the expert, and that the exported policy is the trained network."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tools.libero.expert import RIM, act
+from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, Run, export
+from tools.libero.record import SIZE, halved, rotation_vector
+from tools.libero.score import NODE, cells
+from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe
+from vla_ros.config import load
+from vla_ros.policies.pi.policy import PiPolicy
+from vla_ros.types import Observation
+from vla_ros.vision.processors import resize_with_pad_linear
+
+SMALL = FlowNetworkRecipe(
+    vision_width=32,
+    vision_blocks=2,
+    vision_heads=2,
+    prefix_width=48,
+    prefix_hidden=64,
+    expert_width=32,
+    expert_hidden=48,
+    depth=3,
+    heads=2,
+    head_dim=16,
+)
+DOWN = np.array([1.0, 0.0, 0.0, 0.0])
+
+
+def situation(
+    tip: np.ndarray, bowl: np.ndarray, width: float, quaternion: np.ndarray = DOWN
+) -> dict[str, np.ndarray]:
+    return {
+        "robot0_eef_pos": tip,
+        "robot0_eef_quat": quaternion,
+        "robot0_gripper_qpos": np.array([width / 2, -width / 2]),
+        "akita_black_bowl_1_pos": bowl,
+        "plate_1_pos": np.array([0.05, 0.2, 0.9]),
+    }
+
+
+def test_the_expert_approaches_closes_lifts_carries_and_lets_go() -> None:
+    bowl = np.array([-0.07, 0.0, 0.9])
+    rim = bowl + RIM * [1.0, -1.0, 1.0]
+    far = act(situation(np.array([-0.2, 0.1, 1.1]), bowl, 0.08))
+    assert far[0] > 0 > far[1]
+    assert far[6] == -1.0
+    at_rim = act(situation(rim, bowl, 0.08))
+    np.testing.assert_allclose(at_rim[:6], 0.0, atol=1e-9)
+    assert at_rim[6] == 1.0
+    held = act(situation(rim, bowl, 0.01))
+    assert held[2] > 0.3
+    assert held[6] == 1.0
+    above = np.array([0.0, 0.0, 0.1])
+    carried = act(situation(rim + above, bowl + above, 0.01))
+    assert carried[0] > 0.5 < carried[1]
+    there = np.array([0.05, 0.2, 0.905])
+    left = act(situation(there + RIM, there, 0.01))
+    assert (left[6], left[2] > 0.5) == (-1.0, True)
+
+
+def test_the_expert_turns_the_tool_down_again() -> None:
+    """By the sign of robosuite's goal: the rotation from the pose to the goal, in the world."""
+    half = 0.1 / 2  # turned by 0.1 rad about the world's x: (x, y, z, w) of the product with the lowered tool
+    tilted = np.array([np.cos(half), 0.0, 0.0, -np.sin(half)])
+    action = act(situation(np.zeros(3), np.ones(3), 0.08, tilted))
+    np.testing.assert_allclose(action[3:6] * 0.5 / 0.5, [-0.1, 0.0, 0.0], atol=1e-9)
+
+
+def test_half_the_size_is_what_the_policy_resizes_to() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (2 * SIZE, 2 * SIZE, 3), np.uint8)
+    wanted = np.asarray(resize_with_pad_linear(image, (SIZE, SIZE))) * 255
+    np.testing.assert_allclose(halved(image), wanted, atol=0.51)
+
+
+def test_the_rotation_vector_is_not_wrapped() -> None:
+    vector = rotation_vector(np.array([np.sin(1.7), 0.0, 0.0, np.cos(1.7)]))
+    np.testing.assert_allclose(vector, [3.4, 0.0, 0.0])
+
+
+def write_demonstrations(folder: Path) -> None:
+    random = np.random.default_rng(1)
+    folder.mkdir()
+    small = random.integers(0, 256, (6, 2, 8, 8, 3), np.uint8)
+    np.savez(
+        folder / "000_0000.npz",
+        images=small.repeat(SIZE // 8, axis=2).repeat(SIZE // 8, axis=3),
+        states=random.normal(size=(6, 8)).astype(np.float32),
+        places=random.normal(size=(6, 6)).astype(np.float32),
+        pixels=random.uniform(size=(6, 5, 2)).astype(np.float32),
+        steps=np.array([1, 3, 5, 2, 4, 6], np.int32),
+        actions=random.uniform(-1, 1, (16, 7)).astype(np.float32),
+        lengths=np.array([7, 9], np.int32),
+        frames=np.array([3, 3], np.int32),
+        tasks=np.array([2, 8], np.int32),
+        successes=np.array([True, False]),
+    )
+
+
+def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> None:
+    """Two cameras, the state in the prompt, statistics and the order of all of them, in one comparison."""
+    write_demonstrations(tmp_path / "data")
+    fit = FitRecipe(steps=8, batch=2, samples=2, warmup=2, learning_rate=2e-3)
+    run = Run(tmp_path / "run", tmp_path / "data", fit, FitOptions(device="cpu", save_every=1e9), SMALL)
+    frames = run.load()
+    before = run.evaluate(frames)["total"]
+    run.train(frames)
+    assert run.evaluate(frames)["total"] < before
+    export(run.folder, tmp_path / "checkpoint")
+
+    options = [NODE[index] for index in range(len(NODE)) if NODE[index - 1] == "-p"]
+    chosen = ["policy.name:=pi", f"policy.checkpoint:={tmp_path / 'checkpoint'}", "policy.device:=cpu"]
+    policy = PiPolicy(load([], [*options, *chosen, "policy.self_test:=false"]))
+    policy.load()
+    assert policy.spec.execute_steps == 8
+    with np.load(tmp_path / "data" / "000_0000.npz") as arrays:
+        image, state = arrays["images"][1].repeat(2, axis=1).repeat(2, axis=2), arrays["states"][1]
+    noise = np.random.default_rng(2).normal(size=(HORIZON, 8)).astype(np.float32)
+    named = {name.removeprefix("observation.images."): each for name, each in zip(IMAGES, image, strict=True)}
+    asked = Observation(named, INSTRUCTIONS[2], 1, {"state": state.astype(np.float64)}, noise=noise)
+    answered = policy.infer(policy.start_session(), asked).normalized
+    assert answered is not None
+
+    bins = frames.states[1:2].floor().long().clamp(-1, 255)
+    at = frames.at[frames.prompts[1]] + torch.arange(8)
+    words = frames.words[frames.prompts[1]][None].clone()
+    words[0, at] = bins[0] + int(words[0, at].max()) - int(torch.full((1,), 128))  # an all-zero state is bin 128
+    lengths = frames.lengths[frames.prompts[1]][None]
+    run.trainee.eval()
+    with torch.no_grad():
+        prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths, HORIZON)
+        wanted = run.trainee.sample(prefix, torch.from_numpy(noise)[None], 5)[0, :, :7]
+    np.testing.assert_allclose(answered, wanted.numpy(), atol=0.02)  # float16 weights
+
+
+def test_the_table_has_every_schedule_latency_and_control() -> None:
+    names = [name for name, _ in cells()]
+    assert len(names) == len(set(names)) == 1 + 12 + 4

@@ -1,0 +1,72 @@
+"""Trains and scores a small pi0.5 on five tasks of LIBERO; docs/benchmarks.md has the commands.
+
+PY -m tools.libero.record work/demos --seconds 200     in LIBERO's Python: record demonstrations of the expert
+python -m tools.libero fit work/demos work/run         train on them
+python -m tools.libero export work/run work/checkpoint export in LeRobot's layout
+python -m tools.libero score work/checkpoint work/scores --python PY    score it through the node; resumes
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.libero import fit
+from tools.libero.score import score
+from tools.train.recipe import FitOptions, FitRecipe
+from vla_ros.errors import VlaRosError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tools.libero", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    training = stages.add_parser("fit", help="train; resumes")
+    training.add_argument("data", type=Path)
+    training.add_argument("folder", type=Path)
+    training.add_argument("--span", type=float, default=260.0, metavar="S", help="seconds of training")
+    training.add_argument("--steps", type=int, default=100_000, metavar="N", help="largest number of steps")
+    training.add_argument("--batch", type=int, default=256, metavar="N", help="frames of a step")
+    training.add_argument(
+        "--time-limit", type=float, default=0.0, metavar="S", help="save and stop after S seconds"
+    )
+    training.add_argument("--device", default="auto")
+    training.add_argument("--compile", action="store_true")
+    exporting = stages.add_parser("export", help="write the checkpoint")
+    exporting.add_argument("run", type=Path)
+    exporting.add_argument("folder", type=Path)
+    scoring = stages.add_parser("score", help="run the table's cells; resumes")
+    scoring.add_argument("checkpoint", type=Path)
+    scoring.add_argument("folder", type=Path, help="folder of the results")
+    scoring.add_argument("--python", required=True, metavar="PY", help="Python that has LIBERO and vla-eval")
+    scoring.add_argument("--episodes", type=int, default=20, metavar="N", help="of each of the five tasks")
+    scoring.add_argument("--shards", type=int, default=1, metavar="N", help="processes")
+    scoring.add_argument("--only", default="", metavar="TEXT", help="only cells with this in their name")
+    options = parser.parse_args()
+    try:
+        if options.stage == "score":
+            score(
+                options.checkpoint, options.folder, options.python, options.episodes, options.shards, options.only
+            )
+            return 0
+        if options.stage == "export":
+            print(f"{fit.export(options.run, options.folder) / 1e6:.1f} million weights")
+            return 0
+        recipe = FitRecipe(
+            steps=options.steps, span=options.span, batch=options.batch, learning_rate=8e-4, warmup=200, seed=0
+        )
+        how = FitOptions(
+            device=options.device, compile=options.compile, time_limit=options.time_limit, save_every=30.0
+        )
+        run = fit.Run(options.folder, options.data, recipe, how)
+        frames = run.load()
+        print(f"{len(frames.training)} frames", flush=True)
+        run.train(frames, lambda step, figures: print(step, figures, flush=True))
+    except VlaRosError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0 if run.done else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Records demonstrations of the expert, in the Python that has LIBERO: ``python -m tools.libero.record FOLDER``.
+
+Each process has one task. Episodes begin at the benchmark's initial states 20 to 49, in most of them with the
+objects moved; 0 to 19 are kept for the evaluation. Disturbances are added to the executed action, never to the
+recorded one. Imports nothing of this package. A frame is what the benchmark sends: both images turned by 180
+degrees, and the state with its rotation vector not wrapped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.libero.expert import BOWL, PLATE, TASKS, act
+
+SUITE = "libero_spatial"
+OBJECTS = (BOWL, "akita_black_bowl_2", PLATE, "glazed_rim_porcelain_ramekin_1", "cookies_1")
+SIZE = 128  # pixels of a recorded image: the mean of 2x2 rendered ones
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+WAIT = 10  # steps at rest before an episode, as in the benchmark
+FIRST_STATE = 20
+_LONGEST, _AFTER = 130, 8  # steps of an episode, and steps recorded after success
+_IDLE = np.array([0.0] * 6 + [-1.0])
+_CLEARANCE = 0.105  # metres between the centres of two objects
+_FAR = 0.17  # metres; the arm cannot hold the tool upright beyond
+_CABINET = -0.09  # metres; the hand hits the cabinet beyond
+
+
+class Disturbance:
+    """Correlated noise, pushes and a gripper that does the opposite, all on the executed action."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._deviation = random.choice([0.0, 0.06, 0.12, 0.2])
+        self._drift = np.zeros(6)
+        self._push, self._flip = np.zeros(3), 0
+        self._pushed = 0
+
+    def apply(self, action: np.ndarray) -> np.ndarray:
+        random, done = self._random, action.copy()
+        scale = np.array([1.0] * 3 + [0.15] * 3) * self._deviation
+        self._drift = 0.8 * self._drift + 0.6 * scale * random.normal(size=6)
+        done[:6] += self._drift
+        if self._deviation and not self._pushed and random.random() < 0.015:
+            self._pushed, self._push = int(random.integers(2, 6)), random.uniform(-1, 1, 3)
+        if self._pushed:
+            self._pushed -= 1
+            done[:3] = self._push
+        if self._deviation and not self._flip and random.random() < 0.004:
+            self._flip = int(random.integers(2, 5))
+        if self._flip:
+            self._flip -= 1
+            done[6] = -done[6]
+        return np.asarray(np.clip(done, -1.0, 1.0))
+
+
+class Recorder:
+    """One task's environment."""
+
+    def __init__(self, task: int, seed: int) -> None:
+        import torch
+
+        torch.load = functools.partial(torch.load, weights_only=False)  # initial states are pickles of LIBERO's own
+        from libero.libero import benchmark
+        from libero.libero.envs import OffScreenRenderEnv
+        from robosuite.utils import camera_utils
+
+        suite = benchmark.get_benchmark_dict()[SUITE]()
+        self._task, self._random = task, np.random.default_rng(seed)
+        self._states = suite.get_task_init_states(task)
+        self._env = OffScreenRenderEnv(
+            bddl_file_name=suite.get_task_bddl_file_path(task),
+            camera_heights=2 * SIZE,
+            camera_widths=2 * SIZE,
+            hard_reset=False,
+        )
+        self._env.seed(seed)
+        self._sim = self._env.sim
+        self._matrix = camera_utils.get_camera_transform_matrix(self._sim, CAMERAS[0], 2 * SIZE, 2 * SIZE)
+
+    def episode(self) -> dict[str, Any]:
+        """Run one episode; return its frames and labels."""
+        random, env = self._random, self._env
+        env.reset()
+        self._render(False)
+        obs = env.set_init_state(self._states[random.integers(FIRST_STATE, len(self._states))])
+        if random.random() < 0.7:
+            self._move(obs)
+        for _ in range(WAIT):
+            obs, *_ = env.step(_IDLE)
+        every, phase = 2, int(random.integers(2))
+        disturbance, found = Disturbance(random), _Episode()
+        succeeded = 0
+        for step in range(_LONGEST):
+            action = act(obs)
+            found.actions.append(action)
+            if step % every == phase and step:
+                found.take(step, obs, self._pixels(obs))
+            self._render((step + 1) % every == phase)  # the next observation
+            obs, _, done, _ = env.step(disturbance.apply(action))
+            succeeded += bool(done) or succeeded > 0
+            if succeeded > _AFTER:
+                break
+        return found.arrays(self._task, succeeded > 0)
+
+    def _render(self, wanted: bool) -> None:
+        for camera in CAMERAS:
+            observable = self._env.env._observables[f"{camera}_image"]
+            if observable.is_enabled() != wanted:
+                observable.set_enabled(wanted)
+                observable._sampled = False  # else the first step after a reset samples nothing
+
+    def _move(self, obs: Mapping[str, Any]) -> None:
+        """Move the objects of the table apart, the bowl and the plate furthest."""
+        random, sim = self._random, self._sim
+        start = {name: np.array(sim.data.get_joint_qpos(f"{name}_joint0")) for name in OBJECTS}
+        span = {BOWL: 0.06, PLATE: 0.05}
+        for _ in range(50):
+            moved = {name: pose.copy() for name, pose in start.items()}
+            for name, pose in moved.items():
+                pose[:2] += random.uniform(-1, 1, 2) * span.get(name, 0.025)
+            places = [pose[:2] for pose in moved.values()]
+            apart = [
+                float(np.linalg.norm(one - other)) for index, one in enumerate(places) for other in places[:index]
+            ]
+            if min(apart) > _CLEARANCE and moved[BOWL][1] > _CABINET and moved[BOWL][0] < _FAR:
+                for name, pose in moved.items():
+                    sim.data.set_joint_qpos(f"{name}_joint0", pose)
+                sim.forward()
+                return
+
+    def _pixels(self, obs: Mapping[str, Any]) -> np.ndarray:
+        """Return where the objects are in the first image as sent, [objects, 2], x and y from 0 to 1."""
+        places = np.array([[*obs[f"{name}_pos"], 1.0] for name in OBJECTS])
+        seen = places @ self._matrix.T
+        return np.asarray(1.0 - seen[:, :2] / seen[:, 2:3] / (2 * SIZE) * [1.0, -1.0] - [0.0, 1.0])
+
+
+class _Episode:
+    def __init__(self) -> None:
+        self.actions: list[np.ndarray] = []
+        self.steps: list[int] = []
+        self.images: list[np.ndarray] = []
+        self.states: list[np.ndarray] = []
+        self.places: list[np.ndarray] = []
+        self.pixels: list[np.ndarray] = []
+
+    def take(self, step: int, obs: Mapping[str, Any], pixels: np.ndarray) -> None:
+        tip = obs["robot0_eef_pos"]
+        vector = rotation_vector(obs["robot0_eef_quat"])
+        self.steps.append(step)
+        self.images.append(np.stack([halved(obs[f"{camera}_image"][::-1, ::-1]) for camera in CAMERAS]))
+        self.states.append(np.concatenate([tip, vector, obs["robot0_gripper_qpos"]]))
+        self.places.append(np.concatenate([obs[f"{name}_pos"] - tip for name in (BOWL, PLATE)]))
+        self.pixels.append(pixels)
+
+    def arrays(self, task: int, success: bool) -> dict[str, Any]:
+        count = len(self.steps)
+        return {
+            "images": np.array(self.images, np.uint8),
+            "states": np.array(self.states, np.float32),
+            "places": np.array(self.places, np.float32),
+            "pixels": np.array(self.pixels, np.float32),
+            "steps": np.array(self.steps, np.int32),
+            "actions": np.array(self.actions, np.float32),
+            "lengths": np.array([len(self.actions)], np.int32),
+            "frames": np.array([count], np.int32),
+            "tasks": np.array([task], np.int32),
+            "successes": np.array([success], bool),
+        }
+
+
+def halved(image: np.ndarray) -> np.ndarray:
+    """Return the mean of each 2x2 pixels, which is what linear interpolation to half the size is."""
+    parts = image.astype(np.uint16)
+    total = parts[::2, ::2] + parts[1::2, ::2] + parts[::2, 1::2] + parts[1::2, 1::2]
+    return ((total + 2) // 4).astype(np.uint8)
+
+
+def rotation_vector(quaternion: np.ndarray) -> np.ndarray:
+    """Return the published state's rotation vector of (x, y, z, w); it is not wrapped."""
+    w = float(np.clip(quaternion[3], -1.0, 1.0))
+    sine = math.sqrt(1.0 - w * w)
+    return quaternion[:3] * (2 * math.acos(w) / sine) if sine > 1e-9 else np.zeros(3)
+
+
+def _record(folder: Path, index: int, seconds: float, episodes: int) -> None:
+    """Record one task until ``seconds`` have passed or ``episodes`` are done."""
+    until = time.monotonic() + seconds
+    recorder = Recorder(TASKS[index % len(TASKS)], 1000 + index)
+    kept: list[dict[str, Any]] = []
+    shard = 0
+    while time.monotonic() < until and shard * 8 + len(kept) < episodes:
+        kept.append(recorder.episode())
+        print(f"{index}: {kept[-1]['lengths'][0]} steps, {kept[-1]['successes'][0]}", flush=True)
+        if len(kept) == 8:
+            _write(folder / f"{index:03d}_{shard:04d}.npz", kept)
+            kept, shard = [], shard + 1
+    if kept:
+        _write(folder / f"{index:03d}_{shard:04d}.npz", kept)
+
+
+def _write(path: Path, episodes: list[dict[str, Any]]) -> None:
+    part = path.with_suffix(".part")
+    with part.open("wb") as stream:
+        arrays: dict[str, Any] = {name: np.concatenate([each[name] for each in episodes]) for name in episodes[0]}
+        np.savez(stream, **arrays)
+    part.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at least one for each task")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of recording; episodes under way are finished")
+    parser.add_argument("--episodes", type=int, default=10**9, help="of each process")
+    parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.index is not None:
+        _record(options.folder, options.index, options.seconds, options.episodes)
+        return
+    common = [sys.executable, "-m", "tools.libero.record", str(options.folder), "--seconds", str(options.seconds)]
+    common += ["--episodes", str(options.episodes)]
+    running = [subprocess.Popen([*common, "--index", str(index)]) for index in range(options.processes)]
+    failed = sum(process.wait() != 0 for process in running)
+    shards = list(options.folder.glob("*.npz"))
+    print(f"{len(shards)} files; {failed} of {len(running)} processes failed")
+    sys.exit(1 if not shards else 0)
+
+
+if __name__ == "__main__":
+    main()
