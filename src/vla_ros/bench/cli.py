@@ -2,12 +2,15 @@
 
 vla-ros bench --checkpoint DIR -p policy.unnorm_key:=bridge_orig
 vla-ros bench --policy NAME --config robot.yaml
+vla-ros bench --model NAME    in a checkout of the repository: python -m benchmarks.models NAME
 """
 
 import argparse
 import json
 import os
+import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
     add_measurement_arguments(parser, steps=20)
+    text = "a model with random weights, and further arguments of python -m benchmarks.models; must come last"
+    parser.add_argument("--model", nargs=argparse.REMAINDER, default=[], help=text)
 
 
 def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> None:
@@ -46,12 +51,27 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.model:
+        return _run_model(arguments)
     require_writable("--json", arguments.json)
     Stopwatch.pause = 1e-3 * arguments.pause
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     result = measure(load(arguments.config, [*options, *arguments.param]), arguments.steps)
     show(result, render_figures(result), arguments.json)
     return 0
+
+
+def _run_model(arguments: argparse.Namespace) -> int:
+    """Run ``benchmarks.models``, which is not installed, from the repository in the current directory."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        main: Any = import_module("benchmarks.models.__main__").main
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "benchmarks":
+            raise
+        raise VlaRosError("--model: needs a checkout of the repository as the current directory") from error
+    given = ["--pause", str(arguments.pause)] + (["--json", str(arguments.json)] if arguments.json else [])
+    return int(main([*given, *arguments.model]))
 
 
 def require_writable(option: str, path: Path | None) -> None:
