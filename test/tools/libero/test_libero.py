@@ -1,17 +1,20 @@
 """The recipe for LIBERO, without LIBERO: the expert, and that the exported policy is the trained network."""
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tools.libero.expert import RIM, act
-from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, Run, export
+from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, NETWORK, Run, export, network_of
 from tools.libero.record import SIZE, halved, rotation_vector
 from tools.libero.score import NODE, cells
 from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe
 from vla_ros.config import load
+from vla_ros.policies.pi.loading import read_checkpoint
 from vla_ros.policies.pi.policy import PiPolicy
+from vla_ros.policies.pi.processing import load_tokenizer
 from vla_ros.types import Observation
 from vla_ros.vision.processors import resize_with_pad_linear
 
@@ -139,3 +142,14 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
 def test_the_table_has_every_schedule_latency_and_control() -> None:
     names = [name for name, _ in cells()]
     assert len(names) == len(set(names)) == 1 + 12 + 4
+
+
+def test_the_weights_in_the_repository_are_the_recipes() -> None:
+    found = read_checkpoint(Path(__file__).parents[3] / "checkpoints" / "libero")
+    assert found.architecture == network_of(NETWORK)
+    assert found.image_keys == tuple(name.removeprefix("observation.images.") for name in IMAGES)
+    assert (found.execute_steps, found.trained_delay) == (8, NETWORK.max_delay)
+    assert sum(prod(stored.shape) for stored in found.stored.values()) < 12e6
+    encode = load_tokenizer(found.folder / "tokenizer.json", found.architecture.vocabulary).encode
+    unknown = encode("<unk>")
+    assert not {token for text in INSTRUCTIONS.values() for token in encode(text)} & set(unknown)
