@@ -260,6 +260,7 @@ class Wires:
     """Publishers that keep what they publish."""
 
     graph = SimpleNamespace(message=message_types("jazzy").message, serialize=lambda message: message)
+    node = None  # looked at only where a recorder may be known
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
