@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_robot import ARM, options, world_of, write
 
+from vla_ros.cli.main import main
 from vla_ros.collision.checker import Checker
 from vla_ros.collision.pairs import sampled_pairs
 from vla_ros.collision.world import make_world, read_srdf, without, write_srdf
@@ -39,6 +40,24 @@ def test_sampling_finds_pairs_that_are_never_or_always_near_and_an_srdf_keeps_th
     again = without(world, read_srdf(path))
     assert again.pairs == kept.pairs
     assert len(kept.pairs) < len(world.pairs)
+
+
+def test_a_command_writes_the_pairs_that_are_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "demo.srdf"
+    demo = ["run", "--config", "demo", "-p", "policy.name:=expert", "--srdf", str(path)]
+    check = ["-p", "collision.check:=true", "-p", "collision.deceleration:=20.0"]
+    assert main([*demo, *check]) == 0
+    written, text = read_srdf(path), capsys.readouterr().out
+    assert "neighbours" in written.values()
+    assert f"{len(written)} not;" in text
+    again = tmp_path / "again.srdf"
+    assert main([*demo[:-1], str(again), *check, "-p", f"collision.srdf:={path}"]) == 0
+    assert read_srdf(again) == written
+    capsys.readouterr()
+    assert main(demo) != 0
+    assert "collision.check is false" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

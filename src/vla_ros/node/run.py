@@ -15,11 +15,13 @@ from logging import Logger
 from pathlib import Path
 from types import FrameType
 
+from vla_ros.collision.world import write_srdf
 from vla_ros.config import Config, load, read_file
 from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
-from vla_ros.errors import VlaRosError
+from vla_ros.control.collision import CollisionCheck
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
@@ -38,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run",
         action="store_true",
         help="print features, rate, units, frames, limits and memory, and exit; nothing is loaded",
+    )
+    parser.add_argument(
+        "--srdf",
+        type=Path,
+        metavar="FILE",
+        help="as --dry-run, and write the pairs that collision.check leaves out, for collision.srdf",
     )
     parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
     parser.add_argument(
@@ -59,13 +67,25 @@ def run(arguments: argparse.Namespace) -> int:
         read_file(file, name)  # raises ConfigError for a file without parameters for this node
     values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
     config = load(arguments.config, assignments, name, values)
-    if arguments.dry_run:
+    if arguments.dry_run or arguments.srdf:
         policy = create(config)
-        print(build_pipeline(config, policy.describe()).describe())
+        pipeline = build_pipeline(config, policy.describe())
+        print(pipeline.describe())
+        if arguments.srdf:
+            _write_srdf(arguments.srdf, pipeline.controller.collision)
         if need := policy.memory():
             print(need)
         return 0
     return serve(config, ros_args, stats=arguments.stats)
+
+
+def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
+    if check is None or check.world is None:
+        raise ConfigError(f"--srdf: no pairs are checked ({check.why_not if check else 'no arm'})")
+    try:
+        path.write_text(write_srdf(check.world), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--srdf: {path} cannot be written ({error.strerror})") from None
 
 
 def serve(
