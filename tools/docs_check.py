@@ -38,7 +38,7 @@ SKIPPED = {
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",
     r"my_act": "needs a LeRobot checkpoint and its environment",
     r"^serve run ": "needs Ray Serve and GPUs",
-    r"^vla-ros top\b": "needs a running node; see test/cli",
+    r"^vla-ros (top|teach)\b": "needs a running node; see test/cli",
     r" \.\.\.$": "is an outline",
 }
 """Why a command is not run, by a pattern of its text."""

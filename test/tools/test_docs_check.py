@@ -20,9 +20,8 @@ def test_nothing_is_skipped_or_replaced_that_no_page_says() -> None:
         assert any(re.search(pattern, command) for command in commands), pattern
     for text in STAND_INS:
         assert any(text in command for command in commands), text
-    skipped = [command for command in commands if reason(command)]
-    ours = [command for command in skipped if command.startswith(("vla-ros", "python -m"))]
-    assert len(ours) < 20, "most of our own commands are run"
+    ours = [command for command in commands if command.startswith(("vla-ros", "python -m"))]
+    assert 2 * sum(bool(reason(command)) for command in ours) < len(ours), "most of our own commands are run"
 
 
 def test_a_command_that_fails_is_told() -> None:
