@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1300),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra 'dev')"),
 ]
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ def run(script, *words, **environment):
     command = [sys.executable, str(HERE / script), *words]
     paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1260, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
