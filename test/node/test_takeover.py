@@ -29,6 +29,7 @@ class Person(LiveLoop):
         super().__init__(policy, every(1 / 30, 400), **({"control__rate_hz": 10.0} | named | more))
         self.follows = True
         self.publisher, self.stamp = b"hand", 0
+        self.lag = self.offset = 0.0  # s: of the messages, and of the publisher's clock
         self.hand: Callable[[], FloatArray | None] = lambda: self.positions
         self.pressed: set[int] = set()
         self.axes = [0.0, 0.0, 0.0]
@@ -50,7 +51,8 @@ class Person(LiveLoop):
         numbers = self.hand()
         if numbers is not None:
             [(_, _, line, _)] = self.person.lines()
-            line.hear(np.array(numbers), now, self.publisher, self.stamp)
+            published = int(1e9 * (1000 + now - self.lag + self.offset))
+            line.hear(np.array(numbers), now, self.publisher, self.stamp, "", published)
 
     def correct(self) -> None:
         assert self.person is not None
@@ -292,6 +294,22 @@ def test_joint_states_that_pause_hold_a_person_only_as_long() -> None:
         live.silent.clear()
         live.run(0.6)
         assert live.source == PERSON
+
+
+def test_what_a_person_did_long_ago_is_not_followed_whatever_the_clock_of_the_publisher_says() -> None:
+    live = Person(LEADER)
+    live.offset = -5.0
+    live.run(0.5)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.5)
+    assert live.source == PERSON
+    live.lag = 0.4  # as behind a radio link that has stalled
+    live.run(0.2)
+    assert live.state == ("holding", {Reason.PERSON_STALE})
+    live.lag = 0.0
+    live.run(0.5)
+    assert live.source == PERSON
 
 
 @pytest.mark.parametrize("lost", ["paused", "silent"])

@@ -1,7 +1,9 @@
 """Bags as other readers see them: complete, cut off anywhere, and on a full disk; and what each mode chooses."""
 
 import resource
+import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
@@ -198,6 +200,16 @@ def test_a_discarded_bag_is_removed_and_texts_alone_begin_none(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 1
     bags.write([Mark.DISCARD])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bag_of_the_same_second_takes_no_name_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "now")
+    bags = BagFolder(tmp_path, TOPICS, getLogger("test"))
+    bags.write([image(0), Mark.CLOSE, image(1), Mark.CLOSE])
+    shutil.rmtree(tmp_path / "now")
+    bags.write([image(2), Mark.CLOSE, image(3), Mark.CLOSE])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["now", "now_1", "now_2"]
+    assert not bags.error
 
 
 def chosen(what: str, steps: list[Any], **options: Any) -> list[Any]:

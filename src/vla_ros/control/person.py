@@ -52,11 +52,22 @@ class Line:
             self._jumped = True
             self._pinned: bytes | None = None
             self._other = -math.inf  # when another publisher was heard
+            self._delay = math.inf  # s, the shortest of its messages, plus what its clock differs from ours
 
     def hear(
-        self, numbers: FloatArray, now: float, publisher: bytes = b"", stamp: int = 0, wrong: str = ""
+        self,
+        numbers: FloatArray,
+        now: float,
+        publisher: bytes = b"",
+        stamp: int = 0,
+        wrong: str = "",
+        published: int = 0,
     ) -> bool:
-        """Take a message; return False if it is not used: of another publisher, or with an old stamp."""
+        """Take a message; return False if it is not used: of another publisher, or with an old stamp.
+
+        A message is as old as its delay exceeds the shortest one; ``published`` is in nanoseconds of the
+        publisher's clock, and 0 if the middleware does not say it.
+        """
         with self._lock:
             if self._pinned is None:
                 self._pinned = publisher
@@ -74,7 +85,12 @@ class Line:
                 since = now if np.any(moved > 0) else last.since
                 farthest = float(np.max(moved[: self._joints], initial=0.0))
                 self._jumped |= farthest > 0.1 + _HAND * (now - last.at)
-            self._newest = _Heard(numbers, now, since, stamp, wrong)
+            late = 0.0
+            if published:
+                delay = now - published / 1e9
+                self._delay = min(self._delay, delay)
+                late = delay - self._delay
+            self._newest = _Heard(numbers, now - late, since, stamp, wrong)
             return True
 
     def is_silent(self, now: float) -> bool:
@@ -100,7 +116,7 @@ class Line:
                 Reason.PERSON_CONTESTED, f"{self.topic} has two publishers; end one, and request to correct again"
             )
         if newest is None or now - newest.at > stale:
-            silent = "none yet" if newest is None else f"none for {now - newest.at:.3g} s"
+            silent = "none yet" if newest is None else f"the newest is {now - newest.at:.3g} s old"
             raise Refused(Reason.PERSON_STALE, f"{self.topic}: {silent}")
         if newest.wrong:
             raise Refused(Reason.PERSON_INVALID, f"{self.topic}: {newest.wrong}")
@@ -118,7 +134,13 @@ class Buttons:
         self._since: float | None = None  # when deadman was pressed
 
     def hear(
-        self, buttons: Sequence[int], axes: FloatArray, now: float, publisher: bytes = b"", stamp: int = 0
+        self,
+        buttons: Sequence[int],
+        axes: FloatArray,
+        now: float,
+        publisher: bytes = b"",
+        stamp: int = 0,
+        published: int = 0,
     ) -> tuple[frozenset[str], bool]:
         """Take a message; return the buttons that it presses, and True if it releases deadman.
 
@@ -126,7 +148,7 @@ class Buttons:
         """
         lacking = [name for name, index in self._places.items() if index >= len(buttons)]
         wrong = f"has {len(buttons)} buttons, so it lacks {', '.join(lacking)}" if lacking else ""
-        if not self.line.hear(axes, now, publisher, stamp, wrong):
+        if not self.line.hear(axes, now, publisher, stamp, wrong, published):
             return frozenset(), False
         pressed = frozenset(name for name in self._places if self.has(buttons, name))
         before = self._pressed if publisher == self._publisher else pressed

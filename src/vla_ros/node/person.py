@@ -18,6 +18,7 @@ from vla_ros.control.person import QUATERNION, Buttons, Clutch, Leader, Line, Ra
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
+from vla_ros.graph.origin import Origin
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.receiver import stamp_of
 from vla_ros.node.source import ActionSource
@@ -152,11 +153,11 @@ class PersonSource(ActionSource):
         for _, _, line, _ in self.lines():
             line.begin()
 
-    def hear(self, message: Any, line: Line, reader: _LeaderReader | None, publisher: bytes) -> None:
+    def hear(self, message: Any, line: Line, reader: _LeaderReader | None, origin: Origin) -> None:
         """Take a message of one of :meth:`lines`."""
         numbers, wrong = reader.read(message) if reader else self._read(message)
         stamp = stamp_of(message) if hasattr(message, "header") else 0
-        line.hear(numbers, self._clock.steady(), publisher, stamp, wrong)
+        line.hear(numbers, self._clock.steady(), origin.publisher, stamp, wrong, origin.published)
 
     def _read(self, message: Any) -> tuple[FloatArray, str]:
         """Return the numbers of a twist [6] or a pose [7], or why there are none."""

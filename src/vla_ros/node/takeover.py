@@ -104,7 +104,7 @@ class Takeover:
 
     def _on_input(self, line: Any, reader: Any, message: Any, origin: Origin) -> None:
         if self._source is not None and self._is_fresh(origin):
-            self._source.hear(message, line, reader, origin.publisher)
+            self._source.hear(message, line, reader, origin)
 
     def _on_joy(self, message: Any, origin: Origin) -> None:
         assert self._source is not None
@@ -117,7 +117,8 @@ class Takeover:
             return
         if self._context.safety.mode is not Mode.CORRECTING and line.is_silent(steady):
             line.begin()  # a restarted driver may request again
-        pressed, released = self._source.buttons.hear(buttons, axes, steady, origin.publisher, stamp_of(message))
+        heard = origin.publisher, stamp_of(message), origin.published
+        pressed, released = self._source.buttons.hear(buttons, axes, steady, *heard)
         if released and self._source.input != "leader":
             self._context.safety.release()
         for name, mode in _REQUESTS.items():

@@ -96,8 +96,10 @@ class BagFolder:
 
     def _new_path(self) -> Path:
         name = time.strftime("%Y_%m_%d-%H_%M_%S")
-        used = len(list(self._folder.glob(f"{name}*")))
-        return self._folder / (f"{name}_{used}" if used else name)
+        number, path = 0, self._folder / name
+        while path.exists():
+            number, path = number + 1, self._folder / f"{name}_{number + 1}"
+        return path
 
 
 def _repaired(path: Path) -> str:
