@@ -30,6 +30,10 @@ class BagWriter:
         self._file = RecordingFile((path / f"{path.name}_0.mcap").open("xb+", buffering=0))
         self._file.begin(topics)
 
+    def define(self, topic: Topic) -> None:
+        """Add a topic to the bag's."""
+        self._file.define([topic])
+
     def write(self, messages: Iterable[Recorded]) -> None:
         """Append messages of the bag's topics; they outlive this process when this returns."""
         size, waiting = 0, list[Recorded]()

@@ -85,27 +85,30 @@ class RecordingFile:
         os.fdatasync(self._file.fileno())
 
     def begin(self, topics: Sequence[Topic]) -> None:
-        """Write the header, schemas and channels."""
-        types, builder = message_types(), RecordBuilder()
+        """Write the header, and define the topics."""
+        builder = RecordBuilder()
         builder.write(_MAGIC)
         Header(profile="ros2", library=f"{_LIBRARY} {__version__}").write(builder)
-        kinds = {kind: number for number, kind in enumerate(dict.fromkeys(topic.type for topic in topics), 1)}
-        for kind, number in kinds.items():
-            self._define(Schema(id=number, name=kind, encoding="ros2msg", data=types.text(kind).encode()))
-        for number, topic in enumerate(topics, 1):
+        self._append(_end(builder))
+        self.define(topics)
+
+    def define(self, topics: Sequence[Topic]) -> None:
+        """Write the channels of topics, and the schemas of their types that are new."""
+        types, builder = message_types(), RecordBuilder()
+        kinds = {schema.name: number for number, schema in self._schemas.items()}
+        for topic in topics:
+            if topic.type not in kinds:
+                kinds[topic.type] = len(kinds) + 1
+                text = types.text(topic.type).encode()
+                schema = Schema(id=kinds[topic.type], name=topic.type, encoding="ros2msg", data=text)
+                self._take(schema)
+                schema.write(builder)
             offered = yaml.safe_dump([_offered(topic.qos)], sort_keys=False)
             more = {"offered_qos_profiles": offered, "topic_type_hash": types.type_hash(topic.type)}
-            self._define(
-                Channel(
-                    id=number,
-                    topic=topic.name,
-                    message_encoding="cdr",
-                    schema_id=kinds[topic.type],
-                    metadata=more,
-                )
-            )
-        for record in (*self._schemas.values(), *self.channels.values()):
-            record.write(builder)
+            number, schema_id = len(self.channels) + 1, kinds[topic.type]
+            channel = Channel(number, message_encoding="cdr", metadata=more, schema_id=schema_id, topic=topic.name)
+            self._take(channel)
+            channel.write(builder)
         self._append(_end(builder))
 
     def write(self, messages: Sequence[Recorded]) -> None:
@@ -180,7 +183,7 @@ class RecordingFile:
             elif opcode == Opcode.HEADER:
                 self._check_writer(self._parse(Header, start, length).library)
             elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
-                self._define(self._parse(Schema if opcode == Opcode.SCHEMA else Channel, start, length))
+                self._take(self._parse(Schema if opcode == Opcode.SCHEMA else Channel, start, length))
             at = stop
         if at + _RECORD.size <= size and opcode == Opcode.DATA_END:
             self.counts += counts
@@ -229,7 +232,7 @@ class RecordingFile:
         except (McapError, struct.error, UnicodeDecodeError) as error:
             raise RecordError(f"{self._file.name}: has a damaged {kind.__name__} ({error})") from None
 
-    def _define(self, record: Schema | Channel) -> None:
+    def _take(self, record: Schema | Channel) -> None:
         if isinstance(record, Schema):
             self._schemas[record.id] = record
         else:

@@ -1,12 +1,16 @@
 """Writes predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_ros.graph.messages import MessageTypes, message_types
+from vla_ros.record.bag import BagWriter
+from vla_ros.record.mcap import Recorded
+from vla_ros.record.topics import Topic
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.storage import BagError
@@ -28,22 +32,18 @@ def write_bag(result: Result, path: Path) -> None:
     difference between the predicted and the recorded action, and ``predicted_command`` is the joint command with
     the stamp of its frame.
     """
-    from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
-    from rosbags.typesys import Stores, get_typestore
-
-    store = get_typestore(Stores.ROS2_JAZZY)
     types = message_types("jazzy")
+    topics = {name: Topic(f"/vla_ros/{name}", kind) for name, kind in _TYPES.items()}
+    messages = (message for samples in result.samples for message in _messages(samples, types))
+    recorded = (
+        Recorded(time, time, topics[name].name, types.serialize(types.message(topics[name].type)(**fields)))
+        for time, name, fields in sorted(messages, key=lambda item: item[0])
+    )
     try:
-        with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
-            connections = {
-                name: writer.add_connection(f"/vla_ros/{name}", kind, typestore=store)
-                for name, kind in _TYPES.items()
-            }
-            messages = (message for samples in result.samples for message in _messages(samples, types))
-            for time, name, fields in sorted(messages, key=lambda item: item[0]):
-                writer.write(connections[name], time, types.serialize(types.message(_TYPES[name])(**fields)))
-    except (OSError, WriterError) as error:
-        raise BagError(f"--write {path}: cannot be written ({error})") from None
+        with closing(BagWriter(path, list(topics.values()))) as bag:
+            bag.write(recorded)
+    except OSError as error:
+        raise BagError(f"--write {path}: cannot be written ({error.strerror})") from None
 
 
 def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str, dict[str, Any]]]:

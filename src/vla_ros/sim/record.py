@@ -11,6 +11,7 @@ from typing import Any
 from vla_ros.errors import MissingDependencyError, VlaRosError
 
 _LATCHED = frozenset({"/vla_policy/instruction"})
+_CHUNK = 1 << 20  # bytes that wait to be written
 
 
 class BagRecorder:
@@ -20,36 +21,43 @@ class BagRecorder:
 
     def __init__(self, path: Path) -> None:
         try:
-            from rosbags.rosbag2 import StoragePlugin, Writer
-            from rosbags.typesys import Stores, get_typestore
+            from vla_ros.record.bag import BagWriter
+            from vla_ros.record.mcap import Recorded
         except ImportError as error:
             raise MissingDependencyError(
-                f"--record: rosbags does not import ({error}); install the extra: pip install 'vla_ros[dds]'"
+                f"--record: {error.name} does not import; install the extra: pip install 'vla_ros[replay]'"
             ) from error
         if path.exists():
             raise VlaRosError(f"--record {path}: already exists; name a new folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._store = get_typestore(Stores.ROS2_JAZZY)
-        self._writer = Writer(path, version=9, storage_plugin=StoragePlugin.MCAP)
-        self._writer.open()
-        self._connections: dict[str, Any] = {}
-        self._last = 0
+        self._path, self._message = path, Recorded
+        with self._named_errors():
+            self._writer = BagWriter(path, ())
+        self._topics = set[str]()
+        self._waiting, self._size, self._last = list[Recorded](), 0, 0
 
     def __call__(self, topic: str, kind: str, message: Any) -> None:
         """Write one message or its CDR bytes (a :data:`~vla_ros.sim.node.Tap`)."""
-        if topic not in self._connections:
-            self._connections[topic] = self._writer.add_connection(
-                topic, kind, typestore=self._store, offered_qos_profiles=[_qos(topic in _LATCHED)]
-            )
+        from vla_ros.record.topics import Topic
+
         data = message if isinstance(message, bytes) else _serialize(message, kind)
         self._last = max(self._last + 1, self.clock())
         with self._named_errors():
-            self._writer.write(self._connections[topic], self._last, data)
+            if topic not in self._topics:
+                self._topics.add(topic)
+                self._writer.define(Topic(topic, kind, "instruction" if topic in _LATCHED else "default"))
+            self._waiting.append(self._message(self._last, self._last, topic, data))
+            self._size += len(data)
+            if self._size >= _CHUNK:
+                self._write()
 
     def close(self) -> None:
         with self._named_errors():
+            self._write()
             self._writer.close()
+
+    def _write(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        self._writer.write(waiting)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -69,13 +77,3 @@ def _serialize(message: Any, kind: str) -> bytes:
         # rmw_fastrtps appends padding to empty arrays, which bag readers reject.
         message = types.deserialize(serialize_message(message), types.message(kind))
     return types.serialize(message)
-
-
-def _qos(latched: bool) -> Any:
-    """Return the QoS: RELIABLE, KEEP_LAST, and TRANSIENT_LOCAL if a player must latch the topic."""
-    from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
-
-    forever = QosTime(2147483647, 4294967295)
-    durability = QosDurability.TRANSIENT_LOCAL if latched else QosDurability.VOLATILE
-    delivery = (QosHistory.KEEP_LAST, 1 if latched else 10, QosReliability.RELIABLE, durability)
-    return Qos(*delivery, forever, forever, QosLiveliness.AUTOMATIC, forever, False)
