@@ -10,7 +10,8 @@ from pathlib import Path
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _KEPT = 256 << 20  # bytes
 _LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
-_NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
+_NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2")
+_KINEMATICS = ("pinocchio",)  # needed only with a URDF; its user raises MissingDependencyError
 
 
 def use_environment(module: str) -> None:
@@ -22,13 +23,15 @@ def use_environment(module: str) -> None:
     Raises:
         SystemExit: Libraries are missing and no virtual environment is active; the message names the libraries.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in (*_NEEDED, *_KINEMATICS) if importlib.util.find_spec(name) is None]
     if not missing:
         return
     active = os.environ.get("VIRTUAL_ENV", "")
     python = Path(active) / "bin" / "python"
     if active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
         os.execv(python, [str(python), "-m", module, *sys.argv[1:]])
+    if set(missing) <= set(_KINEMATICS):
+        return
     sys.exit(
         f"vla_ros: {sys.executable} has no {', '.join(missing)}; activate the virtual environment that has them "
         "(such as: . ~/vla/bin/activate)"

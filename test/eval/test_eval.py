@@ -117,6 +117,15 @@ def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
     assert "0 only in the first, 0 only in the second" in shown
 
 
+def test_a_benchmark_needs_no_pinocchio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its actions are the policy's; the simulated table has kinematics, and says what is missing."""
+    (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["pinocchio"] = None\n')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert evaluate(*REACH, "--episodes", "1")["success_rate"] == 1.0
+    assert "run `pip install pin`" in command("table", "--checkpoint", "demo", status=1).stderr
+
+
 def test_vla_evals_own_tools_read_the_results(capsys) -> None:
     from vla_eval.results.collector import _build_task_result
     from vla_eval.results.export import print_export_summary
