@@ -97,7 +97,7 @@ def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path, monkey
 
 
 def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
-    """`vla-eval run` with `vla-ros serve`, and `vla-ros eval`: the same bits, the same outcomes."""
+    """`vla-eval run` with `vla-ros serve`, the node with that server, and with its own policy: the same bits."""
     entry = {"benchmark": "reach_benchmark:Reach", "episodes_per_task": 2, "params": {"seed": 3}}
     words = ("serve", "--policy", "reach", "--port", "0", "--with-parent")
     with subprocess.Popen([*COMMAND, *words], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True) as server:
@@ -107,8 +107,11 @@ def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
         Path("run.json.yaml").write_text(json.dumps(config))
         theirs = [sys.executable, "-m", "vla_eval.cli.main", "run", "--no-docker", "--yes", "-c", "run.json.yaml"]
         subprocess.run(theirs, check=True, capture_output=True, timeout=100)
+        served = actions()
+        Path("actions").unlink()
+        evaluate("run.json.yaml", "--policy", "remote", "-p", f"policy.server:={url}")
         server.terminate()
-    served = actions()
+    assert actions() == served
     Path("actions").unlink()
     evaluate("run.json.yaml", "--policy", "reach")
     assert actions() == served

@@ -36,12 +36,12 @@ def main() -> int:
     exporting.add_argument("run", type=Path)
     exporting.add_argument("folder", type=Path)
     scoring = stages.add_parser("score", help="run the table's cells; resumes")
-    scoring.add_argument("checkpoint", type=Path)
+    scoring.add_argument("checkpoint", help="folder, or ws://HOST:PORT of a `vla-ros serve` that has it")
     scoring.add_argument("folder", type=Path, help="folder of the results")
     scoring.add_argument("--python", required=True, metavar="PY", help="Python that has LIBERO and vla-eval")
     scoring.add_argument("--episodes", type=int, default=20, metavar="N", help="of each of the five tasks")
     scoring.add_argument("--shards", type=int, default=1, metavar="N", help="processes")
-    scoring.add_argument("--only", default="", metavar="TEXT", help="only cells with this in their name")
+    scoring.add_argument("--only", default="*", metavar="PATTERN", help="only these cells: sync, 'live*', ...")
     options = parser.parse_args()
     try:
         if options.stage == "score":

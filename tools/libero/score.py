@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tools.libero.expert import TASKS
@@ -22,7 +23,8 @@ CONTROLS = {
     "gripper inverted": ["-p", "gripper.closed_position:=-1.0", "-p", "gripper.open_position:=1.0"],
     "1 step of each chunk": ["-p", "control.execute_steps:=1"],
 }
-NODE = ["--policy", "pi", "-p", "preset:=libero", "-p", 'features.images:=["image = agent","wrist_image = wrist"]']
+NODE = ["-p", "preset:=libero", "-p", 'features.images:=["image = agent","wrist_image = wrist"]']
+SERVED = ["-p", "policy.jpeg_quality:=0", "-p", "timeouts.inference:=60"]  # the clock is simulated
 
 
 def cells() -> Iterator[tuple[str, list[str]]]:
@@ -34,14 +36,17 @@ def cells() -> Iterator[tuple[str, list[str]]]:
     yield from CONTROLS.items()
 
 
-def score(checkpoint: Path, folder: Path, python: str, episodes: int, shards: int, only: str) -> None:
-    """Run what is missing, and print the table."""
+def score(checkpoint: str, folder: Path, python: str, episodes: int, shards: int, only: str) -> None:
+    """Run what is missing of the cells that match ``only``, and print the table."""
+    policy = ["--policy", "pi", "--checkpoint", checkpoint]
+    if checkpoint.startswith("ws"):
+        policy = ["--policy", "remote", "-p", f"policy.server:={checkpoint}", *SERVED]
     folder.mkdir(parents=True, exist_ok=True)
     for name, options in cells():
-        if only in name:
+        if fnmatchcase(name, only):
             path = folder / f"{name.replace(' ', '_')}.json"
-            command = [sys.executable, "-m", "vla_ros.cli", "eval", SUITE, "--python", python, *NODE]
-            command += ["--checkpoint", str(checkpoint), "--tasks", ",".join(map(str, TASKS)), "--json", str(path)]
+            command = [sys.executable, "-m", "vla_ros.cli", "eval", SUITE, "--python", python, *policy, *NODE]
+            command += ["--tasks", ",".join(map(str, TASKS)), "--json", str(path), "--step-timeout", "300"]
             command += ["--episodes", str(episodes), "--shards", str(shards), "--resume", *options]
             subprocess.run(command, check=False)  # a cell that fails has no result in the table
     print(table(folder))

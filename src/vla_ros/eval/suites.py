@@ -135,18 +135,21 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def spec_of(base: Config) -> PolicySpec:
-    """Return a policy's spec; a policy that cannot describe it beforehand is loaded."""
+    """Return a policy's spec; a policy that cannot describe it beforehand, such as a server's, is loaded."""
     policy = create(base)
     try:
-        return policy.describe()
+        spec = policy.describe()
+        if spec.dimension:
+            return spec
     except ConfigError:
         raise
     except VlaRosError:
-        policy.load()
-        try:
-            return policy.spec
-        finally:
-            policy.close()
+        pass
+    policy.load()
+    try:
+        return policy.spec
+    finally:
+        policy.close()
 
 
 def _cases(stated: Sequence[Mapping[str, Any]], episodes: int | None) -> list[Case]:
