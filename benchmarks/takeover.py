@@ -172,7 +172,6 @@ class Cell:
             self.clock.after(seconds(), give)
 
         def give() -> None:
-            nonlocal left
             if self.node.person is not None and self.node.person.input == "joy" and self._rng.random() < 0.5:
                 self._press([0])  # lets go, then hands back
                 self._own("nobody")

@@ -126,7 +126,8 @@ def join(trees: Sequence[Tree]) -> Tree:
     parents, mimics, start = list[int](), dict[int, tuple[int, float, float]](), 0
     for tree in trees:
         parents += [parent + start if parent else 0 for parent in tree.parents]
-        mimics |= {joint + start: (leader + start, *rest) for joint, (leader, *rest) in tree.mimics.items()}  # type: ignore[misc]
+        for joint, (leader, scale, offset) in tree.mimics.items():
+            mimics[joint + start] = leader + start, scale, offset
         start += len(tree.names)
     low, high, speeds = (
         np.concatenate([getattr(tree, part) for tree in trees]) for part in ("low", "high", "speeds")
