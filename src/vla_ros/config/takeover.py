@@ -90,7 +90,12 @@ class TakeoverConfig:
         False, "true: while the button reach is pressed, the arm goes to the leader, within its limits", live=True
     )
     stale: float = option(
-        0.25, "No message of the input, or of the Joy, for this long: hold", "s", 0.01, 10, live=True
+        0.25,
+        "No message of the input, or of the Joy, that was published within this time: hold",
+        "s",
+        0.01,
+        10,
+        live=True,
     )
     frozen: float = option(
         5.0,
