@@ -85,11 +85,16 @@ def main(name: str) -> None:
         model = make_model(kind, dtype)
         expected = run(kind, model, Ops(), dtype)
         for what, ops in OPS.items():
+            if (
+                kind == "pi0" and what == "small tiles"
+            ):  # pi0.5 has all that pi0 has, and norms that depend on the time
+                continue
             for part, ours, theirs in zip(
                 ("keys", "values", "chunk", "again"), run(kind, model, ops, dtype), expected, strict=True
             ):
                 close(f"{kind}, {what}, {part}", ours, theirs, bound)
-        check_flow(TritonOps(), model)
+        if kind == "pi05":
+            check_flow(TritonOps(), model)
         print("equal", kind)
 
 
