@@ -123,7 +123,8 @@ def make(folder, variant, draw):
 
 
 def ranges(draw, size):
-    numbers = np.sort(draw.normal(size=(6, size)), axis=0)
+    """Statistics of ``size`` numbers, or of an array of that shape."""
+    numbers = np.sort(draw.normal(size=(6, *np.atleast_1d(size))), axis=0)
     names = ("min", "q01", "q10", "q90", "q99", "max")
     found = dict(zip(names, numbers, strict=True)) | {
         "mean": draw.normal(size=size),

@@ -121,10 +121,12 @@ def read_architecture(config: Fields, backbone: Fields) -> GrootArchitecture:
             f"{config.where}: input_embedding_dim is {config['input_embedding_dim']}, but the heads of "
             f"diffusion_model_cfg have {head.hidden_size} features together"
         )
-    attention = config.object("vl_self_attention_cfg")
-    connector = _blocks(attention, eps=1e-5) if attention.get("num_layers") else None
-    if connector is not None and connector.hidden_size != width:
-        raise CheckpointError(f"{attention.where}: {connector.hidden_size} features, expected {width}")
+    attention, connector = config.object("vl_self_attention_cfg"), None
+    if attention.get("num_layers"):
+        connector = _blocks(attention, eps=1e-5)
+        attention.finish(_TRAINING)
+        if connector.hidden_size != width:
+            raise CheckpointError(f"{attention.where}: {connector.hidden_size} features, expected {width}")
     alternate = bool(config.expect("use_alternate_vl_dit", True, False))
     interleaved = bool(blocks.expect("interleave_self_attention", False, True))
     if alternate and not interleaved:
@@ -146,14 +148,13 @@ def read_architecture(config: Fields, backbone: Fields) -> GrootArchitecture:
         state_dim=config.whole("max_state_dim", 132),
         horizon=config.whole("action_horizon", 40),
         embodiments=config.whole("max_num_embodiments", 32),
-        positions=config.whole("max_seq_len", 1024) if config.expect("add_pos_embed", True, False) else 0,
+        positions=config.whole("max_seq_len", 1024) * bool(config.expect("add_pos_embed", True, False)),
         flow_steps=config.whole("num_inference_timesteps", 4),
         time_buckets=config.whole("num_timestep_buckets", 1000),
         ramp_rate=config.number("rtc_ramp_rate", 6.0),
     )
     config.get("model_name")
     blocks.finish(_TRAINING)
-    attention.finish(_TRAINING)
     config.finish(IGNORED)
     if found.output != found.hidden:
         raise CheckpointError(

@@ -161,7 +161,7 @@ class GrootModel:
         stream = ops.start(weights, flat.view_as(hidden), at)
         for index in range(len(weights.layers)):
             stream = run_layer(weights, ops, cache, index, stream, at)
-            if index < len(levels):
+            if index < min(len(levels), len(weights.layers) - 1):  # the head reads the last layer's own output
                 flat = stream.hidden.flatten(0, 1).index_add(0, places, levels[index].to(hidden.dtype))
                 stream = ops.start(weights, flat.view_as(hidden), at, stream.norm)
         return stream.hidden
