@@ -27,13 +27,14 @@ from triton.runtime import driver, jit
 from benchmarks.models.groot import published
 from benchmarks.models.subject import OPENVLA_7B
 from vla_ros.engine.decoder import parallel, prefill, verify
-from vla_ros.engine.flow import prefill_flow, sample
+from vla_ros.engine.flow import FlowModel, fill_cross, prefill_flow, sample
 from vla_ros.engine.fused_ops import FusedOps
 from vla_ros.engine.resample import make_pipeline
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.tile_configs import SIMULATE, Gpu, gpu_of, uses_wgmma
 from vla_ros.engine.triton_ops import TritonOps, TritonTowerOps
 from vla_ros.engine.weights import DecoderWeights, fuse
+from vla_ros.policies.checkpoint_files import Fields
 from vla_ros.policies.groot import inference as groot
 from vla_ros.policies.groot.architecture import tensor_shapes
 from vla_ros.policies.groot.loading import EACH, tensor_dtype
@@ -45,6 +46,9 @@ from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.network import build_empty as build_pi
 from vla_ros.policies.pi.network import make_flow
+from vla_ros.policies.smolvla.architecture import SMOLVLM2_CONFIG, read_architecture
+from vla_ros.policies.smolvla.network import EXPERT_UNIT, build_flow
+from vla_ros.policies.smolvla.network import build_empty as build_smolvla
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -225,24 +229,45 @@ def _both_ways(weights: DecoderWeights, ops: TritonOps, length: int, at: Tensor)
 
 def pi(name: str, kind: str) -> None:
     """Run the prefix and flow steps of pi0 or pi0.5, for one robot and for several."""
-    for horizon, batch in ((50, 1), (10, 1), (50, 4)):
+    for horizon, batch in FLOWS:
         sizes = replace(PUBLISHED[name], horizon=horizon)
         sizes = replace(sizes, prefix=replace(sizes.prefix, layers=2), expert=replace(sizes.expert, layers=2))
         network = _typed(build_pi(sizes), lambda one: parameter_dtype(one, BF16))
-        model, ops = make_flow(network, 10, ops=TritonTowerOps(), quantization=kind), TritonOps()
-        images = torch.empty(3, 224, 224, 3, dtype=torch.uint8, device=META)
-        patches = model.encode(images).view(1, -1, sizes.prefix.hidden_size).expand(batch, -1, -1)
-        cache = KVCache.in_blocks(model.prefix, batch, 768 + 64 + model.suffix)
-        tokens = torch.empty(batch, 64, dtype=torch.int64, device=META)
-        lengths = torch.empty(batch, dtype=torch.int32, device=META)
-        prefill_flow(model, ops, cache, patches, tokens, lengths)
-        actions = torch.empty(batch, horizon, model.action_dim, device=META)
-        guide = Guide(
-            actions, actions[..., 0], actions[:, 0, 0], torch.empty(batch, horizon, dtype=torch.int32, device=META)
-        )
-        sample(
-            model, ops, cache, lengths, actions, torch.empty(batch, model.action_dim, device=META), guide, first=8
-        )
+        model = make_flow(network, 10, ops=TritonTowerOps(), quantization=kind)
+        _flow(model, torch.empty(3, 224, 224, 3, dtype=torch.uint8, device=META), batch)
+
+
+def smolvla() -> None:
+    """Run the prefix and flow steps of SmolVLA's first layers, of which the second crosses."""
+    for horizon, batch in FLOWS:
+        config = Fields({"chunk_size": horizon, "num_vlm_layers": 2}, "published")
+        sizes = read_architecture(config, Fields(SMOLVLM2_CONFIG, "published"))
+        network = _typed(build_smolvla(sizes), lambda one: parameter_dtype(one, BF16))
+        model = build_flow(network, 10, TritonTowerOps(), 64, unit=EXPERT_UNIT)
+        _flow(model, torch.empty(2, *[sizes.vision.image_size] * 2, 3, device=META), batch)
+
+
+FLOWS = (50, 1), (10, 1), (50, 4)
+"""Actions in a chunk, and robots."""
+
+
+def _flow(model: FlowModel, images: Tensor, batch: int) -> None:
+    ops, tokens = TritonOps(), torch.empty(batch, 64, dtype=torch.int64, device=META)
+    patches = model.encode(images).view(1, -1, model.prefix.shape.hidden_size).expand(batch, -1, -1)
+    length = patches.shape[1] + tokens.shape[1]
+    cache = KVCache.in_blocks(model.prefix, batch, length + model.suffix)
+    cross = KVCache.in_blocks(model.expert, batch, length) if model.crosses else None
+    lengths = torch.empty(batch, dtype=torch.int32, device=META)
+    state = torch.empty(batch, model.state_dim, device=META)
+
+    def ready(layer: int) -> None:
+        fill_cross(model, cache, cross, layer)
+
+    prefill_flow(model, ops, cache, patches, tokens, lengths, ready, state)
+    actions = torch.empty(batch, model.horizon, model.action_dim, device=META)
+    given = torch.empty(batch, model.horizon, dtype=torch.int32, device=META)
+    guide = Guide(actions, actions[..., 0], actions[:, 0, 0], given)
+    sample(model, ops, cache, lengths, actions, state, guide, first=8, cross=cross)
 
 
 def groot_n17(kind: str) -> None:
@@ -263,6 +288,7 @@ MODELS: dict[str, Callable[[], None]] = {
     "pi0": lambda: pi("pi0", "none"),
     "pi0.5": lambda: pi("pi05", "none"),
     "pi0.5, FP8": lambda: pi("pi05", "fp8"),
+    "SmolVLA": smolvla,
     "GR00T N1.7": lambda: groot_n17("none"),
     "GR00T N1.7, FP8": lambda: groot_n17("fp8"),
 }
