@@ -23,3 +23,11 @@ class NetworkOptions(PolicyConfig):
     quantization: str = option("none", "Format of quantised weights", choices=("none",))
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
     self_test: bool = option(True, "Refuse to start if two different images give the same action")
+
+
+@dataclass(frozen=True)
+class SamplingOptions(NetworkOptions):
+    """Options of policies that sample chunks."""
+
+    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
+    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)

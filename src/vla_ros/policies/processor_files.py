@@ -1,6 +1,6 @@
 """Reads what LeRobot's ``config.json`` and processor files have in common, and refuses what is not supported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,53 @@ class Pipeline:
         if len(found.offset) != size:
             raise CheckpointError(f"{where}: statistics of {len(found.offset)} numbers, expected {size}")
         return found
+
+
+class Processors:
+    """Both processor files of a checkpoint, and the inputs and outputs that its ``config.json`` states.
+
+    ``files`` has the steps that each file may have, and their chains. A state has at most ``state`` numbers, an
+    action at most ``action``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Fields,
+        files: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
+        state: int,
+        action: int,
+    ) -> None:
+        inputs, outputs = config.object("input_features"), config.object("output_features")
+        self.state_size = feature_size(inputs, STATE, state)
+        self.action_size = feature_size(outputs, ACTION, action)
+        self.before, self.after = (Pipeline(folder, name, *files[name]) for name in (PREPROCESSOR, POSTPROCESSOR))
+        self.names = image_names(inputs)
+        feature_kinds(outputs)
+        self.images = camera_keys(self.before.options(RENAME), self.names, inputs)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the cameras, sizes and normalisations as fields of a flow policy's processing."""
+        before, after, size = self.before, self.after, self.action_size
+        for name in self.names:
+            if (mode := before.mode(NORMALIZER, name)) != "IDENTITY":
+                raise CheckpointError(
+                    f"{before.path}: norm_map: {name} is normalised by {mode}, expected VISUAL: IDENTITY; {ADVICE}"
+                )
+        return {
+            "images": self.images,
+            "optional_images": self.images,
+            "state_size": self.state_size,
+            "action_size": size,
+            "state": before.normalization(NORMALIZER, STATE, self.state_size),
+            "actions": after.normalization(UNNORMALIZER, ACTION, size),
+            "previous": before.normalization(NORMALIZER, ACTION, size),
+        }
+
+    def finish(self) -> None:
+        """Refuse what was not read, as :meth:`Pipeline.finish`."""
+        self.before.finish()
+        self.after.finish()
 
 
 def feature_size(features: Fields, name: str, limit: int) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.policies.base import LazyPolicy
-from vla_ros.policies.options import NetworkOptions
+from vla_ros.policies.options import SamplingOptions
 
 
 @dataclass(frozen=True)
-class GrootOptions(NetworkOptions):
+class GrootOptions(SamplingOptions):
     """Options of GR00T N1.7 (``policy.name: groot``)."""
 
     embodiment: str = option(
@@ -40,11 +40,9 @@ class GrootOptions(NetworkOptions):
     quantization: str = option(
         "none", "Format of the weights of vision tower, language model and DiT", choices=("none", "fp8")
     )
-    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
     rtc_horizon: int = option(
         0, "Number of actions of the previous chunk that the new one continues; 0: all that are left", low=0
     )
-    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
 
 
 def _claims(config: Mapping[str, Any]) -> int:

@@ -32,6 +32,7 @@ from vla_ros.policies.groot.network import Grid, GrootModel
 from vla_ros.policies.groot.processing import Processing
 from vla_ros.policies.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros.policies.normalization import Array
+from vla_ros.policies.sampling import check_noise
 from vla_ros.types import FloatArray, RawImage, UInt8Array
 
 LENGTH_STEP, LONGEST_SEQUENCE = 32, 4096
@@ -240,10 +241,7 @@ class LoadedGroot:
         action_dim], or a seed; the same noise gives the same chunk.
         """
         sizes, unit = self.architecture, self.architecture.vision.unit
-        if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
-            raise ConfigError(
-                f"the noise has shape {list(noise.shape)}, expected {[sizes.horizon, sizes.action_dim]}"
-            )
+        check_noise(noise, sizes.horizon, sizes.action_dim)
         present = [images[key] for key in self.processing.images if key in images]
         shapes = [self.processing.resize.size if isinstance(one, RawImage) else one.shape[:2] for one in present]
         if wrong := [shape for shape in shapes if shape[0] % unit or shape[1] % unit]:

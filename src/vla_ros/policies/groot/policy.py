@@ -1,38 +1,23 @@
 """GR00T N1.7 as a :class:`~vla_ros.policies.base.Policy`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-
-import numpy as np
-import torch
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.flow_engine import Continuation
-from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.policies.base import Progress, Session
+from vla_ros.policies.base import Progress
 from vla_ros.policies.groot import GrootOptions
 from vla_ros.policies.groot.inference import GrootRequest, LoadedGroot, continue_chunk, load_model
 from vla_ros.policies.groot.loading import GROOT_CHOICES, GrootCheckpoint, plan_memory, read_checkpoint
 from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, NetworkPolicy, Placement
+from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Placement
 from vla_ros.policies.published import loop_of
-from vla_ros.types import ActionChunk, Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
+from vla_ros.types import Observation, PreviousChunk, RawImage, UInt8Array
 
 
-@dataclass
-class GrootSession(Session):
-    """State of one robot."""
-
-    seed: int  # ``policy.seed``
-    answered: int = 0  # chunks since the episode began; part of the next noise seed
-
-    def reset(self) -> None:
-        self.answered = 0
-
-
-class GrootPolicy(NetworkPolicy[LoadedGroot, GrootSession, GrootRequest]):
+class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
     """Samples a chunk of actions from images, named parts of the state, and an instruction.
 
     Names are those of the checkpoint: with NVIDIA's layout the modality keys of the embodiment, with LeRobot's
@@ -42,7 +27,6 @@ class GrootPolicy(NetworkPolicy[LoadedGroot, GrootSession, GrootRequest]):
     Options = GrootOptions
     title = "groot"
     _options: GrootOptions
-    takes_any_size = True  # OpenCV's geometry keeps the aspect ratio; requests check the sides
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -50,9 +34,6 @@ class GrootPolicy(NetworkPolicy[LoadedGroot, GrootSession, GrootRequest]):
 
     def describe(self) -> PolicySpec:
         return self._spec(read_checkpoint(self.folder, self._options))
-
-    def start_session(self) -> GrootSession:
-        return GrootSession(self._options.seed)
 
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)
@@ -82,50 +63,23 @@ class GrootPolicy(NetworkPolicy[LoadedGroot, GrootSession, GrootRequest]):
             loaded.engine.warm_up([len(tokens.tokens), len(tokens.tokens) + 32], (grid,) * cameras, batch)
         return True
 
-    def _try_out(self) -> None:
-        super()._try_out()
-        self.loaded.engine.wait()
-
-    def _resizing_device(self) -> torch.device:
-        return self.loaded.engine.model.device
-
     def _request(
-        self, session: GrootSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
+        self, session: SamplingSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
     ) -> GrootRequest:
-        noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
+        noise = session.noise(observation)
         follow = None if observation.previous is None else self._continue(observation.previous)
         return self.loaded.request(images, self._state(observation), observation.instruction, noise, follow)
 
-    def _answer(self, asked: Sequence[Asked[GrootSession, GrootRequest]]) -> Iterator[ActionChunk | VlaRosError]:
-        engine, processing = self.loaded.engine, self.loaded.processing
-        alike = len({one.request.grids for one in asked}) == 1
-        batches = [asked] if alike else [[one] for one in asked]
-        answers = [answer for batch in batches for answer in engine.answer([one.request for one in batch])]
-        for one, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, VlaRosError):
-                yield answer
-                continue
-            one.session.answered += 1
-            normalized = answer.actions[: processing.rows]
-            yield ActionChunk(
-                actions=np.asarray(processing.robot_actions(normalized, self._state(one.observation)), np.float64),
-                stamp=one.observation.stamp,
-                normalized=np.asarray(normalized[:, : processing.model_size], np.float64),
-                stages_ms=answer.stages_ms,
-                info={"prompt_tokens": len(one.request.tokens)},
-            )
+    def _batches(self, requests: Sequence[GrootRequest]) -> list[Sequence[GrootRequest]]:
+        """Run requests with images of different sizes alone."""
+        return [requests] if len({one.grids for one in requests}) == 1 else [[one] for one in requests]
 
     def _continue(self, previous: PreviousChunk) -> Continuation | None:
         """Return the previous chunk's rest; None if actions are relative: LeRobot does not continue them either."""
         loaded = self.loaded
         if loaded.processing.relative or not len(previous.actions):
             return None
-        size = loaded.processing.action_size
-        if previous.actions.ndim != 2 or previous.actions.shape[1] != size:
-            raise ConfigError(
-                f"groot: the previous actions have shape {list(previous.actions.shape)}, expected [T, {size}]"
-            )
-        normalized = loaded.processing.model_actions(previous.actions)
+        normalized = loaded.processing.model_actions(self._rest(previous))
         return continue_chunk(normalized, previous.delay, loaded.architecture, self._options.rtc_horizon)
 
     def _spec(self, checkpoint: GrootCheckpoint) -> PolicySpec:

@@ -223,9 +223,13 @@ class Processing:
             values = self.state_bounds.normalize(values, self.clip_state)
         return np.pad(values, (0, size - len(values)))
 
+    def shown_actions(self, normalized: Array) -> Array:
+        """Return the rows and columns that count, [rows, model_size], of the model's actions [H, A]."""
+        return normalized[: self.rows, : self.model_size]
+
     def robot_actions(self, normalized: Array, state: Array) -> Array:
-        """Convert the model's actions [rows, A] to the robot's units, [rows, action_size]."""
-        found, start = list[Array](), 0
+        """Convert the model's actions [H, A] to the robot's units, [rows, action_size]."""
+        normalized, found, start = normalized[: self.rows], list[Array](), 0
         state = np.asarray(state, np.float32)
         for part in self.parts:
             values: Array = part.bounds.unnormalize(

@@ -19,11 +19,7 @@ from vla_ros.policies.processor_files import (
     PREPROCESSOR,
     RENAME,
     STATE,
-    Pipeline,
-    camera_keys,
-    feature_kinds,
-    feature_size,
-    image_names,
+    Processors,
 )
 
 PACK, ENCODE = "groot_n1_7_pack_inputs_v1", "groot_n1_7_vlm_encode_v1"
@@ -223,14 +219,8 @@ def lerobot_processing(
 ) -> LeRobotInputs:
     """Read one embodiment's preparation from LeRobot's processor files; a chunk has ``rows`` actions."""
     config.advice = ADVICE
-    before, after = (Pipeline(folder, name, *steps) for name, steps in FILES.items())
-    inputs, outputs = config.object("input_features"), config.object("output_features")
-    state_size, action_size = (
-        feature_size(inputs, STATE, sizes.state_dim),
-        feature_size(outputs, ACTION, sizes.action_dim),
-    )
-    feature_kinds(outputs)
-    names = image_names(inputs)
+    files = Processors(folder, config, FILES, sizes.state_dim, sizes.action_dim)
+    before, after, state_size, action_size = files.before, files.after, files.state_size, files.action_size
     packing = before.require(PACK, "normalises the state")
     before.require(ENCODE, "encodes images and instruction")
     pack, encode = before.options(PACK), before.options(ENCODE)
@@ -244,7 +234,7 @@ def lerobot_processing(
             f"{before.path}: max_state_dim is {pack['max_state_dim']}, expected {sizes.state_dim}"
         )
     ids, tag = pack.object("embodiment_mapping"), str(pack.get("embodiment_tag", "new_embodiment"))
-    keys = _ordered(camera_keys(before.options(RENAME), names, inputs), pack.get("video_modality_keys"))
+    keys = _ordered(files.images, pack.get("video_modality_keys"))
     bounds = None
     if pack.expect("normalize_min_max", True, False) and "state_file" in packing:
         bounds = _aligned(before.statistics(PACK, STATE)[1], state_size, 1.0)
@@ -288,8 +278,7 @@ def lerobot_processing(
             keys, resize, state, bounds, clip, (ActionPart("action", whole),), size, action_size, rows, clipped,
             size - 1 if libero and size >= 7 else None,
         )  # fmt: skip
-    before.finish()
-    after.finish()
+    files.finish()
     return LeRobotInputs(processing, ids.whole(tag, 0, least=0), formal)
 
 

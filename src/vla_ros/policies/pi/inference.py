@@ -25,8 +25,9 @@ from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.loading import PiCheckpoint, check_weights, fill_network
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.processing import Processing, find_tokenizer, load_tokenizer, pad_state
+from vla_ros.policies.sampling import check_noise
 from vla_ros.policies.tokenizers import Tokenizer
-from vla_ros.types import FloatArray, RawImage, UInt8Array
+from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,15 +113,16 @@ class PiModel:
         None.
         """
         sizes = self.architecture
-        if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
-            raise ConfigError(
-                f"the noise has shape {list(noise.shape)}, expected {[sizes.horizon, sizes.action_dim]}"
-            )
+        check_noise(noise, sizes.horizon, sizes.action_dim)
         prepared = self.processing.prepared_images(images, sizes.vision.image_size)
         normalized = self.processing.normalized_state(state)
-        tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
+        tokens = self._tokens(instruction, normalized, len(prepared))
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
         return FlowRequest(prepared, tokens, pad_state(normalized, self.engine.model.state_dim), noise, follow)
+
+    def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:
+        """Return the prompt's tokens; ``images`` are present."""
+        return self.processing.tokens(self.tokenizer.encode, instruction, state)
 
 
 def make_engine(

@@ -9,7 +9,6 @@ from vla_ros.policies.pi.architecture import PI0, PiArchitecture
 from vla_ros.policies.pi.processing import Processing, PromptForm
 from vla_ros.policies.processor_files import (
     ABSOLUTE,
-    ACTION,
     BATCH,
     DEVICE,
     NORMALIZER,
@@ -17,32 +16,26 @@ from vla_ros.policies.processor_files import (
     PREPROCESSOR,
     RELATIVE,
     RENAME,
-    STATE,
     TOKENIZER,
     UNNORMALIZER,
     Pipeline,
-    camera_keys,
-    feature_kinds,
-    feature_size,
-    image_names,
+    Processors,
     name_list,
 )
 
 NEW_LINE, STATE_PROMPT = "pi0_new_line_processor", "pi05_prepare_state_tokenizer_processor_step"
 
-FILES = {
-    PREPROCESSOR: (RENAME, RELATIVE, NORMALIZER, STATE_PROMPT, NEW_LINE, TOKENIZER, BATCH, DEVICE),
-    POSTPROCESSOR: (UNNORMALIZER, ABSOLUTE, BATCH, DEVICE),
-}
-"""The steps that each file may have."""
-
-CHAINS = (
+_CHAINS = (
     (RENAME, RELATIVE, NORMALIZER, STATE_PROMPT),
     (STATE_PROMPT, TOKENIZER),
     (NEW_LINE, TOKENIZER),
     (UNNORMALIZER, ABSOLUTE),
 )
-"""Steps of which each changes what a later one reads, in their order. Other steps may stand anywhere."""
+FILES = {
+    PREPROCESSOR: ((RENAME, RELATIVE, NORMALIZER, STATE_PROMPT, NEW_LINE, TOKENIZER, BATCH, DEVICE), _CHAINS),
+    POSTPROCESSOR: ((UNNORMALIZER, ABSOLUTE, BATCH, DEVICE), _CHAINS),
+}
+"""The steps that each file may have; and steps of which each changes what a later one reads, in their order."""
 
 SHARED_HARMLESS = {
     "training": "optimizer_* scheduler_* freeze_vision_encoder train_expert_only",
@@ -83,37 +76,18 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
     for name, size in {"max_action_dim": config.get("max_action_dim"), "max_state_dim": padded}.items():
         if size not in (None, architecture.action_dim) and (kind == PI0 or name == "max_action_dim"):
             raise CheckpointError(f"{path}: {name} is {size!r}, but the weights take {architecture.action_dim}")
-    inputs, outputs = config.object("input_features"), config.object("output_features")
-    state_size = feature_size(inputs, STATE, architecture.action_dim)
-    action_size = feature_size(outputs, ACTION, architecture.action_dim)
-    before, after = (Pipeline(folder, name, steps, CHAINS) for name, steps in FILES.items())
-    images = image_names(inputs)
-    feature_kinds(outputs)
-    keys = camera_keys(before.options(RENAME), images, inputs)
-    for name in images:
-        if (mode := before.mode(NORMALIZER, name)) != "IDENTITY":
-            raise CheckpointError(
-                f"{before.path}: norm_map: {name} is normalised by {mode}, expected VISUAL: IDENTITY; "
-                f"{config.advice}"
-            )
-    prompt, tokenizer = read_prompt(before, padded)
-    delta = _delta(config, before, after, state_size, action_size)
+    found = Processors(folder, config, FILES, architecture.action_dim, architecture.action_dim)
+    prompt, tokenizer = read_prompt(found.before, padded)
+    delta = _delta(config, found)
     processing = Processing(
-        images=keys,
-        optional_images=keys,
+        **found.fields(),
         antialias=False,
         prompt=prompt,
-        state_size=state_size,
-        action_size=action_size,
-        state=before.normalization(NORMALIZER, STATE, state_size),
-        actions=after.normalization(UNNORMALIZER, ACTION, action_size),
-        previous=before.normalization(NORMALIZER, ACTION, action_size),
         delta=delta,
         raw_state=True,
         summed_times=False,
     )
-    before.finish()
-    after.finish()
+    found.finish()
     return processing, tokenizer
 
 
@@ -140,8 +114,9 @@ def read_prompt(before: Pipeline, padded_state: int, new_line: str = NEW_LINE) -
     return form, str(stated or "")
 
 
-def _delta(config: Fields, before: Pipeline, after: Pipeline, state_size: int, size: int) -> tuple[bool, ...]:
+def _delta(config: Fields, found: Processors) -> tuple[bool, ...]:
     """Return which action dimensions are relative to the measured state; empty if none are."""
+    before, after, state_size, size = found.before, found.after, found.state_size, found.action_size
     options = before.options(RELATIVE)
     said: Mapping[str, bool] = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),

@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 
 from vla_ros.config.options import option
-from vla_ros.policies.options import NetworkOptions
+from vla_ros.policies.options import SamplingOptions
 
 RTC_SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
 MODES = ("guided", "jacobian", "trained")
 
 
 @dataclass(frozen=True)
-class FlowOptions(NetworkOptions):
+class FlowOptions(SamplingOptions):
     """How a flow-matching policy samples and continues chunks."""
 
-    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
     rtc: str = option(
         "auto",
         "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
@@ -32,7 +31,6 @@ class FlowOptions(NetworkOptions):
         choices=("auto", *(name.lower() for name in RTC_SCHEDULES)),
     )
     rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
-    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
 
 
 @dataclass(frozen=True)

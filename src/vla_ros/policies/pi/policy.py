@@ -1,27 +1,24 @@
 """pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
-
-import numpy as np
-import torch
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.policies.base import Progress, Session
+from vla_ros.errors import ConfigError
+from vla_ros.policies.base import Progress
 from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
+from vla_ros.policies.network_policy import Placement
 from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
 from vla_ros.policies.pi.loading import PI_CHOICES, PiCheckpoint, parameter_parts, plan_memory, read_checkpoint
 from vla_ros.policies.pi.options import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
+from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
 from vla_ros.types import (
-    ActionChunk,
     FloatArray,
     Observation,
     PreviousChunk,
@@ -32,26 +29,14 @@ from vla_ros.types import (
 WARM_PROMPT = 64
 
 
-@dataclass
-class PiSession(Session):
-    """State of one robot."""
-
-    seed: int  # ``policy.seed``
-    answered: int = 0  # chunks since the episode began; part of the next noise seed
-
-    def reset(self) -> None:
-        self.answered = 0
-
-
 C = TypeVar("C", bound=PiCheckpoint)
 
 
-class FlowPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest], Generic[C]):
+class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
     """Samples a chunk of actions from images, state and an instruction."""
 
     Options: ClassVar[type[FlowOptions]]
     _options: FlowOptions
-    takes_any_size = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -71,9 +56,6 @@ class FlowPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest], Generic[C]):
 
     def describe(self) -> PolicySpec:
         return _spec(self._read())
-
-    def start_session(self) -> PiSession:
-        return PiSession(self._options.seed)
 
     def _open(self, where: Placement) -> C:
         checkpoint = self._read()
@@ -100,46 +82,18 @@ class FlowPolicy(NetworkPolicy[PiModel, PiSession, FlowRequest], Generic[C]):
             engine.warm_up(prompts, len(processing.images), batch)
         return True
 
-    def _try_out(self) -> None:
-        super()._try_out()
-        self.loaded.engine.wait()
-
-    def _resizing_device(self) -> torch.device:
-        return self.loaded.engine.model.device
-
     def _request(
-        self, session: PiSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
+        self, session: SamplingSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
     ) -> FlowRequest:
         state = self._state(observation)
-        noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
         rtc = None if observation.previous is None else self._continue(observation.previous, state)
         names = dict(zip(self.spec.image_keys, self.loaded.processing.images, strict=True))
         named = {names[key]: image for key, image in images.items()}
-        return self.loaded.request(named, state, observation.instruction, noise, rtc)
-
-    def _answer(self, asked: Sequence[Asked[PiSession, FlowRequest]]) -> Iterator[ActionChunk | VlaRosError]:
-        model = self.loaded
-        for one, answer in zip(asked, model.engine.answer([one.request for one in asked]), strict=True):
-            if isinstance(answer, VlaRosError):
-                yield answer
-                continue
-            one.session.answered += 1
-            actions = model.processing.robot_actions(answer.actions, self._state(one.observation))
-            yield ActionChunk(
-                actions=np.asarray(actions, np.float64),
-                stamp=one.observation.stamp,
-                normalized=np.asarray(model.processing.shown_actions(answer.actions), np.float64),
-                stages_ms=answer.stages_ms,
-                info={"prompt_tokens": len(one.request.tokens)},
-            )
+        return self.loaded.request(named, state, observation.instruction, session.noise(observation), rtc)
 
     def _continue(self, previous: PreviousChunk, state: FloatArray) -> RealTimeChunk | None:
         options, model = self._options, self.loaded
-        actions, size = previous.actions[: model.architecture.horizon], model.processing.action_size
-        if actions.ndim != 2 or actions.shape[1] != size:
-            raise ConfigError(
-                f"{self.title}: the previous actions have shape {list(actions.shape)}, expected [T, {size}]"
-            )
+        actions = self._rest(previous)[: model.architecture.horizon]
         if not len(actions):
             return None
         delay = min(previous.delay, len(actions))

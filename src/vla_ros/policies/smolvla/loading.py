@@ -26,7 +26,6 @@ from vla_ros.policies.pi.loading import (
     renames,
 )
 from vla_ros.policies.processor_files import (
-    ACTION,
     ADVICE,
     BATCH,
     DEVICE,
@@ -34,14 +33,10 @@ from vla_ros.policies.processor_files import (
     POSTPROCESSOR,
     PREPROCESSOR,
     RENAME,
-    STATE,
     TOKENIZER,
     UNNORMALIZER,
-    Pipeline,
-    camera_keys,
+    Processors,
     feature_kinds,
-    feature_size,
-    image_names,
 )
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.architecture import SMOLVLM2, SMOLVLM2_CONFIG, SmolVlaArchitecture, read_architecture
@@ -50,12 +45,12 @@ from vla_ros.policies.smolvla.processing import SmolVlaProcessing
 from vla_ros.policies.tokenizers import Tokenizer, read_tokenizer
 
 _NEW_LINE = "smolvla_new_line_processor"
-FILES = {
-    PREPROCESSOR: (RENAME, BATCH, _NEW_LINE, TOKENIZER, DEVICE, NORMALIZER),
-    POSTPROCESSOR: (UNNORMALIZER, BATCH, DEVICE),
-}
-"""The steps that each file may have."""
 _CHAINS = ((RENAME, NORMALIZER), (_NEW_LINE, TOKENIZER))
+FILES = {
+    PREPROCESSOR: ((RENAME, BATCH, _NEW_LINE, TOKENIZER, DEVICE, NORMALIZER), _CHAINS),
+    POSTPROCESSOR: ((UNNORMALIZER, BATCH, DEVICE), ()),
+}
+"""The steps that each file may have, and those whose order counts."""
 
 IGNORED_KEYS = SHARED_HARMLESS | {
     "also training": "train_state_proj load_vlm_weights",
@@ -156,40 +151,22 @@ def _base_config(vlm: Path, name: str) -> Fields:
 
 def _read_processing(folder: Path, config: Fields, sizes: SmolVlaArchitecture) -> tuple[SmolVlaProcessing, str]:
     """Read how the checkpoint prepares its inputs and converts its actions, and the name of its tokenizer."""
-    inputs, outputs = config.object("input_features"), config.object("output_features")
-    state_size = feature_size(inputs, STATE, sizes.state_dim)
-    action_size = feature_size(outputs, ACTION, sizes.action_dim)
-    before, after = (Pipeline(folder, name, steps, _CHAINS) for name, steps in FILES.items())
-    images = image_names(inputs)
-    feature_kinds(outputs)
-    for name in images:
-        if (mode := before.mode(NORMALIZER, name)) != "IDENTITY":
-            raise CheckpointError(
-                f"{before.path}: norm_map: {name} is normalised by {mode}, expected VISUAL: IDENTITY; {ADVICE}"
-            )
-    keys = camera_keys(before.options(RENAME), images, inputs)
-    prompt, tokenizer = read_prompt(before, state_size, _NEW_LINE)
+    found = Processors(folder, config, FILES, sizes.state_dim, sizes.action_dim)
+    prompt, tokenizer = read_prompt(found.before, found.state_size, _NEW_LINE)
     adapt = bool(config.expect("adapt_to_pi_aloha", False, True))
-    if adapt and min(state_size, action_size) < 14:
+    if adapt and min(found.state_size, found.action_size) < 14:
         raise CheckpointError(
-            f"{config.where}: adapt_to_pi_aloha needs a state and actions of 14 numbers, found {state_size} and "
-            f"{action_size}"
+            f"{config.where}: adapt_to_pi_aloha needs a state and actions of 14 numbers, found {found.state_size} "
+            f"and {found.action_size}"
         )
     processing = SmolVlaProcessing(
-        images=keys,
-        optional_images=keys,
+        **found.fields(),
         antialias=False,
         prompt=prompt,
-        state_size=state_size,
-        action_size=action_size,
-        state=before.normalization(NORMALIZER, STATE, state_size),
-        actions=after.normalization(UNNORMALIZER, ACTION, action_size),
-        previous=before.normalization(NORMALIZER, ACTION, action_size),
         adapt=adapt,
         summed_times=False,
     )
-    before.finish()
-    after.finish()
+    found.finish()
     return processing, tokenizer
 
 

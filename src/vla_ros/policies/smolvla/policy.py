@@ -1,6 +1,5 @@
 """SmolVLA as a :class:`~vla_ros.policies.base.Policy`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 
 from vla_ros.engine.device_ops import make_ops, make_tower_ops
-from vla_ros.engine.flow_engine import FlowEngine, FlowRequest
+from vla_ros.engine.flow_engine import FlowEngine
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
@@ -16,7 +15,7 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Placement
 from vla_ros.policies.normalization import Array
-from vla_ros.policies.pi.inference import PiModel, RealTimeChunk
+from vla_ros.policies.pi.inference import PiModel
 from vla_ros.policies.pi.policy import FlowPolicy
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.loading import (
@@ -28,7 +27,7 @@ from vla_ros.policies.smolvla.loading import (
     read_words,
 )
 from vla_ros.policies.smolvla.network import SmolVlaNetwork, build_flow
-from vla_ros.types import RawImage, UInt8Array
+from vla_ros.types import IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,22 +42,13 @@ class SmolVlaModel(PiModel):
     def longest(self) -> int:
         return self.processing.prompt.length + 1 + len(self.around) * self.empty
 
-    def request(
-        self,
-        images: Mapping[str, UInt8Array | RawImage],
-        state: Array,
-        instruction: str,
-        noise: Array | int,
-        rtc: RealTimeChunk | None = None,
-    ) -> FlowRequest:
-        """Prepare one observation as for pi0.
+    def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:
+        """Return the prompt's tokens and the state's.
 
-        The state has a token after the prompt. Tokens of missing images are masked, those around them are not.
+        Tokens of missing images are masked, those around them are not.
         """
-        asked = super().request(images, state, instruction, noise, rtc)
-        missing = min(self.cameras - len(asked.images), self.empty)
-        tokens = [*self.around * missing, *asked.tokens, 0]
-        return replace(asked, tokens=np.asarray(tokens, np.int64))
+        missing = min(self.cameras - images, self.empty)
+        return np.array([*self.around * missing, *super()._tokens(instruction, state, images), 0], np.int64)
 
 
 def make_engine(
