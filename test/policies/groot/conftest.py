@@ -1,18 +1,16 @@
 """Tiny checkpoints in both layouts, and the cases that lerobot 0.6.1 answered."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 import torch
 
-from vla_ros.errors import VlaRosError
+from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.groot import GrootOptions
 from vla_ros.policies.groot.inference import load_model
 from vla_ros.policies.groot.loading import read_checkpoint
@@ -33,14 +31,10 @@ VARIANTS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Case(GoldenCase):
     """One observation and what LeRobot made of it."""
 
-    variant: str
-    values: dict
-
-    def __getitem__(self, name):
-        return self.values[name]
+    variant: str = ""
 
     @property
     def options(self):
@@ -63,12 +57,7 @@ class Case:
 
 
 def load_cases(variant):
-    with np.load(DATA / f"{variant}.npz") as file:
-        arrays = {key: file[key] for key in file}
-    numbers = sorted({key[:2] for key in arrays})
-    return [
-        Case(variant, {key[3:]: value for key, value in arrays.items() if key[:2] == number}) for number in numbers
-    ]
+    return [Case(values, variant) for values in read_cases(DATA / f"{variant}.npz")]
 
 
 CASES = [
@@ -92,21 +81,11 @@ def loaded():
 
 def infer(model, *requests):
     """Normalised chunks [B, rows, N]."""
-    answers = model.engine.answer(requests)
-    for answer in answers:
-        if isinstance(answer, VlaRosError):
-            raise answer
-    return [answer.actions[: model.processing.rows] for answer in answers]
+    return [actions[: model.processing.rows] for actions in answer(model, *requests)]
 
 
 def prepared(model, case):
     return {key: model.processing.resize(image) for key, image in case.images.items()}
-
-
-def edit_json(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from lerobot.policies.groot.configuration_groot import GrootConfig
 from lerobot.policies.groot.modeling_groot import GrootPolicy
 from safetensors.torch import save_file
 
-from test.policies.groot.conftest import BACKBONE, DATA, edit_json, infer
+from test.policies.golden import edit_json
+from test.policies.groot.conftest import BACKBONE, DATA, infer
 from test.policies.smolvla.test_lerobot import PROMPTS, SIZES, ranges
 from vla_ros.policies.checkpoint_files import read_fields
 from vla_ros.policies.groot import GrootOptions

@@ -1,7 +1,6 @@
 """Tiny checkpoints in both layouts, and the cases that the published code answered."""
 
 import io
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from vla_ros.errors import VlaRosError
+from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.pi.architecture import EMBEDDINGS
 from vla_ros.policies.pi.inference import RealTimeChunk, load_model, load_network
 from vla_ros.policies.pi.loading import read_checkpoint
@@ -26,13 +25,8 @@ MODELS = ("pi0", "pi05")
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Case(GoldenCase):
     """One observation and what the published code made of it."""
-
-    values: dict
-
-    def __getitem__(self, name):
-        return self.values[name]
 
     def text(self, name):
         return str(self.values[name])
@@ -67,10 +61,7 @@ class Case:
 
 
 def load_cases(name):
-    with np.load(DATA / f"{name}.npz") as file:
-        arrays = {key: file[key] for key in file}
-    numbers = sorted({key[:2] for key in arrays})
-    return [Case({key[3:]: value for key, value in arrays.items() if key[:2] == number}) for number in numbers]
+    return [Case(values) for values in read_cases(DATA / f"{name}.npz")]
 
 
 CASES = {name: load_cases(name) for kind in MODELS for name in (kind, f"{kind}_lerobot")}
@@ -143,17 +134,9 @@ class Chunk(NamedTuple):
 def infer(model, images, state, instruction, noise, rtc=None):
     """One chunk, without a policy."""
     request = model.request(images, state, instruction, noise, rtc)
-    [answer] = model.engine.answer([request])
-    if isinstance(answer, VlaRosError):
-        raise answer
-    actions = model.processing.robot_actions(answer.actions, state)
-    return Chunk(answer.actions, actions, request.tokens, request.state[: model.processing.state_size])
-
-
-def edit_json(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+    [chunk] = answer(model, request)
+    actions = model.processing.robot_actions(chunk, state)
+    return Chunk(chunk, actions, request.tokens, request.state[: model.processing.state_size])
 
 
 @pytest.fixture

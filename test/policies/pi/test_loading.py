@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from test.policies.golden import edit_json
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros.policies.pi.inference import load_model, load_network
@@ -15,7 +16,7 @@ from vla_ros.policies.pi.network import build_empty
 from vla_ros.policies.pi.options import RtcSettings
 from vla_ros.policies.pi.processing import find_robot
 
-from .conftest import MODELS, edit_json, infer
+from .conftest import MODELS, infer
 
 LIBERO = find_robot("libero")
 

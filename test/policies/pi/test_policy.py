@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from test.policies.golden import edit_json
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
@@ -12,7 +13,7 @@ from vla_ros.policies.base import create
 from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk
 
-from .conftest import CASES, MODELS, edit_json
+from .conftest import CASES, MODELS
 
 CHUNK = 5e-5
 LIBERO = {"observation/image": "image_base", "observation/wrist_image": "image_left_wrist"}

@@ -1,6 +1,5 @@
 """Tiny checkpoints, and the cases that lerobot 0.6.1 answered."""
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-from vla_ros.errors import VlaRosError
+from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.pi.inference import RealTimeChunk
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.loading import read_checkpoint
@@ -24,14 +23,10 @@ CAMERA = "observation.images."
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Case(GoldenCase):
     """One observation and what LeRobot made of it."""
 
-    folder: str
-    values: dict
-
-    def __getitem__(self, name):
-        return self.values[name]
+    folder: str = ""
 
     @property
     def images(self):
@@ -57,13 +52,7 @@ class Case:
 
 
 def load_cases(name):
-    with np.load(DATA / f"{name}.npz") as file:
-        arrays = {key: file[key] for key in file}
-    folder = name.removesuffix("_rtc")
-    return [
-        Case(folder, {key[3:]: value for key, value in arrays.items() if key[:2] == number})
-        for number in sorted({key[:2] for key in arrays})
-    ]
+    return [Case(values, name.removesuffix("_rtc")) for values in read_cases(DATA / f"{name}.npz")]
 
 
 CASES = {path.stem: load_cases(path.stem) for path in sorted(DATA.glob("*.npz"))}
@@ -100,17 +89,7 @@ def request(model, case):
 
 def infer(model, *requests):
     """Normalised chunks [H, D] as LeRobot returns them."""
-    answers = model.engine.answer(requests)
-    for answer in answers:
-        if isinstance(answer, VlaRosError):
-            raise answer
-    return [model.processing.shown_actions(answer.actions) for answer in answers]
-
-
-def edit_json(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+    return [model.processing.shown_actions(actions) for actions in answer(model, *requests)]
 
 
 @pytest.fixture

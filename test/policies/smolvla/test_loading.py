@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from test.policies.smolvla.conftest import CASES, SHIPPED, edit_json, infer, load_folder, request
+from test.policies.golden import edit_json
+from test.policies.smolvla.conftest import CASES, SHIPPED, infer, load_folder, request
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.architecture import SMOLVLM2
