@@ -15,8 +15,10 @@ from vla_ros.types import Observation, PreviousChunk
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_served_chunks_equal_local_chunks(folders, tmp_path):
     options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero"]
+    options += ["policy.threads:=1"]  # both processes add in the same order
     local = create(load((), options))
     local.load()
     server = ServerProcess(Path(sys.executable), [word for option in options for word in ("-p", option)])
@@ -26,8 +28,8 @@ def test_served_chunks_equal_local_chunks(folders, tmp_path):
         remote = create(
             load(
                 (),
-                ["policy.name:=remote", f"policy.server:={server.url}", "timeouts.inference:=30.0",
-                 f"policy.api_key_file:={tmp_path / 'key'}"],
+                ["policy.name:=remote", f"policy.server:={server.url}", "timeouts.inference:=300.0",
+                 "policy.connect_timeout:=300.0", f"policy.api_key_file:={tmp_path / 'key'}"],
             )
         )  # fmt: skip
         remote.load()
