@@ -1,5 +1,7 @@
 """The running node next to obstacles."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def test_a_required_scene_that_does_not_arrive_holds(robot, inside) -> None:
     robot.until(lambda: robot.says("scene_stale"), robot.send_frame)
 
 
-def markers_of(robot, *added: tuple[int, float, float], action: int = 0, frame: str = ""):  # type: ignore[no-untyped-def]
+def markers_of(robot: Any, *added: tuple[int, float, float], action: int = 0, frame: str = "") -> Any:
     """A message with cubes of 0.2 x 2 x 2 m: type, x, and size along x of each."""
     array = robot.graph.message("visualization_msgs/msg/MarkerArray")()
     for number, (kind, x, size) in enumerate(added):
