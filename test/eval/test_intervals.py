@@ -1,6 +1,6 @@
 import pytest
 
-from vla_ros.eval.intervals import mcnemar, wilson
+from vla_ros.eval.intervals import mcnemar, paired, wilson
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ def test_an_interval_without_trials_says_nothing() -> None:
 )
 def test_mcnemars_exact_test(only_first: int, only_second: int, p: float) -> None:
     assert mcnemar(only_first, only_second) == pytest.approx(p, rel=2e-4)
+
+
+def test_the_interval_of_a_paired_difference() -> None:
+    """Bonett and Price (2012) add one to either count of pairs that differ, and two to the pairs."""
+    low, high = paired(12, 43, 400)
+    assert ((low + high) / 2, (high - low) / 2) == pytest.approx((31 / 402, 0.03603), abs=1e-4)
+    assert paired(0, 5, 5)[1] == 1.0

@@ -69,7 +69,7 @@ class Frames:
         kinds = self.kinds[rows]
         weights = (kinds >= 0).float().repeat(1, self.tokens.shape[1] // SLOTS)  # [F, tasks * SLOTS]
         weights = weights.scatter(1, asked[:, None], 0.0)
-        others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, :0]
+        others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, None][:, :0]
         chosen = torch.cat([asked[:, None], others.reshape(frames, -1)], dim=1)  # [F, P]
         slots = chosen % SLOTS
         named = kinds.gather(1, slots)

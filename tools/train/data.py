@@ -148,7 +148,7 @@ class Recorder:
         self._expert = ExpertPolicy(config)
         chunks = recipe.horizon > 1
         self._controller = DirectControl() if chunks else make_controller(self._expert.spec, config)
-        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz))
+        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, objects=recipe.objects))
 
     def close(self) -> None:
         self._world.close()

@@ -21,6 +21,7 @@ from tools.train.recipe import (
     from_json,
 )
 from tools.train.tokens import Prompts, encode_actions, shape_actions, statistics_json, statistics_of
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.processing import ActionBins
 
@@ -57,8 +58,10 @@ class Run(Training[Frames, Trainee]):
         paths = data.shard_paths(self._dataset)
         labels = shards.read_labels(paths)
         actions = shape_actions(labels.actions, self._labels)
-        statistics = statistics_json(labels, actions)
-        (self.folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", encoding="utf-8")
+        path = self.folder / STATISTICS
+        if not path.exists():  # tokens keep their meaning when a run continues with more data
+            path.write_text(json.dumps(statistics_json(labels, actions), indent=1) + "\n", encoding="utf-8")
+        statistics = read_json(path)
         chosen = statistics_of(statistics)
         self._reach = torch.from_numpy(chosen.high[:3]).float().to(self.device)
         prompts = Prompts(self.folder, self.architecture, self._data.tasks)

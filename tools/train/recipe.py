@@ -43,6 +43,7 @@ class DataRecipe:
     shard_episodes: int = option(20, "episodes in one file")
     every: int = option(1, "steps between recorded frames of an episode")
     rate_hz: float = option(10.0, "control steps a second; the disturbance is per step")
+    objects: int = option(0, "objects on the table; 0: three or four")
     horizon: int = option(
         1, "steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper"
     )

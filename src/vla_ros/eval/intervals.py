@@ -24,3 +24,13 @@ def mcnemar(only_first: int, only_second: int) -> float:
     changed = only_first + only_second
     tail: int = sum(math.comb(changed, count) for count in range(min(only_first, only_second) + 1))
     return min(1.0, float(2 * tail / 2**changed))
+
+
+def paired(only_first: int, only_second: int, pairs: int) -> tuple[float, float]:
+    """Return the 95 % interval of the second's success rate minus the first's (Bonett and Price 2012).
+
+    Given are the pairs in which only one of the two succeeded, and the number of all ``pairs``.
+    """
+    first, second = ((count + 1) / (pairs + 2) for count in (only_first, only_second))
+    half = _Z * math.sqrt((first + second - (second - first) ** 2) / (pairs + 2))
+    return max(-1.0, second - first - half), min(1.0, second - first + half)

@@ -19,7 +19,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource
-from vla_ros.sim.environment import Environment, Episode, EpisodeOptions, PolicyFailedError
+from vla_ros.sim.environment import Environment, Episode, EpisodeOptions, Measurements, PolicyFailedError
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.types import UInt8Array
 from vla_ros.vision.messages import encode_image
@@ -109,7 +109,7 @@ class OneProcess(ABC):
         if self._environment.instruction != self._instruction:
             self._instruct()
 
-    def _publish(self, cameras: Sequence[str]) -> None:
+    def _publish(self, cameras: Sequence[str]) -> Measurements:
         stamp = self._clock.ros()
         measured = self._environment.observe(cameras, stamp)
         for name, state in zip(self._node.arms, measured.joints, strict=True):
@@ -120,6 +120,7 @@ class OneProcess(ABC):
             self._node.cameras.receive(index, encode_image(measured.images[topic], stamp, topic.split("/")[1]))
         if cameras and self._options.film:
             self.film.append(TURNS[self._config.camera.each[0].orientation](measured.images[cameras[0]]))
+        return measured
 
     def _check(self, *, waited: bool) -> None:
         """Raise PolicyFailedError if the node stopped or, once it was ``waited`` for, sent no command."""
@@ -140,7 +141,7 @@ class OneProcess(ABC):
         before, self._changes = self._changes, sum(self._controller.counters.values())
         self.limited += self._changes > before
         self.refused += step.refused is not None
-        if self._episode is not None:
+        if self._episode is not None and not step.by_person:
             self._episode.actions.append(step.action)
 
     def frame(self, outcome: FrameOutcome) -> None:

@@ -1,0 +1,191 @@
+"""Episodes in which a scripted person may take over with a leader arm, recorded as the recorder records them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.control.command import Command, to_message
+from vla_ros.control.mode import PERSON, Mode
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.messages import message_types
+from vla_ros.graph.origin import Origin
+from vla_ros.node.source import ActionSource
+from vla_ros.node.takeover import Episodes
+from vla_ros.record.bag import BagWriter
+from vla_ros.record.mcap import Recorded
+from vla_ros.record.topics import recorded_topics
+from vla_ros.replay.topics import live_name
+from vla_ros.sim import arm
+from vla_ros.sim.environment import Episode, EpisodeOptions, Measurements
+from vla_ros.sim.expert import RATE_HZ, Situation, plan
+from vla_ros.sim.results import EpisodeResult
+from vla_ros.sim.scene import LIFT_HEIGHT
+from vla_ros.sim.simulated_time import SimulatedTime
+from vla_ros.sim.table import TableEnvironment
+from vla_ros.types import FloatArray, JointState
+from vla_ros.vision.messages import encode_image
+
+LEADER = "/leader/joint_states"
+OPTIONS = ("takeover.input:=leader", f"takeover.leader:={LEADER}", "takeover.gripper:=hand = 0..1")
+"""Options of the node: a leader arm with the arm's joints, and ``hand``, which shows the opening."""
+
+_PERIOD = 0.02  # s between the leader's messages
+_DECISION = round(1 / RATE_HZ / _PERIOD)  # messages between two decisions of the person
+_PATIENCE, _PROGRESS = 1.2, 0.005  # s without progress, and m of progress
+_LIFTED = 0.03  # m; the person hands back once the object is this high
+_GRIP = 0.25  # of the hand's range between two messages
+
+
+class Session(SimulatedTime):
+    """One episode on a node of its own, and a person who watches it; written to the bag ``path``.
+
+    A person who ``demonstrates`` begins at once and moves the arm to the end. Another takes over only if ``helps``,
+    when the tool has come no nearer to its goal for 1.2 s, and hands back when the object is lifted; taking over a
+    second time, to the end. The expert decides where the leader arm goes; what the arm then does is up to the node.
+
+    Attributes:
+        takeovers: Number of takeovers.
+    """
+
+    def __init__(
+        self,
+        environment: TableEnvironment,
+        config: Config,
+        source: ActionSource,
+        options: EpisodeOptions,
+        path: Path,
+        *,
+        helps: bool,
+        demonstrates: bool,
+    ) -> None:
+        super().__init__(environment, config, source, options)
+        self._world, self._types = environment.world, message_types()
+        self._helps, self._demonstrates, self.takeovers = helps, demonstrates, 0
+        self._path, self._said = path, 0
+        self._topics = config.topics
+        self._waiting = list[Recorded]()
+        node = self._node
+        self._episodes = Episodes(node.context, self._on_event)
+        node.safety.listen(lambda event: self._episodes.look("source" if event.kind == "source" else "state"))
+
+    def run(self, seed: int) -> EpisodeResult:
+        bag = BagWriter(self._path, recorded_topics(self._config, live_name))
+        try:
+            result = super().run(seed)
+            self._node.safety.take_over(Mode.PAUSED)
+            self._episodes.label("success" if result.success else "failure")
+            return result
+        finally:
+            bag.write(self._waiting)
+            bag.close()
+
+    def _begin(self, seed: int) -> Episode:
+        episode = super()._begin(seed)
+        self._write(live_name(self._topics.instruction), self._text(self._instruction))
+        self._height, self._best, self._since = float(self._place[2]), np.inf, 0.0
+        self._command = dict(zip(self._world.joint_names, self._world.joint_positions().tolist(), strict=True))
+        self._hand = self._commanded()
+        self._node.safety.take_over(Mode.CORRECTING if self._demonstrates else Mode.AUTONOMOUS)
+        self.takeovers += self._demonstrates
+        self._say()
+        return episode
+
+    # The person
+
+    @property
+    def _place(self) -> FloatArray:
+        """Centre of the named object [3], metres."""
+        return self._world.object_positions()[self._world.scene.task.target]
+
+    def _say(self) -> None:
+        """Look, decide, and publish the leader's joints."""
+        self._clock.after(_PERIOD, self._say)
+        if self._episode is None or self._episode.over:
+            return
+        safety = self._node.safety
+        if safety.mode is Mode.AUTONOMOUS:
+            self._hand = self._commanded()  # the leader's motors follow the arm
+            self._said = 0
+            if self._helps and self._has_stalled():
+                self._ask(Mode.CORRECTING)
+        elif safety.status.source == PERSON:
+            self._move()
+        self._publish_leader()
+
+    def _has_stalled(self) -> bool:
+        now, place = self._clock.steady(), self._place
+        lifted = float(place[2]) - self._height
+        left = float(np.linalg.norm(place - self._world.tool_position())) + max(0.0, LIFT_HEIGHT - lifted)
+        if left < self._best - _PROGRESS or not self.steps:
+            self._best, self._since = min(left, self._best), now
+        return now - self._since > _PATIENCE
+
+    def _move(self) -> None:
+        lifted = float(self._place[2]) - self._height
+        if lifted > _LIFTED and self.takeovers == 1 and not self._demonstrates:
+            self._best = np.inf
+            self._ask(Mode.AUTONOMOUS)
+            return
+        turn, self._said = self._said % _DECISION, self._said + 1
+        if turn == 0:
+            joints = self._world.joint_positions()
+            now = Situation(joints[: len(arm.HOME)], float(joints[len(arm.HOME) :].mean()), self._place)
+            [[*goal, self._opening]] = plan(self._world.scene.task, now, "joint_position").tolist()
+            self._goal = np.array(goal)
+        left = max(1, _DECISION - 1 - turn)  # there before the next image
+        self._hand[:-1] += (self._goal - self._hand[:-1]) / left
+        self._hand[-1] += np.clip(self._opening - self._hand[-1], -_GRIP, _GRIP)
+
+    def _ask(self, mode: Mode) -> None:
+        assert self._node.person is not None
+        if mode is Mode.CORRECTING:
+            self._node.person.begin()
+            self.takeovers += 1
+        if refused := self._node.safety.take_over(mode):
+            raise VlaRosError(f"takeover: {refused}")
+
+    def _publish_leader(self) -> None:
+        assert self._node.person is not None
+        [(_, topic, line, reader)] = self._node.person.lines()
+        message = self._joint_state(JointState((*arm.JOINT_NAMES, "hand"), self._hand, self._clock.ros()))
+        self._node.person.hear(message, line, reader, Origin(b"leader", self._clock.ros()))
+        self._write(topic, message)
+
+    def _commanded(self) -> FloatArray:
+        """Return the joints [7] and the opening that the arm was told last, or began with."""
+        fingers = self._command[arm.FINGER_NAMES[0]] / arm.FINGER_TRAVEL
+        return np.array([*(self._command[name] for name in arm.JOINT_NAMES), fingers])
+
+    # What is recorded
+
+    def _publish(self, cameras: Sequence[str]) -> Measurements:
+        measured = super()._publish(cameras)
+        for own, state in zip(self._config.arms, measured.joints, strict=True):
+            self._write(own.joint_states, self._joint_state(state))
+        for topic in cameras:
+            self._write(topic, encode_image(measured.images[topic], self._clock.ros(), "camera"))
+        return measured
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        super()._obey(commands)
+        for command, own in zip(commands, self._config.arms, strict=True):
+            self._command |= dict(zip(command.names, command.positions.tolist(), strict=True))
+            self._write(own.command, to_message(command, own.output, self._types.message))
+
+    def _on_event(self, content: dict[str, Any]) -> None:
+        self._write(live_name(self._topics.event), self._text(json.dumps(content)))
+
+    def _joint_state(self, state: JointState) -> Any:
+        command = Command(state.names, state.positions, state.stamp)
+        return to_message(command, "joint_state", self._types.message)
+
+    def _text(self, text: str) -> Any:
+        return self._types.message("std_msgs/msg/String")(data=text)
+
+    def _write(self, topic: str, message: Any) -> None:
+        data = message if isinstance(message, bytes) else self._types.serialize(message)
+        self._waiting.append(Recorded(self._clock.ros(), self._clock.ros(), topic, data))
