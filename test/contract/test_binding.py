@@ -143,6 +143,11 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         ),
         (action("arm.tip_delta[rotation_vector]"), {}, "found euler_xyz, expected rotation_vector"),
         (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
+        (
+            action("arm.joint_position", images=tuple(ImageFeature(key, required=False) for key in "ab")),
+            {"camera__topics": ["/front"], "camera__keys": ["front"]},
+            "camera.keys: found front, but the policy takes a, b",
+        ),
     ],
 )
 def test_mismatches_of_policy_and_robot_name_both_sides(

@@ -161,7 +161,8 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
             raise ConfigError(f"features.images: found the camera '{camera}' for {both}; each needs its own camera")
         indices[image.key] = keys.index(camera)
     if not indices:
-        raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes none of them")
+        wanted = ", ".join(image.key for image in spec.images)
+        raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes {wanted}")
     return indices
 
 
