@@ -58,7 +58,9 @@ def simulated(name: str) -> Iterator[None]:
 def blank() -> Any:
     """Replace the package's tables by one tile for every kernel of a family."""
     few = dict.fromkeys(tile_configs.DECODE_TILES, Tile())
-    flow = dict.fromkeys(tile_configs.FLOW_TILES, (Tile(), Tile())) | {"": (Tile(16, stages=2, block_m=16),) * 2}
+    flow = dict.fromkeys(tile_configs.FLOW_TILES, (Tile(), Tile())) | {
+        "": (Tile(16, stages=2, block_m=16, splits=8),) * 2
+    }
     return mock.patch.multiple(
         tile_configs, DECODE_TILES=few, FLOW_TILES=flow, GEMM_TILES={}, ATTEND_TILE=Tile(32, stages=1, block_m=16),
         PREFIX_TILE=Tile(16, stages=2, block_m=16),

@@ -44,5 +44,5 @@ def make_fused_ops(device: torch.device) -> Ops:
             from vla_ros.engine.fused_ops import FusedOps
         except ImportError:
             return Ops()
-        return FusedOps()
+        return FusedOps(measured_on(device))
     return Ops()

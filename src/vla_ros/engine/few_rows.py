@@ -21,6 +21,7 @@ from vla_ros.engine.tile_configs import (
     MeasuredTile,
     Work,
     choose_tile,
+    divisor,
     gpu_of,
     interpreted,
     precision,
@@ -123,21 +124,42 @@ class FlowRows:
         self, weights: DecoderWeights, hidden: Tensor | None, embed: tuple[Tensor, ...], positions: Positions
     ) -> PrescaledStream:
         """Begin a stream with ``hidden`` or, if it is None, with actions times a weight plus a bias (``embed``)."""
-        width, layer, table, at = weights.shape.hidden_size, weights.layers[0], weights.norms[0], positions.at
+        stream, table = self._empty(weights, positions), weights.norms[0]
+        out, (actions, weight, bias) = stream.hidden, embed or (table,) * 3
+        flow.start_kernel[(positions.at.numel(),)](
+            out if hidden is None else hidden.contiguous(), actions, weight, bias, table, positions.time, out,
+            stream.scaled, stream.squares, stream.next_squares, stream.counters, A=actions.shape[-1],
+            EMBED=hidden is None, TILES=len(stream.squares), BLOCK_M=padded_rows(positions.at), N=out.shape[-1],
+            BLOCK=triton.next_power_of_2(out.shape[-1]), num_warps=8, **norm_constants(table),
+        )  # fmt: skip
+        return stream
+
+    def start_mlp(
+        self, weights: DecoderWeights, actions: Tensor, embed: tuple[Tensor, ...], positions: Positions
+    ) -> PrescaledStream:
+        """Begin a stream with two layers over the actions, whose weights and biases are ``embed``."""
+        stream, width = self._empty(weights, positions), weights.shape.hidden_size
+        # The sums of squares must be those that the product before the norm after the next overwrites.
+        down = weights.layers[0].down_proj
+        assert down is not None
+        block_n = max(16, self._tile(down, positions.at).block_n)
+        flow.start_mlp_kernel[(width // block_n,)](
+            actions.contiguous(), *embed, weights.norms[0], stream.hidden, stream.scaled, stream.squares,
+            stream.next_squares, stream.counters, positions.at.numel(), width, A=actions.shape[-1], K=width,
+            TILES=len(stream.squares), BLOCK_M=padded_rows(positions.at), BLOCK_N=block_n,
+            BLOCK_K=divisor(width, 128), PRECISION=precision(stream.hidden), num_warps=4, num_stages=3,
+        )  # fmt: skip
+        return stream
+
+    def _empty(self, weights: DecoderWeights, positions: Positions) -> PrescaledStream:
+        width, layer, at = weights.shape.hidden_size, weights.layers[0], positions.at
         assert layer.o_proj is not None
         assert layer.down_proj is not None
         smallest = min(self._tile(one, at).block_n for one in (layer.o_proj, layer.down_proj))
         count = triton.next_power_of_2(width // smallest)
         out, scaled = weights.cosine.new_empty(2, *at.shape, width)
-        squares, spare = table.new_empty(2, count, padded_rows(at))
+        squares, spare = weights.norms[0].new_empty(2, count, padded_rows(at))
         counters = at.new_empty(count)
-        actions, weight, bias = embed or (table,) * 3
-        flow.start_kernel[(at.numel(),)](
-            out if hidden is None else hidden.contiguous(), actions, weight, bias, table, positions.time, out,
-            scaled, squares, spare, counters, A=actions.shape[-1], EMBED=hidden is None, TILES=count,
-            BLOCK_M=padded_rows(at), N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
-            **norm_constants(table),
-        )  # fmt: skip
         return PrescaledStream(out, 0, scaled=scaled, squares=squares, next_squares=spare, counters=counters)
 
     def qkv(
@@ -157,9 +179,9 @@ class FlowRows:
         matrix, width = weights.layers[index].gate_up, weights.shape.intermediate_size
         assert matrix is not None
         out, tile = weights.cosine.new_empty(*positions.at.shape, width), self._tile(matrix, positions.at)
-        flow.flow_gate_up_kernel[(width // tile.block_n,)](
+        flow.flow_gate_up_kernel[(matrix.outputs // 2 // tile.block_n,)](
             *_shifted(weights, index, 1, stream, positions), out, positions.at.numel(), matrix.inputs, N=width,
-            TILES=len(stream.squares), GELU=weights.shape.activation == "gelu",
+            TILES=len(stream.squares), GELU=weights.shape.activation == "gelu", GATED=weights.shape.gated,
             **self._constants(weights, matrix, tile, positions.at),
         )  # fmt: skip
         return out
@@ -174,7 +196,7 @@ class FlowRows:
         flow.flow_add_kernel[(matrix.outputs // tile.block_n, tile.splits)](
             rows, matrix.data, stream.hidden, *_at_times(weights.norms[norm], positions), stream.scaled,
             stream.next_squares, partial, stream.counters, count, matrix.inputs // tile.splits, N=matrix.outputs,
-            SPLITS=tile.splits, **self._constants(weights, matrix, tile, positions.at),
+            SPLITS=tile.splits, bias=matrix.bias, **self._constants(weights, matrix, tile, positions.at),
         )  # fmt: skip
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 

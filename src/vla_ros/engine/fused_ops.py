@@ -16,11 +16,16 @@ from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.kernels import pointwise
 from vla_ros.engine.ops import Ops, multiply_fp8, project
 from vla_ros.engine.stream import KVCache, Positions, QuantizedRows, Rows, Stream
+from vla_ros.engine.tile_configs import MeasuredTile, unmeasured
+from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
 class FusedOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` for passes over whole sequences; a stream always has its next norm."""
+
+    def __init__(self, measured: MeasuredTile = unmeasured) -> None:
+        self.few = TritonOps(measured)
 
     def require(self, weights: DecoderWeights) -> None:
         shape = weights.shape

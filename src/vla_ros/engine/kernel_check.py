@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vla_ros.engine.decoder import run_layers
 from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.flow import FlowModel
+from vla_ros.engine.flow import FlowModel, start_step, suffix_rows
 from vla_ros.engine.ops import Ops, rounded
 from vla_ros.engine.stream import Cross, Guide, KVCache, Stream
 from vla_ros.engine.tile_configs import SKINNY
@@ -119,6 +119,10 @@ def check_flow(ops: Ops, model: FlowModel) -> None:
                 expected.items(), _flow_layer(ops, model, one, rows, ends).values(), strict=True
             ):
                 require_close(f"{what} of {name} ({kind} weights, {rows} rows)", ours, theirs, bounds)
+    for what, ours, theirs in zip(
+        ("the actions' tokens", "their queries"), *(_first_rows(one, model) for one in (ops, Ops())), strict=True
+    ):
+        require_close(what, ours, theirs, bounds)
 
 
 def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int, ends: bool) -> dict[str, Tensor]:
@@ -141,6 +145,16 @@ def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int,
         ops.advance(weights, stream, rows, model.action_out, actions, guide, model.times[0], -1.0)
         found["actions"] = actions
     return found
+
+
+def _first_rows(ops: Ops, model: FlowModel) -> tuple[Tensor, Tensor]:
+    """Begin a flow step with noise; return the rows [1, R, hidden] and the first layer's queries."""
+    noise, start = random_numbers(0, model.device), torch.zeros(1, dtype=torch.int32, device=model.device)
+    actions, state = noise(1, model.horizon, model.action_dim), noise(1, model.state_dim)
+    cache = KVCache.in_blocks(model.expert, 1, model.suffix)
+    rows = suffix_rows(model, ops, cache, start, torch.zeros_like(actions[..., 0], dtype=torch.int32))[0]
+    stream = start_step(model, ops, actions, state, rows, 0)
+    return stream.hidden.clone(), ops.qkv(model.expert, 0, stream, rows, cache)
 
 
 def random_numbers(seed: int, device: torch.device) -> Callable[..., Tensor]:

@@ -26,6 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Ops:
     """The operations in plain torch, with the rounding steps of transformers' Llama and of openpi's Gemma."""
 
+    few: "Ops | None" = None
+    """The operations for few rows with norms of kind ``rms_float32``, if they are others."""
+
     def require(self, weights: DecoderWeights) -> None:
         """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
 
@@ -81,6 +84,19 @@ class Ops:
     ) -> Stream:
         """Begin a stream with ``actions @ weight.T + bias``, all float32: [B, H, A], [E, A] and [E]."""
         return self.start(weights, functional.linear(actions, weight, bias).to(weights.dtype), positions)
+
+    def start_mlp(
+        self,
+        weights: DecoderWeights,
+        actions: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        second: tuple[Tensor, Tensor],
+        positions: Positions,
+    ) -> Stream:
+        """Like :meth:`start_actions`, followed by a SiLU and a ``second`` layer, float32 [E, E] and [E]."""
+        inner = functional.silu(functional.linear(actions, weight, bias))
+        return self.start(weights, functional.linear(inner, *second).to(weights.dtype), positions)
 
     def norm(self, weights: DecoderWeights, stream: Stream, positions: Positions | None = None) -> Tensor:
         """Return the stream after its norm; ``positions`` tell the times of norms that depend on them."""

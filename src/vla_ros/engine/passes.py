@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine.decoder import parallel, prefill, verify
-from vla_ros.engine.flow import FlowModel, prefill_flow, sample
+from vla_ros.engine.flow import FlowModel, fill_cross, prefill_flow, sample
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.weights import DecoderWeights
@@ -48,25 +48,33 @@ def bidirectional_passes(weights: DecoderWeights, ops: Ops, length: int, layers:
 
 
 def flow_passes(model: FlowModel, ops: Ops, length: int, layers: int) -> Passes:
-    """Return the prefix of three images and ``length`` tokens, and two flow steps, in the first layers."""
-    noise, device = _noise(model.device), model.device
-    model = replace(model, prefix=model.prefix.first(layers), expert=model.expert.first(layers))
+    """Return the prefix of three images and ``length`` tokens, and two flow steps, in the first layers.
+
+    If layers cross, the passes have twice as many, of both kinds.
+    """
+    noise, device, layers = _noise(model.device), model.device, layers * (1 + model.crosses)
+    reads = model.reads[:layers]
+    deepest = 1 + max(reads) if reads else layers
+    model = replace(model, prefix=model.prefix.first(deepest), expert=model.expert.first(layers), reads=reads)
     patches = noise(1, 3 * model.patches, model.prefix.shape.hidden_size).to(model.prefix.dtype)
     start = 3 * model.patches + length
     cache = KVCache.in_blocks(model.prefix, 1, start + model.suffix)
+    cross = KVCache.in_blocks(model.expert, 1, start) if model.crosses else None
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     lengths = torch.tensor([length], dtype=torch.int32, device=device)
     actions, free = noise(1, model.horizon, model.action_dim), torch.zeros(1, model.horizon, device=device)
     guide = Guide(torch.zeros_like(actions), free, free[:, 0], free.int())
-    state, steps = noise(1, model.action_dim), len(model.times)
+    state, steps = noise(1, model.state_dim), len(model.times)
 
     def prefix() -> Tensor:
-        prefill_flow(model, ops, cache, patches, tokens, lengths)
+        prefill_flow(
+            model, ops, cache, patches, tokens, lengths, lambda layer: fill_cross(model, cache, cross, layer)
+        )
         return torch.stack([cache.keys[-1], cache.values[-1]])[..., :start, :]
 
     def flow() -> Tensor:
         return sample(
-            model, ops, cache, lengths + 3 * model.patches, actions, state, guide, first=max(0, steps - 2)
+            model, ops, cache, lengths + 3 * model.patches, actions, state, guide, max(0, steps - 2), cross
         )
 
     prefix()  # fills the cache

@@ -40,9 +40,9 @@ class KVCache:
         return cls(tuple(tensors[:made]) * each, tuple(tensors[made:]) * each, counters)
 
     @classmethod
-    def in_blocks(cls, weights: DecoderWeights, batch: int, capacity: int) -> KVCache:
+    def in_blocks(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
         """Like :meth:`allocate`, in whole blocks, for :meth:`~vla_ros.engine.ops.Ops.locate_prefix`."""
-        return cls.allocate(weights, batch, -(-capacity // CACHE_BLOCK) * CACHE_BLOCK)
+        return cls.allocate(weights, batch, -(-capacity // CACHE_BLOCK) * CACHE_BLOCK, layers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ class Tile:
     warps: int = 4  # warps per program
     stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
     # Programs that share the inputs of one tile; their sums are added in a fixed order. ``attend``: programs that
-    # share a head; program s processes blocks s, s + splits, ...
+    # share a head; program s processes blocks s, s + splits, ... ``attend_flow``: 1 if one program processes all
+    # blocks, otherwise each block has its own.
     splits: int = 1
     block_m: int = 128  # many rows: rows per program, a power of two; attention: (row, head) pairs per program
     tail_m: int = 16  # many rows: additional rows, 0 or a power of two of at least 16

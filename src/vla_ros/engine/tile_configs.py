@@ -24,6 +24,9 @@ SKINNY = 64
 PACKED_ROWS = 32
 """Maximum rows per program in a few-row product; further rows have their own programs."""
 
+SHORT = 512
+"""Maximum positions for which attention in flow steps is tuned separately."""
+
 RESERVED = 4096
 """Bytes of shared memory that are left for reductions."""
 
@@ -107,7 +110,7 @@ class Work:
     # ``attend_both_ways``: bidirectional prompts.
     kernel: str
     inputs: int  # of the weight; of attention: the head size
-    outputs: int = 0  # of the weight
+    outputs: int = 0  # of the weight; ``attend_flow``: :data:`SHORT` if there are at most as many positions, else 0
     role: str = ""  # of the weight, one of :data:`~vla_ros.engine.weights.ROLES`
     kind: str = "dense"  # of the weight; ``int4 fp8``: 4-bit weights and rows in FP8
     rows: int = 0  # rows of a program in ``decode``, padded rows in ``flow``, all rows in ``gemm``
@@ -159,10 +162,13 @@ FLOW_TILES = {
     "o_proj": (Tile(64, 128, stages=3, splits=8), Tile(32, 128, splits=4)),
     "gate_up": (Tile(16, 128), Tile(32, 64, stages=6)),
     "down_proj": (Tile(64, 128, splits=8), Tile(32, 128, splits=4)),
-    "": (Tile(64, stages=3, block_m=16), Tile(64, stages=3, block_m=64)),
+    "": (Tile(64, stages=3, block_m=16, splits=8), Tile(64, stages=3, block_m=64, splits=8)),
 }
 """Flow steps of up to 16 rows and of more, by role, and their attention: the fastest within ten steps of pi0.5 on
 an H200, with a horizon of 10 and of 50."""
+
+SHORT_TILE = Tile(64, stages=3, block_m=16)
+"""Attention of flow steps to few positions."""
 
 ATTEND_TILE = Tile(64, stages=1, splits=5, block_m=16)
 """Attention of few rows, tuned on an H200."""
@@ -229,6 +235,8 @@ def default(gpu: Gpu, work: Work) -> Tile:
         if work.kind in BITS and work.row_bytes > 2:  # the same: operands fill shared memory
             return Tile(16 // work.pairs, 256, 4, 2)
         return DECODE_TILES[work.role, work.kind]
+    if work.kernel == "attend_flow" and work.outputs:
+        return SHORT_TILE
     if work.kernel in ("flow", "attend_flow"):
         return FLOW_TILES[work.role][few]
     if work.kernel == "gemm":
@@ -274,7 +282,8 @@ def _fit_few(tile: Tile, gpu: Gpu, work: Work) -> Tile:
     outputs, inputs = work.outputs // work.pairs, work.inputs
     if work.kind in BITS:
         return _fit_packed(tile, gpu, work, outputs)
-    splits = divisor(inputs // divisor(inputs, 16), tile.splits)
+    blocks = inputs // divisor(inputs, tile.block_k)
+    splits = max(count for count in range(1, tile.splits + 1) if blocks % count == 0)
     tile = replace(
         tile, block_n=divisor(outputs, tile.block_n), block_k=divisor(inputs // splits, tile.block_k), splits=splits
     )

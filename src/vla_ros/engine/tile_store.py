@@ -26,7 +26,7 @@ def header(gpu: str) -> dict[str, str]:
         triton = version("triton")
     except PackageNotFoundError:
         triton = "none"
-    return {"format": "vla_ros tiles 1", "gpu": gpu, "driver": _driver(), "triton": triton}
+    return {"format": "vla_ros tiles 2", "gpu": gpu, "driver": _driver(), "triton": triton}
 
 
 def path_of(gpu: str) -> Path:

@@ -14,7 +14,16 @@ from vla_ros.engine.many_rows import ManyRows
 from vla_ros.engine.ops import Ops, TowerOps, guidance_scale
 from vla_ros.engine.stream import Guide, KVCache, Positions, Rows, Stream
 from vla_ros.engine.tile import Tile
-from vla_ros.engine.tile_configs import SKINNY, MeasuredTile, Work, choose_tile, gpu_of, precision, unmeasured
+from vla_ros.engine.tile_configs import (
+    SHORT,
+    SKINNY,
+    MeasuredTile,
+    Work,
+    choose_tile,
+    gpu_of,
+    precision,
+    unmeasured,
+)
 from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
@@ -145,6 +154,19 @@ class TritonOps(Ops):
             return super().start_actions(weights, actions, weight, bias, positions)
         return self._flow.start(weights, None, (actions, weight, bias), positions)
 
+    def start_mlp(
+        self,
+        weights: DecoderWeights,
+        actions: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        second: tuple[Tensor, Tensor],
+        positions: Positions,
+    ) -> Stream:
+        if not self._few_flow_rows(weights, positions):
+            return super().start_mlp(weights, actions, weight, bias, second, positions)
+        return self._flow.start_mlp(weights, actions, (weight, bias, *second), positions)
+
     def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int = 0) -> Stream:
         if index.numel() > self.skinny:
             return Stream(functional.embedding(index, table), norm)
@@ -257,16 +279,21 @@ class TritonOps(Ops):
         batch, count, heads, head = query.shape
         few, scale = count * batch <= self.skinny, head**-0.5 * 1.4426950408889634
         out = query.new_empty(batch, count, heads * head)
-        tile = self._tile("attend_flow" if few else "attend_prefix", query, padded_rows(positions.at))
+        work = Work("attend_prefix", head, row_bytes=query.element_size())
+        if few:
+            short = SHORT if keys.shape[2] <= SHORT else 0
+            work = replace(work, kernel="attend_flow", outputs=short, rows=padded_rows(positions.at))
+        tile = choose_tile(gpu_of(query.device), work, self._measured)
         blocks = triton.cdiv(count * heads // keys.shape[1], tile.block_m)
         sizes = {
             "HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD": head, "PRECISION": precision(query),
             "BLOCK_R": tile.block_m, "BLOCK_C": tile.block_n, "num_warps": tile.warps, "num_stages": tile.stages,
         }  # fmt: skip
-        if not few:
+        if not few or tile.splits == 1 or head & (head - 1):
             attention.attend_prefix_kernel[(blocks, batch * keys.shape[1])](
-                query, keys, values, ends, out, count, keys.shape[2], scale, **sizes
-            )
+                query, keys, values, ends, out, count, keys.shape[2], scale, WIDTH=triton.next_power_of_2(head),
+                **sizes,
+            )  # fmt: skip
             return out
         chunks, pairs = triton.cdiv(keys.shape[2], tile.block_n), batch * count * heads
         sums = query.new_empty(2, chunks, pairs, dtype=torch.float32)
@@ -279,8 +306,8 @@ class TritonOps(Ops):
         )
         return out
 
-    def _tile(self, kernel: str, query: Tensor, rows: int = 0) -> Tile:
-        work = Work(kernel, query.shape[-1], rows=rows, row_bytes=query.element_size())
+    def _tile(self, kernel: str, query: Tensor) -> Tile:
+        work = Work(kernel, query.shape[-1], row_bytes=query.element_size())
         return choose_tile(gpu_of(query.device), work, self._measured)
 
     def _few(self, stream: PrescaledStream) -> DecodingRows | FlowRows:

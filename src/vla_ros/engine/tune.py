@@ -169,11 +169,18 @@ def shapes(work: Work, tile: Tile) -> Iterator[Tile]:
         for block_m in (16, 64, 128):
             for block_n, warps in ((32, 4), (64, 4), (64, 8)):
                 yield replace(tile, block_n=block_n, block_m=block_m, warps=warps)
+        if work.outputs:  # one program for all blocks, or one for each
+            for splits in (1, 8):
+                yield from (
+                    replace(tile, block_m=block_m, splits=splits, warps=warps)
+                    for block_m in (16, 32, 64)
+                    for warps in (2, 4)
+                )
     elif work.kernel == "flow":
         splitting = work.pairs == 1
-        for block_n in (16, 32, 64):
+        for block_n in (16, 32, 64) if splitting else (8, 16, 32, 64):
             for block_k in (64, 128) if splitting else (64, 128, 256):
-                for splits in (4, 8) if splitting else (1,):
+                for splits in (3, 4, 5, 8) if splitting else (1,):
                     yield Tile(block_n, block_k, splits=splits)
     else:
         yield from _decoding_shapes(work)

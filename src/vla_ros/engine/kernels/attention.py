@@ -154,32 +154,35 @@ def locate_pairs(block, which, ends, ROWS, HEADS: tl.constexpr, KV_HEADS: tl.con
 @triton.jit
 def attend_prefix_kernel(
     query, keys, values, ends, out, ROWS, CAPACITY, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of BLOCK_R (row, head) pairs of one kv head: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
 
     Heads that share keys are rows of one product. Row r sees the cache before ``ends[r]``; the loop ends at the
-    last position needed.
+    last position needed. WIDTH is HEAD, padded to a power of two.
     """
-    which, feature = tl.program_id(1), tl.arange(0, HEAD)
+    which, feature = tl.program_id(1), tl.arange(0, WIDTH)
+    whole: tl.constexpr = WIDTH == HEAD
     pair, inside, end = locate_pairs(tl.program_id(0), which, ends, ROWS, HEADS, KV_HEADS, BLOCK_R)
     at = pair[:, None] * HEAD + feature[None, :]
-    q = tl.load(query + at, mask=inside[:, None], other=0.0)
+    exists = inside[:, None] if whole else inside[:, None] & (feature < HEAD)[None, :]
+    q = tl.load(query + at, mask=exists, other=0.0)
     base = which * CAPACITY * HEAD
     top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
     norm = tl.zeros((BLOCK_R,), tl.float32)
-    mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
+    mixed = tl.zeros((BLOCK_R, WIDTH), tl.float32)
     last = tl.max(end, axis=0)
     for start in range(0, last, BLOCK_C):
         column = start + tl.arange(0, BLOCK_C)
         place = base + column[:, None] * HEAD + feature[None, :]
         # The cache has whole blocks. Unseen scores are masked, but an unseen NaN value times a weight of 0 is NaN.
-        k = tl.load(keys + place)
-        v = tl.load(values + place, mask=(column < last)[:, None], other=0.0)
+        seen = (column < last)[:, None] if whole else (column < last)[:, None] & (feature < HEAD)[None, :]
+        k = tl.load(keys + place) if whole else tl.load(keys + place, mask=seen, other=0.0)
+        v = tl.load(values + place, mask=seen, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(column[None, :] < end[:, None], score, float("-inf"))
         top, norm, mixed = add_block(score, v, top, norm, mixed, PRECISION)
-    tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=exists)
 
 
 @triton.jit

@@ -162,32 +162,36 @@ def flow_merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.co
 def flow_gate_up_kernel(
     x, squares, eps, weight, now, fixed, times, zero, out, M, count, N: tl.constexpr, K: tl.constexpr,
     ADAPTIVE: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, GELU: tl.constexpr = True,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, GELU: tl.constexpr = True, GATED: tl.constexpr = True,
 ):  # fmt: skip
     """Compute ``gelu(gate) * up`` of the normed rows, ``out`` [M, N]; weight [2 N, K] holds gate, then up.
 
-    Without GELU, the activation is SiLU.
+    Without GELU, the activation is SiLU. Without GATED, compute ``gelu(up)`` for a weight [N, K].
     """
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # gate and up of the same feature
-    outputs = number + partner * N
+    outputs = number + partner * N if GATED else tl.program_id(0) * 2 * BLOCK_N + tl.arange(0, 2 * BLOCK_N)
     both = _multiply_normed(
         x, squares, eps, weight, now, fixed, times, zero, rows, outputs, M, count, K, ADAPTIVE, TILES, BLOCK_M,
         2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    at = rows[:, None] * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    active = tanh_gelu(gate) if GELU else gate * tl.sigmoid(gate)
-    tl.store(out + at, (active * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
+    if GATED:
+        gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
+        at = rows[:, None] * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        active = tanh_gelu(gate) if GELU else gate * tl.sigmoid(gate)
+        tl.store(out + at, (active * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
+    else:
+        at = rows[:, None] * N + outputs[None, :]
+        tl.store(out + at, tanh_gelu(both).to(out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
 @triton.jit
 def flow_add_kernel(
     x, weight, out, now, fixed, times, zero, scaled, squares, partial, counters, M, count,
     N: tl.constexpr, K: tl.constexpr, ADAPTIVE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, bias=None,
 ):  # fmt: skip
-    """Compute ``out += [gate *] x @ weight.T`` [M, N] and the next norm's ``scaled`` and ``squares``.
+    """Compute ``out += [gate *] (x @ weight.T [+ bias])`` [M, N] and the next norm's ``scaled`` and ``squares``.
 
     ``squares`` are [tiles, BLOCK_M]. ``now`` and ``fixed`` point to the next norm's scale at the step's time and at
     time 0, which follows the previous norm's gate in memory. Programs that share a tile use ``partial`` [SPLITS, M,
@@ -201,6 +205,8 @@ def flow_add_kernel(
     scale, fixed_scale = tl.load(now + outputs), tl.load(fixed + outputs)
     if ADAPTIVE:
         gate, fixed_gate = tl.load(now - N + outputs), tl.load(fixed - N + outputs)
+    if bias is not None:
+        more = tl.load(bias + outputs).to(tl.float32)
     share: tl.constexpr = K // SPLITS
     before = tl.load(out + at, mask=inside, other=0.0)
     total = _multiply(x, weight, rows, outputs, split * share, M, count, K, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
@@ -216,6 +222,8 @@ def flow_add_kernel(
                 # Bypass the L1 cache, which belongs to one multiprocessor and may be stale.
                 total += tl.load(partial + one * M * N + at, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
+        if bias is not None:
+            total += more[None, :]
         if ADAPTIVE:
             total *= _by_time(gate, fixed_gate, times, zero, rows, M, ADAPTIVE)
         value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
@@ -261,6 +269,45 @@ def start_kernel(
     tl.store(spare + tile * BLOCK_M + row, tl.zeros((TILES,), tl.float32))
     if row == 0:
         tl.store(counters + tile, tl.zeros((TILES,), tl.int32))
+
+
+@triton.jit
+def start_mlp_kernel(
+    actions, weight, bias, second, second_bias, norm, hidden, scaled, squares, spare, counters, M, count,
+    A: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Like :func:`start_kernel` with EMBED, for two layers with a SiLU between; a program per BLOCK_N features.
+
+    ``second`` [K, K] and ``second_bias`` [K] are float32 and multiplied in the type of ``hidden`` [M, K]. Every
+    program computes the first layer of all rows, which has few inputs.
+    """
+    tile, rows = tl.program_id(0), tl.arange(0, BLOCK_M)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside, number = (rows < M)[:, None], tl.arange(0, A)
+    scale, constant = tl.load(norm + outputs), tl.load(second_bias + outputs)
+    action = tl.load(actions + rows[:, None] * A + number[None, :], mask=inside, other=0.0)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, count, BLOCK_K):
+        feature = start + tl.arange(0, BLOCK_K)
+        part = tl.load(weight + feature[:, None] * A + number[None, :])
+        both = tl.load(second + outputs[:, None] * K + feature[None, :]).to(hidden.dtype.element_ty)
+        inner = tl.dot(action, tl.trans(part), input_precision=PRECISION) + tl.load(bias + feature)[None, :]
+        inner *= tl.sigmoid(inner)
+        total = tl.dot(inner.to(both.dtype), tl.trans(both), total, input_precision=PRECISION)
+    value = (total + constant[None, :]).to(hidden.dtype.element_ty)
+    at = rows[:, None] * K + outputs[None, :]
+    tl.store(hidden + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    tl.store(scaled + at, (wide * scale[None, :]).to(scaled.dtype.element_ty), mask=inside)
+    tl.store(squares + tile * BLOCK_M + rows, tl.sum(wide * wide, axis=1))
+    if tile == 0:
+        each = tl.arange(0, TILES)
+        place = each[:, None] * BLOCK_M + rows[None, :]
+        zeros = tl.zeros((TILES, BLOCK_M), tl.float32)
+        tl.store(squares + place, zeros, mask=(each >= K // BLOCK_N)[:, None])
+        tl.store(spare + place, zeros)
+        tl.store(counters + each, tl.zeros((TILES,), tl.int32))
 
 
 @triton.jit
