@@ -20,6 +20,7 @@ from vla_ros.engine.flow_engine import ChunkEngine, ChunkGraphs, Continuation, F
 from vla_ros.engine.graph_engine import Buckets, StageClock
 from vla_ros.engine.kernel_check import agrees, random_numbers, require_close
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.passes import Passes
 from vla_ros.engine.runner import Runner, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES
@@ -27,8 +28,10 @@ from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.groot.architecture import GrootArchitecture
+from vla_ros.policies.groot.head import with_few_rows
 from vla_ros.policies.groot.loading import GrootCheckpoint, load_network
-from vla_ros.policies.groot.network import Grid, GrootModel
+from vla_ros.policies.groot.network import GrootModel
+from vla_ros.policies.groot.parts import Grid
 from vla_ros.policies.groot.processing import Processing
 from vla_ros.policies.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros.policies.normalization import Array
@@ -88,9 +91,9 @@ class GrootGraphs(ChunkGraphs):
         levels = 1 + len(vision.deepstack)
         self._features = model.embedding.new_zeros(levels, tokens, vision.out_width)
         self._state = self.noise.new_zeros(batch, 1, sizes.head.hidden_size)
-        self._cache = KVCache.allocate(model.head, batch, length)
-        at = torch.arange(length, device=device)
-        self._at = at[None, None, None]
+        self._cache = KVCache.in_blocks(model.head, batch, length)
+        self._ends = torch.zeros(2, batch, dtype=torch.int32, device=device)
+        self._at = torch.arange(length, device=device)
         self.stages = {"vision": self._vision, "prefill": self._prefill, "flow": self._flow}
 
     def _vision(self) -> None:
@@ -105,24 +108,19 @@ class GrootGraphs(ChunkGraphs):
     def _prefill(self) -> None:
         model, (tokens, positions, places, lengths, state, *_) = self._model, self.inputs.tensors
         hidden = model.read(self._ops, tokens, places, self._features[0], list(self._features[1:]), positions)
-        model.cross(self._cache, model.connect(self._ops, hidden, self._valid(lengths)))
+        valid = self._at < lengths[:, None]
+        connected = model.connect(self._ops, hidden, valid[:, None, None])
+        self._ends.copy_(model.cross(self._cache, connected, valid, tokens == model.sizes.image_token))
         self._state.copy_(model.encode_state(state))
 
     def _flow(self) -> None:
-        model, (tokens, _, _, lengths, _, previous, held, _, given) = self._model, self.inputs.tensors
-        valid, image = self._valid(lengths), (tokens == model.sizes.image_token)[:, None, None]
-        chosen = (valid & ~image, valid & image) if model.sizes.alternate else (valid, valid)
-        # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
-        added = torch.zeros(valid.shape, dtype=model.head.dtype, device=model.device)
-        seen = [added.masked_fill(~one, float("-inf")) for one in chosen]
+        model, (*_, previous, held, _, given) = self._model, self.inputs.tensors
+        crosses = model.crosses(self._ops, self._cache, self._ends)
         actions = torch.where(given[..., None] != 0, previous, self.noise)
         strength = (1.0 - held[..., None]) / model.steps
         for step in range(model.steps):
-            actions = actions + strength * model.velocity(self._ops, self._cache, seen, self._state, actions, step)
+            actions = actions + strength * model.velocity(self._ops, crosses, self._state, actions, step)
         self.actions.copy_(actions)
-
-    def _valid(self, lengths: torch.Tensor) -> torch.Tensor:
-        return self._at < lengths[:, None, None, None]
 
 
 class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
@@ -134,6 +132,30 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
             model.device, size, Buckets(0, 1, lengths), make_runner(model.device) if runner is None else runner
         )
         self.model, self._ops = model, ops
+
+    def passes(self, ops: Ops, layers: int) -> Passes:
+        """Return two flow steps of one robot in the first pairs of blocks, if they have kernels with tiles."""
+        model, few = self.model, Ops()
+        if model.few is None:
+            return {}
+        few.few, noise = ops, random_numbers(0, model.device)
+        model = replace(model, head=model.head.first(2 * layers), few=model.few.first(2 * layers))
+        cache = KVCache.in_blocks(model.head, 1, 160)
+        for part in (*cache.keys, *cache.values):
+            part.copy_(noise(*part.shape))
+        ends = torch.tensor([[24], [128]], dtype=torch.int32, device=model.device)
+        state, actions = (
+            noise(1, 1, model.sizes.head.hidden_size),
+            noise(1, model.horizon, model.action_dim),
+        )
+
+        def flow() -> Tensor:
+            crosses = model.crosses(few, cache, ends)
+            return torch.stack(
+                [model.velocity(few, crosses, state, actions, step) for step in (0, model.steps - 1)]
+            )
+
+        return {"flow": flow}
 
     def warm_up(self, lengths: Sequence[int], grids: _Grids, batch: int = 1) -> None:
         """Capture graphs for sequences of these lengths in tokens, before the first request."""
@@ -265,6 +287,7 @@ class LoadedGroot:
 def make_engine(model: GrootModel, size: tuple[int, int], runner: Runner | None = None) -> GrootEngine:
     """Return an engine with the device's operations, or with torch's if a pass differs from torch's."""
     ops = make_fused_ops(model.device)
+    model = model if ops.few is None else with_few_rows(model)
     instead = "torch computes the layers instead of the engine's kernels, more slowly"
     if type(ops) is not Ops and not agrees(lambda: check_passes(ops, model), instead, strict=False):
         ops = Ops()
@@ -288,7 +311,8 @@ def check_passes(ops: Ops, model: GrootModel) -> None:
         model,
         vision=first(model.vision, 1),
         text=first(model.text, 2),
-        head=first(model.head, 2),
+        head=first(model.head, 3),
+        few=None if model.few is None else first(model.few, 3),
         connector=connector,
     )
     sizes, noise = model.sizes, random_numbers(0, model.device)
@@ -303,20 +327,23 @@ def check_passes(ops: Ops, model: GrootModel) -> None:
     features = noise(rows, sizes.text.hidden_size).to(model.text.dtype).chunk(rows // 4)
     positions = torch.arange(16, device=model.device).expand(2, 3, -1)
     lengths = torch.tensor([16, 11], device=model.device)
-    valid = tokens[0] < lengths[:, None, None, None]
+    valid = tokens < lengths[:, None]
     hidden = noise(2, 16, sizes.text.hidden_size).to(model.text.dtype)
     state, actions = noise(2, 1, sizes.head.hidden_size), noise(2, sizes.horizon, sizes.action_dim)
 
-    def velocity(ops: Ops) -> Tensor:
-        cache = KVCache.allocate(short.head, 2, 16)
-        short.cross(cache, hidden)
-        return short.velocity(ops, cache, (valid, valid), state, actions, model.steps - 1)
+    def velocity(ops: Ops, batch: int) -> Tensor:
+        """Text and images: the first 2 and the others of the valid tokens."""
+        cache = KVCache.in_blocks(short.head, batch, 16)
+        ends = short.cross(cache, hidden[-batch:], valid[-batch:], tokens[-batch:] > 2)
+        crosses = short.crosses(ops, cache, ends)
+        return short.velocity(ops, crosses, state[-batch:], actions[-batch:], model.steps - 1)
 
     passes: dict[str, Callable[[Ops], Tensor]] = {
         "the vision tower": lambda ops: short.encode(ops, images, model.grid(grid, grid))[0],
         "the language model": lambda ops: short.read(ops, tokens, places, features[0], features[1:], positions),
-        "the connector": lambda ops: short.connect(ops, hidden.clone(), valid)[:, :11],
-        "a flow step": velocity,
+        "the connector": lambda ops: short.connect(ops, hidden.clone(), valid[:, None, None])[:, :11],
+        "a flow step": lambda ops: velocity(ops, 1),
+        "a flow step of several robots": lambda ops: velocity(ops, 2),
     }
     for name, run in passes.items():
         require_close(name, run(ops), run(Ops()), bounds)

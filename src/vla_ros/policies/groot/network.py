@@ -4,7 +4,6 @@ Vision tower, language model, connector and action head are four descriptions. W
 is computed when the weights are loaded, and consecutive linear layers without an activation between them are one.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from vla_ros.engine.decoder import run_layer, write_cross
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import Cross, KVCache, Positions
+from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.groot.architecture import (
     CONNECTOR,
@@ -28,36 +28,9 @@ from vla_ros.policies.groot.architecture import (
     VISION,
     GrootArchitecture,
 )
-
-Linear = tuple[Tensor, Tensor]
-"""Weight [outputs, inputs] and bias [outputs]."""
+from vla_ros.policies.groot.parts import Grid, Linear, Merger, condition_on, modulation, sines
 
 _PERIOD = 10000.0
-
-
-@dataclass(frozen=True, eq=False)
-class Merger:
-    """Merges neighbouring patches into one token of the language model."""
-
-    norm: Linear  # of a layer norm over a patch, or over all merged patches
-    first: Linear
-    second: Linear
-
-    def __call__(self, patches: Tensor) -> Tensor:
-        """Map patches [N, P, width] to tokens [N, P / merged, out_width]."""
-        inputs = self.first[0].shape[1]
-        rows = patches.reshape(len(patches), -1, self.norm[0].shape[0])
-        rows = functional.layer_norm(rows, rows.shape[-1:], *self.norm, eps=1e-6).view(len(patches), -1, inputs)
-        return functional.linear(functional.gelu(functional.linear(rows, *self.first)), *self.second)
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """What the vision tower adds to the patches of images of one size, in the order of its tokens."""
-
-    embedded: Tensor  # [P, width], learned positions
-    cosine: Tensor  # [1, P, 1, head_dim / 2]
-    sine: Tensor  # the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +55,8 @@ class GrootModel:
     positions: Tensor  # [H, width], added to the actions' tokens
     action_out: tuple[Linear, Linear]  # from the head's last norm to the velocity, with a ReLU between them
     steps: int
+    # The head as kernels for few rows take it, see :mod:`~vla_ros.policies.groot.head`; None without such kernels.
+    few: DecoderWeights | None = None
 
     @property
     def device(self) -> torch.device:
@@ -190,40 +165,80 @@ class GrootModel:
             stream = run_layer(self.connector, ops, cache, index, stream, at)
         return stream.hidden
 
-    def cross(self, cache: KVCache, tokens: Tensor) -> None:
-        """Write the keys and values of ``tokens`` [B, L, width] to the cache of the cross-attention blocks."""
+    def cross(self, cache: KVCache, tokens: Tensor, valid: Tensor, image: Tensor) -> Tensor:
+        """Write the keys and values of ``tokens`` [B, L, width] to the cache of the cross-attention blocks.
+
+        ``valid`` and ``image``, bool [B, L], tell which tokens are no padding, and of images. The tokens that a
+        block attends to come first; returns how many: int32 [2, B], of blocks that attend to text and to images.
+        """
+        seen = (valid & ~image, valid & image) if self.sizes.alternate else (valid, valid)
+        # The order of keys does not matter: they have no positions.
+        ordered = [_chosen_first(tokens, one) for one in seen]
         for index, layer in enumerate(self.head.layers):
             if layer.cross is not None:
-                write_cross(self.head, cache, index, tokens, tokens)
+                chosen = ordered[0 if self.sizes.sees_text(index) else 1]
+                write_cross(self.head, cache, index, chosen, chosen)
+        return torch.stack([one.sum(1, dtype=torch.int32) for one in seen])
+
+    def crosses(self, ops: Ops, cache: KVCache, ends: Tensor) -> tuple[Cross, Cross]:
+        """Return what blocks attend to that attend to text and to images; ``ends`` come from :meth:`cross`."""
+        rows, length = self.horizon + 1, cache.keys[0].shape[2]
+        like = self.state[1][1].new_empty(ends.shape[1], rows, 0)
+        begun, few = everywhere(like, length=length), self._few(ops, ends.shape[1])
+        if few is not None:
+            text, image = (
+                few[1].locate_prefix(few[0], cache, begun.at, end[:, None].expand_as(begun.at).contiguous())
+                for end in ends
+            )
+            return Cross(cache, text), Cross(cache, image)
+        # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
+        hidden = torch.arange(length, device=ends.device) >= ends[:, :, None]
+        added = torch.zeros(hidden.shape, dtype=self.head.dtype, device=ends.device)
+        text, image = (
+            replace(begun, mask=one[:, None, None]) for one in added.masked_fill(hidden, float("-inf")).unbind()
+        )
+        return Cross(cache, text), Cross(cache, image)
+
+    def _few(self, ops: Ops, batch: int) -> tuple[DecoderWeights, Ops] | None:
+        """Return weights and operations of a flow step of few rows, if there are any."""
+        found = None if self.few is None or ops.few is None else (self.few, ops.few)
+        return found if batch * (self.horizon + 1) <= SKINNY else None
 
     def encode_state(self, state: Tensor) -> Tensor:
         """Return the state's token [B, 1, width], float32, for a normalised state [B, state_dim]."""
         first, second = self.state
         return functional.linear(functional.linear(state, *first).relu(), *second)[:, None]
 
-    def velocity(
-        self, ops: Ops, cache: KVCache, seen: Sequence[Tensor], state: Tensor, actions: Tensor, step: int
-    ) -> Tensor:
+    def velocity(self, ops: Ops, crosses: tuple[Cross, Cross], state: Tensor, actions: Tensor, step: int) -> Tensor:
         """Return the velocity, float32 [B, H, A], of noisy actions.
 
-        ``cache`` holds the keys of crossing blocks; ``seen`` are two masks [B, 1, 1, L] (bool, or added to the
-        scores): of blocks that attend to text and to images. ``state`` is from :meth:`encode_state`.
+        ``crosses`` come from :meth:`crosses`, ``state`` from :meth:`encode_state`.
         """
-        weights, sizes = self.head, self.sizes
+        sizes = self.sizes
         rows = functional.silu(functional.linear(actions, self.action_in, self.action_bias[step]))
         rows = functional.linear(rows, *self.action_mlp) + self.positions
-        rows = torch.cat([state, rows], dim=1).to(weights.dtype)
-        own = KVCache.allocate(weights, len(actions), rows.shape[1], layers=1)
-        here, beyond = replace(everywhere(rows), step=step), everywhere(rows, length=cache.keys[0].shape[2])
-        stream = ops.start(weights, rows, here)
-        text, image = (Cross(cache, replace(beyond, mask=mask)) for mask in seen)
+        rows = torch.cat([state, rows], dim=1).to(self.head.dtype)
+        weights, chosen = self._few(ops, len(actions)) or (self.head, ops)
+        own = KVCache.in_blocks(weights, len(actions), rows.shape[1], layers=1)
+        here = replace(everywhere(rows), step=step)
+        if weights is self.few:
+            times, ends = torch.full_like(here.at, step), torch.full_like(here.at, rows.shape[1])
+            here = chosen.locate_prefix(weights, own, here.at, ends, times, step)
+        stream = chosen.start(weights, rows, here)
         for index in range(len(weights.layers)):
-            cross = text if not sizes.alternate or sizes.sees_text(index) else image
-            stream = run_layer(weights, ops, own, index, stream, here, cross=cross)
+            cross = crosses[0 if not sizes.alternate or sizes.sees_text(index) else 1]
+            stream = run_layer(weights, chosen, own, index, stream, here, cross=cross)
         scale, shift = (part[step] for part in self.last)
         wide = functional.layer_norm(stream.hidden[:, 1:].float(), scale.shape, eps=1e-6) * scale + shift
         first, second = self.action_out
         return functional.linear(functional.linear(wide, *first).relu(), *second)
+
+
+def _chosen_first(tokens: Tensor, chosen: Tensor) -> Tensor:
+    """Reorder ``tokens`` [B, L, width] so that those of ``chosen``, bool [B, L], come first."""
+    first = chosen.cumsum(1)
+    place = torch.where(chosen, first - 1, first[:, -1:] + (~chosen).cumsum(1) - 1)
+    return torch.empty_like(tokens).scatter_(1, place[..., None].expand_as(tokens), tokens)
 
 
 def everywhere(
@@ -327,18 +342,18 @@ def build_model(
             [norm(f"{stem}{name}") for stem in stems for name in ("norm1", "norm3")],
         )
     times = [int(step / steps * sizes.time_buckets) for step in range(steps)]
-    condition = _condition(times, *(pair(f"{TIME}{name}") for name in ("linear_1", "linear_2")))
+    condition = condition_on(times, *(pair(f"{TIME}{name}") for name in ("linear_1", "linear_2")))
     stems = [f"{DIT}{index}." for index in range(head.layers)]
     norms = []
     for stem in stems:
-        scale, shift = _modulation(condition, pair(f"{stem}norm1.linear"))
+        scale, shift = modulation(condition, pair(f"{stem}norm1.linear"))
         plain = torch.stack([torch.ones_like(shift[:1]), torch.zeros_like(shift[:1])], dim=1)
         norms += [torch.stack([1 + scale, shift], dim=1).contiguous(), plain]
     blocks = decoder(head, [block(stem, index in sizes.crossing) for index, stem in enumerate(stems)], norms)
-    last_shift, last_scale = _modulation(condition, pair(f"{HEAD}model.proj_out_1"))
+    last_shift, last_scale = modulation(condition, pair(f"{HEAD}model.proj_out_1"))
     inner = head.hidden_size
     first, second = wide("action_encoder.W1."), wide("action_encoder.W2.")
-    moment = _sines(torch.tensor(times, dtype=torch.float32), inner, inner // 2).to(like.device).double()
+    moment = sines(torch.tensor(times, dtype=torch.float32), inner, inner // 2).to(like.device).double()
     bias = moment @ second[0][:, inner:].T + second[0][:, :inner] @ first[1] + second[1]
     out, decode = pair(f"{HEAD}model.proj_out_2"), wide("action_decoder.layer1.")
     places = (
@@ -377,24 +392,3 @@ def build_model(
 
 def _single(layer: Linear) -> Linear:
     return layer[0].float().contiguous(), layer[1].float()
-
-
-def _sines(times: Tensor, width: int, divisor: int) -> Tensor:
-    """Embed times [T] as sines, then cosines, [T, width]."""
-    angles = times[:, None] * torch.exp(torch.arange(width // 2).float() * (-math.log(_PERIOD) / divisor))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-
-def _condition(times: Sequence[int], first: Linear, second: Linear) -> Tensor:
-    """Return SiLU of the embedded times, float32 [T, width], on which all norms of the head depend."""
-    sine, cosine = _sines(torch.tensor(times, dtype=torch.float32), 256, 127).chunk(2, dim=-1)
-    embedded = torch.cat([cosine, sine], dim=-1).to(first[0].device)
-    for weight, bias in (first, second):
-        embedded = functional.silu(functional.linear(embedded, weight.float(), bias.float()))
-    return embedded
-
-
-def _modulation(condition: Tensor, layer: Linear) -> tuple[Tensor, Tensor]:
-    """Return both halves of a linear function of the condition, float32 [T, width] each."""
-    first, second = functional.linear(condition, layer[0].float(), layer[1].float()).chunk(2, dim=-1)
-    return first, second
