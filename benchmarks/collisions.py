@@ -8,31 +8,28 @@ each command that is sent, and stops with ``collision.deceleration`` after a ref
 """
 
 import argparse
-import hashlib
 import json
 import math
+import multiprocessing
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from importlib.metadata import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 
-from vla_ros.collision.geometry import find_mesh
+from benchmarks.collision_judge import Judge
 from vla_ros.config import Config, build
-from vla_ros.config.collision import Obstacle
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Refused
 from vla_ros.control.robot import RobotController, make_kinematics
-from vla_ros.kinematics.rotations import euler_xyz_matrix
 from vla_ros.types import JointState
 
 RATE = 20.0
@@ -46,6 +43,9 @@ ROBOTS = {
 """File in example-robot-data's ``robots``, tip, and the size of the surroundings."""
 OUTPUTS = {"position": "joint_state", "velocity": "joint_velocity_state", "twist": "twist_stamped"}
 FREE = 0.02  # m beyond the stop distance
+ASKED = 4  # one of so many commands is asked whether it is free
+ATTEMPTS = 8  # to leave after a refused command: the action reversed, then random ones, at a fifth of the speed
+BLOCK = 1000  # commands of one process at a time, the same for any number of processes
 
 
 def description(name: str) -> str:
@@ -69,9 +69,10 @@ def options(robot: str, output: str) -> Config:
         "control.rate_hz": RATE, "collision.check": True, "collision.deceleration": DECELERATION.get(robot, 10.0),
         "collision.obstacles": obstacles, "gripper.mode": "none",
     }  # fmt: skip
-    if robot == "panda":  # links 5 and 7 are 2 cm apart in most postures
+    if robot in ("panda", "two_arms"):  # links 5 and 7 are 2 cm apart in most postures
         values["collision.srdf"] = description("panda_description/srdf/panda.srdf")
     if robot == "two_arms":
+        values["collision.srdf"] = srdf_of_both(Path(values["collision.srdf"]))
         values |= {"robot.arms": ["left", "right"]}
         for arm, side in (("left", 1), ("right", -1)):
             values |= {
@@ -83,148 +84,16 @@ def options(robot: str, output: str) -> Config:
     return build(values)
 
 
-class Judge:
-    """MuJoCo's model of the same robots, with its own convex pieces; of the check only the pairs left out."""
-
-    def __init__(self, config: Config, check: CollisionCheck, margin: float) -> None:
-        spec = mujoco.MjSpec()
-        spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
-        spec.compiler.degree = False
-        self._spec, self._margin, self._meshes = spec, margin, dict[str, list[str]]()
-        self.joints: list[str] = []
-        several = len(config.arms) > 1
-        for arm in config.arms:
-            prefix = f"{arm.name}/" if several else ""
-            mount = arm.mount or (0.0,) * 6
-            self._robot(Path(arm.robot.urdf), prefix, np.array(mount[:3]), euler_xyz_matrix(np.array(mount[3:])))
-        for obstacle in config.collision.parsed_obstacles:
-            self._obstacle(obstacle)
-        for first, second in check.world.unchecked:  # type: ignore[union-attr]
-            if spec.body(first) is not None and spec.body(second) is not None:
-                spec.add_exclude(bodyname1=first, bodyname2=second)
-        self.model = spec.compile()
-        self.data = mujoco.MjData(self.model)
-        order = {
-            self.model.joint(index).name: int(self.model.jnt_qposadr[index]) for index in range(self.model.njnt)
-        }
-        self._columns = np.array([order[name] for name in check.world.tree.names])  # type: ignore[union-attr]
-
-    def _robot(self, urdf: Path, prefix: str, place: np.ndarray, turn: np.ndarray) -> None:
-        root = ElementTree.parse(urdf).getroot()
-        joints = {joint.find("child").get("link"): joint for joint in root.findall("joint")}
-        links = {link.get("name"): link for link in root.findall("link")}
-        below: dict[str, list[str]] = {}
-        for child, joint in joints.items():
-            below.setdefault(joint.find("parent").get("link"), []).append(child)
-
-        def add(parent: Any, name: str, place: np.ndarray, turn: np.ndarray) -> None:
-            body = parent.add_body(
-                name="root" if name == "world" else prefix + name, pos=place, quat=quaternion(turn)
-            )
-            joint = joints.get(name)
-            if joint is not None and joint.get("type") in ("revolute", "continuous", "prismatic"):
-                kind = (
-                    mujoco.mjtJoint.mjJNT_SLIDE if joint.get("type") == "prismatic" else mujoco.mjtJoint.mjJNT_HINGE
-                )
-                axis = numbers(joint.find("axis"), "xyz", "1 0 0")
-                body.add_joint(name=prefix + joint.get("name"), type=kind, axis=axis)
-                body.mass, body.inertia, body.explicitinertial = 1.0, [1.0] * 3, True
-            for collision in links[name].findall("collision"):
-                self._geom(body, collision, urdf, name)
-            for child in below.get(name, []):
-                add(body, child, *origin(joints[child]))
-
-        add(self._spec.worldbody, next(name for name in links if name not in joints), place, turn)
-
-    def _geom(self, body: Any, collision: Any, urdf: Path, link: str) -> None:
-        place, turn = origin(collision)
-        shape = collision.find("geometry")[0]
-        common = {"pos": place, "quat": quaternion(turn), "margin": self._margin}
-        if shape.tag == "box":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=numbers(shape, "size") / 2, **common)
-        elif shape.tag == "cylinder":
-            size = [float(shape.get("radius")), float(shape.get("length")) / 2, 0]
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=size, **common)
-        elif shape.tag == "sphere":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[float(shape.get("radius")), 0, 0], **common)
-        else:
-            for mesh in self._decomposed(
-                find_mesh(shape.get("filename"), urdf, link), numbers(shape, "scale", "1 1 1")
-            ):
-                body.add_geom(type=mujoco.mjtGeom.mjGEOM_MESH, meshname=mesh, **common)
-
-    def _decomposed(self, path: Path, scale: np.ndarray) -> list[str]:
-        """Return the names of the convex pieces of a mesh, kept in a folder beside the temporary files."""
-        key = hashlib.sha256(path.read_bytes() + scale.tobytes()).hexdigest()[:16]
-        if key not in self._meshes:
-            folder = Path(tempfile.gettempdir()) / "vla_ros_decompositions"
-            folder.mkdir(exist_ok=True)
-            stored = folder / f"{key}.npz"
-            if not stored.exists():
-                np.savez(stored, *decompose(path, scale))
-            with np.load(stored) as pieces:
-                self._meshes[key] = [f"{key}_{name}" for name in pieces.files]
-                for name in pieces.files:
-                    self._spec.add_mesh(name=f"{key}_{name}", uservert=pieces[name].ravel())
-        return self._meshes[key]
-
-    def _obstacle(self, obstacle: Obstacle) -> None:
-        body = self._spec.worldbody.add_body(name=obstacle.name, pos=obstacle.position)
-        if obstacle.kind == "box":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=np.array(obstacle.size) / 2, margin=self._margin)
-        else:
-            size = [obstacle.size[0], obstacle.size[1] / 2, 0]
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=size, margin=self._margin)
-
-    def distance(self, q: np.ndarray) -> float:
-        """Return the smallest distance at positions ``q`` of the tree, or the margin."""
-        self.data.qpos[self._columns] = q
-        mujoco.mj_kinematics(self.model, self.data)
-        mujoco.mj_comPos(self.model, self.data)
-        mujoco.mj_collision(self.model, self.data)
-        return float(self.data.contact.dist.min(initial=self._margin))
-
-    def along(self, path: np.ndarray, reach: np.ndarray, step: float) -> float:
-        return min(self.distance(q) for q in between(path, reach, step))
-
-
-def decompose(path: Path, scale: np.ndarray) -> list[np.ndarray]:
-    import coacd
-    import coal
-
-    mesh = coal.MeshLoader().load(str(path), scale)  # reads the file only
-    triangles = np.array([[t[0], t[1], t[2]] for t in map(mesh.tri_indices, range(mesh.num_tris))])
-    coacd.set_log_level("error")
-    parts = coacd.run_coacd(
-        coacd.Mesh(np.asarray(mesh.vertices()), triangles), threshold=0.05, max_convex_hull=16,
-        preprocess_resolution=40, resolution=1000, mcts_iterations=60, mcts_nodes=12, seed=0,
-    )  # fmt: skip
-    return [np.asarray(vertices) for vertices, _ in parts]
-
-
-def numbers(element: Any, attribute: str, default: str = "0 0 0") -> np.ndarray:
-    text = default if element is None else element.get(attribute, default)
-    return np.array([float(each) for each in text.split()])
-
-
-def origin(element: Any) -> tuple[np.ndarray, np.ndarray]:
-    found = element.find("origin")
-    return numbers(found, "xyz"), euler_xyz_matrix(numbers(found, "rpy"))
-
-
-def quaternion(turn: np.ndarray) -> np.ndarray:
-    found = np.empty(4)
-    mujoco.mju_mat2Quat(found, turn.ravel())
-    return found
-
-
-def between(path: np.ndarray, reach: np.ndarray, step: float) -> Iterator[np.ndarray]:
-    """Yield positions along a path, between which nothing moves further than about ``step``."""
-    yield path[0]
-    for start, end in pairwise(path):
-        count = math.ceil(float(np.abs(end - start) @ reach) / step)
-        for index in range(1, count + 1):
-            yield start + (end - start) * (index / count)
+def srdf_of_both(path: Path) -> str:
+    """Write the pairs of an SRDF for the links of the arms ``left`` and ``right``; return the file's name."""
+    root = ElementTree.parse(path).getroot()
+    for each in root.findall("disable_collisions"):
+        root.remove(each)
+        for side in ("left/", "right/"):
+            ElementTree.SubElement(root, each.tag, link1=side + each.get("link1"), link2=side + each.get("link2"))
+    with tempfile.NamedTemporaryFile("wb", prefix="both_", suffix=".srdf", delete=False) as file:
+        ElementTree.ElementTree(root).write(file)
+    return file.name
 
 
 class Arms:
@@ -252,12 +121,15 @@ class Arms:
         self.q, self.speed = np.zeros(len(self.tree.names)), np.zeros(len(self.tree.names))
         self.limits = np.concatenate([chain.velocity_limits for chain in self.kinematics.values()])
 
+    def random(self) -> np.ndarray:
+        q = self.rng.uniform(np.maximum(self.tree.low, -math.pi), np.minimum(self.tree.high, math.pi))
+        moved = np.isin(np.arange(len(q)), [column for own in self.columns.values() for column in own])
+        return self.tree.follow(np.where(moved, q, np.clip(0.0, self.tree.low, self.tree.high)))
+
     def place(self, judge: Judge, clear: float) -> None:
         while True:
-            q = self.rng.uniform(np.maximum(self.tree.low, -math.pi), np.minimum(self.tree.high, math.pi))
-            moved = np.isin(np.arange(len(q)), [column for own in self.columns.values() for column in own])
-            self.q = self.tree.follow(np.where(moved, q, np.clip(0.0, self.tree.low, self.tree.high)))
-            if judge.distance(self.q) >= clear:
+            self.q = self.random()
+            if self.check.checker.nearest(self.q).distance >= clear and judge.distance(self.q) >= 0.0:
                 break
         self.speed[:] = 0.0
         self.controller.reset()
@@ -319,40 +191,72 @@ class Arms:
         return np.array(path)
 
 
-def measure(robot: str, output: str, commands: int, seed: int) -> dict[str, Any]:
-    config = options(robot, output)
-    arms = Arms(config, seed)
-    stop = config.collision.stop_distance
-    judge = Judge(config, arms.check, stop + FREE)
-    expires, rng = lifetime(config), arms.rng
-    wall, cpu, penetrated, deepest = [], [], 0, 0.0
-    free = free_held = held = led = 0
+@dataclass
+class Counts:
+    """What happened to some commands."""
+
+    commands: int = 0
+    penetrations: int = 0
+    deepest: float = 0.0  # m
+    deepest_at: tuple[int, int] = (0, 0)  # block and command
+    free: int = 0
+    free_held: int = 0
+    held: int = 0
+    led: int = 0
+    led_back: int = 0  # by the reversed action
+    wall: list[float] = field(default_factory=list)  # s
+    cpu: list[float] = field(default_factory=list)  # s
+
+    def add(self, other: "Counts") -> None:
+        if other.deepest > self.deepest:
+            self.deepest, self.deepest_at = other.deepest, other.deepest_at
+        for name in ("commands", "penetrations", "free", "free_held", "held", "led", "led_back", "wall", "cpu"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def judges(config: Config, arms: Arms) -> tuple[Judge, Judge]:
+    """Return who tells penetrations, and who tells free motions: pairs that are never further apart are no part."""
+    far = config.collision.stop_distance + FREE
+    rough = Judge(config, arms.check, far)
+    near = list[set[tuple[str, str]]]()
+    for _ in range(50):
+        rough.distance(arms.random())
+        near.append(rough.near())
+    return Judge(config, arms.check, 0.0), Judge(config, arms.check, far, set.intersection(*near))
+
+
+def measure(arms: Arms, judge: Judge, roomy: Judge, seed: int, block: int, commands: int) -> Counts:
+    """Send a block of random commands, and judge what the arms do."""
+    config, rng, counts = arms.config, np.random.default_rng([seed, block]), Counts()
+    arms.rng = rng
+    stop, expires = config.collision.stop_distance, lifetime(config)
     action, left = arms.action(), 0
-    limit, path_of, seen = arms.check.limit, arms.check.path, []
+    limit, path_of, seen = CollisionCheck.limit, CollisionCheck.path, []
 
     def timed(*arguments: Any) -> float:
         begin, used = time.perf_counter(), time.thread_time()
         try:
-            return limit(*arguments)
+            return limit(arms.check, *arguments)
         finally:
-            wall.append(time.perf_counter() - begin)
-            cpu.append(time.thread_time() - used)
+            counts.wall.append(time.perf_counter() - begin)
+            counts.cpu.append(time.thread_time() - used)
 
     def watched(*arguments: Any) -> Any:
-        seen.append(path_of(*arguments))
+        seen.append(path_of(arms.check, *arguments))
         return seen[-1]
 
     arms.check.limit, arms.check.path = timed, watched  # type: ignore[method-assign, assignment]
 
     def judged(path: np.ndarray) -> None:
-        nonlocal penetrated, deepest
-        depth = -judge.along(path, arms.reach, 0.01)
-        penetrated += depth > 1e-3
-        deepest = max(deepest, depth)
+        depth = -min(judge.along(path, arms.reach, 0.01))
+        counts.penetrations += depth > 1e-3
+        if depth > counts.deepest:
+            counts.deepest, counts.deepest_at = depth, (block, counts.commands)
 
     for number in range(commands):
         if number % 200 == 0:
-            arms.place(judge, stop + 0.005)
+            arms.place(judge, stop)
+        counts.commands += 1
         if not left:
             action, left = arms.action(), int(rng.integers(4, 17))
         left -= 1
@@ -362,32 +266,73 @@ def measure(robot: str, output: str, commands: int, seed: int) -> dict[str, Any]
             arms.controller.executed()
         except Refused:
             sent = ()
-        is_free = bool(seen) and judge.along(seen[0][0], arms.reach, 0.02) >= stop + FREE - 1e-6
-        free += is_free
+        is_free = bool(seen) and number % ASKED == 0
+        is_free = is_free and all(each >= stop + FREE - 1e-6 for each in roomy.along(seen[0][0], arms.reach, 0.02))
+        counts.free += is_free
         if sent:
-            lost = arms.config.arms[0].output != "joint_state" and rng.random() < 0.05
+            lost = config.arms[0].output != "joint_state" and rng.random() < 0.05
             judged(arms.executed(sent, expires if lost else 1 / RATE))
             if lost:
                 judged(arms.stopped())
             continue
-        free_held += is_free
-        held += 1
+        counts.free_held += is_free
+        counts.held += 1
         judged(arms.stopped())
         arms.controller.hold(arms.joints())
         left = 0
-        try:  # the way that it came
-            sent = arms.controller.command(-action * 0.2, arms.joints(), 1, 1 / RATE)
+        for attempt in range(ATTEMPTS):  # the way that it came, then others
+            away = -action if not attempt else arms.action()
+            try:
+                sent = arms.controller.command(away * 0.2, arms.joints(), 1, 1 / RATE)
+            except Refused:
+                continue
             arms.controller.executed()
-            led += 1
+            counts.led += 1
+            counts.led_back += not attempt
             judged(arms.executed(sent, 1 / RATE))
-        except Refused:
-            pass
+            break
+    if not (judge.complete() and roomy.complete()):
+        raise RuntimeError("MuJoCo has no memory for all contacts")
+    return counts
+
+
+_forked = list[Any]()  # what processes inherit: the arms, both judges, and when they begin no more
+
+
+def _block(seed: int, block: int, commands: int) -> Counts:
+    arms, judge, roomy, end = _forked
+    return measure(arms, judge, roomy, seed, block, commands) if time.monotonic() < end else Counts()
+
+
+def measure_all(
+    robot: str, output: str, commands: int, seed: int, processes: int = 1, seconds: float = math.inf
+) -> dict[str, Any]:
+    """Send all commands, or those that ``processes`` have time for in about ``seconds``."""
+    begin = time.monotonic()
+    config = options(robot, output)
+    arms = Arms(config, seed)
+    _forked[:] = arms, *judges(config, arms), begin + seconds
+    blocks = [
+        (seed, number, min(BLOCK, commands - start)) for number, start in enumerate(range(0, commands, BLOCK))
+    ]
+    total = Counts()
+    if processes == 1:
+        for each in blocks:
+            total.add(_block(*each))
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+            for found in pool.map(_block, *zip(*blocks, strict=True)):
+                total.add(found)
+    (p50, p99), (cpu_p50, cpu_p99) = (
+        1e3 * np.percentile(times or [math.nan], (50, 99)) for times in (total.wall, total.cpu)
+    )
     return {
-        "robot": robot, "output": output, "commands": commands, "seed": seed, "penetrations": penetrated,
-        "largest_mm": round(1e3 * max(deepest, 0.0), 3), "held_share": free_held / max(free, 1), "free": free,
-        "held": held, "escaped_share": led / max(held, 1), "p50_ms": 1e3 * float(np.percentile(wall, 50)),
-        "p99_ms": 1e3 * float(np.percentile(wall, 99)), "cpu_p50_ms": 1e3 * float(np.percentile(cpu, 50)),
-        "cpu_p99_ms": 1e3 * float(np.percentile(cpu, 99)),
+        "robot": robot, "output": output, "commands": total.commands, "seed": seed, "processes": processes,
+        "penetrations": total.penetrations, "largest_mm": round(1e3 * total.deepest, 3),
+        "largest_at": total.deepest_at, "free": total.free, "held_share": total.free_held / max(total.free, 1),
+        "held": total.held, "escaped_share": total.led / max(total.held, 1),
+        "back_share": total.led_back / max(total.held, 1), "p50_ms": p50, "p99_ms": p99,
+        "cpu_p50_ms": cpu_p50, "cpu_p99_ms": cpu_p99, "seconds": round(time.monotonic() - begin, 1),
     }  # fmt: skip
 
 
@@ -397,13 +342,15 @@ def main() -> None:
     parser.add_argument("--output", choices=tuple(OUTPUTS), default="position")
     parser.add_argument("--commands", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="which share the commands")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more commands afterwards")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    result = measure(arguments.robot, arguments.output, arguments.commands, arguments.seed)
-    text = json.dumps(result, indent=2)
+    options_ = vars(parser.parse_args())
+    path = options_.pop("json")
+    text = json.dumps(measure_all(**options_), indent=2)
     print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    if path:
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
