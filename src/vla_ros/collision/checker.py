@@ -6,7 +6,7 @@ body moves further than s relative to the other, so the bodies are never nearer 
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,12 @@ class Checker:
         fcl = library()
         # Half-spaces and large boxes are treated as such when pairs are selected, other pieces as spheres.
         self._planes = ~np.isfinite(radii[self._second])
-        self._boxes = np.array(
-            [isinstance(self._shapes[b], fcl.Box) and radii[b] > _LARGE for b in self._second], bool
-        )
+        boxes = np.array([isinstance(self._shapes[b], fcl.Box) and radii[b] > _LARGE for b in self._second], bool)
         halves = [getattr(shape, "halfSide", np.zeros(3)) for shape in self._shapes]
         self._halves = np.array(halves).reshape(-1, 3)[self._second]
-        alone = self._planes | self._boxes
-        self._sum = self._radii[self._first] + np.where(alone, 0.0, self._radii[self._second])
+        self._alone = self._planes | boxes
+        self._sum = self._radii[self._first] + np.where(self._alone, 0.0, self._radii[self._second])
+        self._rows: list[list[int]] = [self._first.tolist(), self._second.tolist(), self._pair.tolist()]
         bodies = world.bodies
         self._supported = np.array(
             [
@@ -146,10 +145,10 @@ class _Sweep:
         checker = self._c
         lower = self.lower(_ALL)
         slow = np.where(checker._supported, margins.support_slow, margins.slow)[checker._pair]
-        moves = _moved(self._at, checker._radii)
-        between = _between(lower, moves[checker._first] + moves[checker._second])
-        between[idle], lower[idle] = np.inf, np.inf
-        rows = np.flatnonzero(between.min(axis=1) < slow)
+        moves = _moved(self._at, checker._radii).max(axis=1, initial=0.0)  # at most, between two samples
+        lower[idle] = np.inf
+        near = lower.min(axis=1) - 0.5 * (moves[checker._first] + moves[checker._second])
+        rows = np.flatnonzero(near < slow)
         relative = self._relative(rows)
         keep = _between(lower[rows], relative).min(axis=1, initial=np.inf) < slow[rows]
         rows, relative = rows[keep], relative[keep]
@@ -164,7 +163,7 @@ class _Sweep:
         checker = self._c
         starts, least, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
         for row, bounds, motion in zip(rows.tolist(), lower.tolist(), relative.tolist(), strict=True):
-            pair = int(checker._pair[row])
+            pair = checker._rows[2][row]
             stop = margins.support if checker._supported[pair] else margins.stop
             first, smallest = self._follow(row, bounds, motion, float(slow[row]), stop)
             starts[pair] = min(first, starts.get(pair, math.inf))
@@ -210,28 +209,23 @@ class _Sweep:
 
     def lower(self, rows: Any) -> FloatArray:
         """Return lower bounds [N, K] of the distances of pairs of pieces."""
-        checker, centres = self._c, self._at[..., :3, 3]
+        checker, centres = self._c, np.ascontiguousarray(self._at[..., :3, 3])
         second = checker._second[rows]
-        apart = centres[checker._first[rows]] - centres[second]
+        apart = centres.take(checker._first[rows], axis=0) - centres.take(second, axis=0)
         size = np.sqrt(np.einsum("nki,nki->nk", apart, apart))
-        for kind in (checker._planes[rows], checker._boxes[rows]):
-            if (own := np.flatnonzero(kind)).size:
-                turned = np.einsum("nki,nkij->nkj", apart[own], self._at[second[own], :, :3, :3])
-                if kind is checker._planes or checker._planes[rows][own[0]]:
-                    size[own] = turned[..., 2]
-                else:
-                    outside = np.maximum(np.abs(turned) - checker._halves[rows][own][:, None], 0.0)
-                    size[own] = np.sqrt(np.einsum("nki,nki->nk", outside, outside))
+        if (own := np.flatnonzero(checker._alone[rows])).size:
+            turned = np.einsum("nki,nkij->nkj", apart[own], self._at[second[own], :, :3, :3])
+            outside = np.maximum(np.abs(turned) - checker._halves[rows][own, None], 0.0)
+            beside = np.sqrt(np.einsum("nki,nki->nk", outside, outside))
+            size[own] = np.where(checker._planes[rows][own, None], turned[..., 2], beside)
         found: FloatArray = size - checker._sum[rows][:, None]
         return found
 
     def _relative(self, rows: IntArray) -> FloatArray:
         """Return how far points of the first piece move relative to the second one, [N, K - 1], m."""
         first, second = self._at[self._c._first[rows]], self._at[self._c._second[rows]]
-        turn = second[..., :3, :3].swapaxes(-1, -2)
-        seen = np.empty((*first.shape[:2], 3, 4))
-        seen[..., :3] = turn @ first[..., :3, :3]
-        seen[..., 3] = (turn @ (first[..., :3, 3] - second[..., :3, 3])[..., None])[..., 0]
+        first[..., 3] -= second[..., 3]
+        seen = np.einsum("nkji,nkjl->nkil", second[..., :3, :3], first[..., :3, :])
         return _moved(seen, self._c._radii[self._c._first[rows]])
 
     def _follow(
@@ -272,7 +266,7 @@ class _Sweep:
     def distance(self, row: int, at: float) -> float:
         """Return the distance of a pair of pieces at a sample, or between two samples."""
         checker = self._c
-        a, b = int(checker._first[row]), int(checker._second[row])
+        a, b = checker._rows[0][row], checker._rows[1][row]
         self._result.clear()
         places = self._placed(a, at), self._placed(b, at)
         found = self._distance_of(
@@ -315,15 +309,10 @@ def _moved(at: FloatArray, radii: FloatArray) -> FloatArray:
 
 def _sampled(path: FloatArray, reach: FloatArray) -> FloatArray:
     """Return samples [K, J] of the motion through ``path`` [W, J]."""
-    parts = list(_parts(path, reach))
-    return np.concatenate([path[:1], *parts]) if parts else path[:1]
-
-
-def _parts(path: FloatArray, reach: FloatArray) -> Iterator[FloatArray]:
-    steps = np.diff(path, axis=0)
-    lengths = np.abs(steps) @ reach
-    step = max(_STEP, float(lengths.sum()) / _MOST)
-    for start, change, length in zip(path, steps, lengths.tolist(), strict=False):
-        if length > 0.0:
-            count = math.ceil(length / step)
-            yield start + change * (np.arange(1, count + 1) / count)[:, None]
+    steps = path[1:] - path[:-1]
+    lengths: list[float] = (np.abs(steps) @ reach).tolist()
+    step = max(_STEP, sum(lengths) / _MOST)
+    counts = [math.ceil(length / step) for length in lengths]
+    part = [number for number, count in enumerate(counts) for _ in range(count)]
+    share = np.array([each / count for count in counts for each in range(1, count + 1)])
+    return np.concatenate([path[:1], path[part] + share[:, None] * steps[part]])

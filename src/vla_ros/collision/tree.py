@@ -51,9 +51,9 @@ class Tree:
 
     def forward(self, q: FloatArray) -> FloatArray:
         """Return the transforms [J + 1, K, 4, 4] of all frames at positions ``q`` [K, J]."""
-        column = q.T[:, :, None, None]
-        constant, sine, cosine, slide = self.motions
-        local = constant + sine * np.sin(column) + cosine * np.cos(column) + slide * column
+        joints, column = len(self.names), q.T
+        factors = np.stack((np.ones_like(column), np.sin(column), np.cos(column), column), axis=2)
+        local = (factors @ self.motions.reshape(4, joints, 16).swapaxes(0, 1)).reshape(joints, -1, 4, 4)
         found = np.empty((len(self.names) + 1, len(q), 4, 4))
         found[0] = _HERE
         for joint, parent in enumerate(self.parents):
