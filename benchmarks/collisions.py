@@ -4,7 +4,9 @@
 
 The descriptions are those of ``example-robot-data`` (extra ``robots``). MuJoCo has its own kinematics and its own
 convex pieces of the same meshes (by CoACD: ``pip install coacd``), and the same excluded pairs. The arm executes
-each command that is sent, and stops with ``collision.deceleration`` after a refused one.
+each command that is sent; a twist as MoveIt Servo does: by a (damped) pseudo-inverse, all joints slower where one
+would exceed its velocity limit (``jointLimitVelocityScalingFactor`` of ``moveit_servo``). It stops with
+``collision.deceleration`` after a refused command.
 """
 
 import argparse
@@ -44,6 +46,7 @@ ROBOTS = {
 OUTPUTS = {"position": "joint_state", "velocity": "joint_velocity_state", "twist": "twist_stamped"}
 FREE = 0.02  # m beyond the stop distance
 ASKED = 4  # one of so many commands is asked whether it is free
+DAMPING = 0.01  # of the servo, which is not that of the check
 ATTEMPTS = 8  # to leave after a refused command: the action reversed, then random ones, at a fifth of the speed
 BLOCK = 1000  # commands of one process at a time, the same for any number of processes
 
@@ -158,10 +161,7 @@ class Arms:
                 columns, chain = self.columns[command.arm], self.kinematics[command.arm]
                 part = seconds / (10 if self.twist else 1)
                 if command.twist is not None:
-                    jacobian = chain.jacobian(self.q[columns])
-                    speed = jacobian.T @ np.linalg.solve(
-                        jacobian @ jacobian.T + 1e-4 * np.eye(6), np.concatenate(command.twist)
-                    )
+                    speed = chain.resolve(self.q[columns], np.concatenate(command.twist), DAMPING)
                 elif command.velocities is not None:
                     speed = np.array([command.velocities[name] for name in chain.joint_names])
                 else:

@@ -12,8 +12,10 @@ from vla_ros.collision.world import obstacle_body
 from vla_ros.config import build
 from vla_ros.config.collision import read_obstacle
 from vla_ros.control.collision import CollisionCheck
+from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
+from vla_ros.kinematics.rotations import Pose, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
 
@@ -133,6 +135,12 @@ def test_the_description_names_bodies_pairs_obstacles_and_what_is_not_covered() 
     assert "not covered: links without geometry: tool" in text
 
 
+def test_the_description_says_what_a_servo_of_a_redundant_arm_must_not_do() -> None:
+    said = "not covered: motions of arm that do not move its tip"
+    assert said in Robot("twist_stamped").check.describe()
+    assert said not in Robot("joint_velocity").check.describe()
+
+
 def test_the_stopping_distance_counts() -> None:
     """The slower an arm stops, the earlier it is held."""
     heights = []
@@ -141,6 +149,26 @@ def test_the_stopping_distance_counts() -> None:
         lower(robot)
         heights.append(robot.height)
     assert heights[0] > heights[1] + 0.001
+
+
+def test_a_twist_is_checked_along_the_way_that_a_servo_takes_near_singularities() -> None:
+    """An undamped servo at 1 kHz, which keeps velocity limits as MoveIt Servo does, and then brakes."""
+    robot, rng = Robot("twist_stamped"), np.random.default_rng(0)
+    for _ in range(60):
+        q = np.clip(HOME + rng.uniform(-0.6, 0.6, 7), ARM.position_low, ARM.position_high)
+        linear, angular = rng.normal(size=(2, 3))
+        linear, angular = 0.3 * linear / np.linalg.norm(linear), 0.5 * angular / np.linalg.norm(angular)
+        twist, here = np.concatenate((linear, angular)), ARM.forward(q)
+        target = Pose(here.position + DT * linear, rotation_vector_matrix(DT * angular) @ here.rotation)
+        end = ARM.solve(q, target)
+        command = Command(ARM.joint_names, end, STAMP, speed=(end - q) / DT, duration=DT, twist=(linear, angular))
+        path, _ = robot.check.path([command], {"arm": state(q, 0.04)})
+        for _ in range(200):  # until the twist expires, after two periods
+            speed = np.linalg.pinv(ARM.jacobian(q)) @ twist
+            speed /= max(1.0, (np.abs(speed) / ARM.velocity_limits).max())
+            q = np.clip(q + 0.001 * speed, ARM.position_low, ARM.position_high)
+        rest = np.clip(q + speed * np.abs(speed) / (2 * 20.0), ARM.position_low, ARM.position_high)
+        np.testing.assert_allclose(path[-1, : len(q)], rest, atol=0.05)
 
 
 def ball(robot: Robot, x: float) -> Body:

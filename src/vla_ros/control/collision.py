@@ -18,7 +18,6 @@ from vla_ros.collision.world import World, make_world, read_srdf, with_bodies, w
 from vla_ros.config import Config
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.kinematics.rotations import Pose, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
@@ -124,41 +123,45 @@ class CollisionCheck:
                 index, column = self._index(arm, state.names)
                 start[index] = state.positions[column]
         start = tree.follow(np.where(np.isfinite(start), start, 0.0))
-        end, expired, rest = start.copy(), start.copy(), start.copy()
+        end, early, expired, rest = (start.copy() for _ in range(4))
         closed = []
         for command in commands:
             own = self.world.joints.get(command.arm)
             if own is None:
                 continue
             index, column = self._index(command.arm, command.names)
-            end[index] = expired[index] = rest[index] = command.positions[column]
+            end[index] = early[index] = expired[index] = rest[index] = command.positions[column]
             chain = self._kinematics[command.arm]
             at = [own[name] for name in chain.joint_names]
+            last = speed = command.speed
             if command.hold:
-                speed = self._speeds.pop(command.arm, np.zeros(len(at)))
+                last = self._speeds.pop(command.arm, np.zeros(len(at)))
             else:
-                speed = self._speeds[command.arm] = command.speed
-            if command.moves_on:
-                expired[at], speed = self._expired(command, chain, end[at], speed)
-            way = speed * np.abs(speed) / (2.0 * self._config.collision.deceleration)
-            low, high = np.minimum(tree.low[at], expired[at]), np.maximum(tree.high[at], expired[at])
-            rest[at] = np.clip(expired[at] + way, low, high)
+                left = max(self._lifetime - command.duration, 0.0)
+                if command.twist is not None:  # the driver chooses the joints' velocities
+                    twist = np.concatenate(command.twist)
+                    end[at], speed = chain.follow(start[at], twist, command.duration)
+                    early[at] = self._stopped(
+                        at, end[at], speed
+                    )  # elsewhere, as joints turn back near singularities
+                    expired[at], last = chain.follow(end[at], twist, left)
+                elif command.moves_on:
+                    expired[at] = end[at] + left * speed
+                self._speeds[command.arm] = speed
+            rest[at] = self._stopped(at, expired[at], last)
             if self._is_closed(command):
                 closed.append(command.arm)
         waypoints = [start, end, expired, rest] if any(each.moves_on for each in commands) else [start, end, rest]
+        if any(each.twist is not None and not each.hold for each in commands):
+            waypoints[2:2] = [early, end]
         return tree.follow(np.stack(waypoints)), closed
 
-    def _expired(
-        self, command: Command, chain: Kinematics, end: FloatArray, speed: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return where a velocity that leads to ``end`` [N] has brought the arm when it expires, and its speed."""
-        left = max(self._lifetime - command.duration, 0.0)
-        if command.twist is None or not left:
-            return end + left * speed, speed
-        here, (linear, angular) = chain.forward(end), command.twist
-        turned = rotation_vector_matrix(left * angular) @ here.rotation
-        found = chain.solve(end, Pose(here.position + left * linear, turned), iterations=3)
-        return found, np.where(np.abs(found - end) > left * np.abs(speed), (found - end) / left, speed)
+    def _stopped(self, at: list[int], q: FloatArray, speed: FloatArray) -> FloatArray:
+        """Return where joints ``at`` of the tree, at ``q`` [N] with ``speed`` [N], come to rest."""
+        assert self.world is not None
+        way = speed * np.abs(speed) / (2.0 * self._config.collision.deceleration)
+        low, high = np.minimum(self.world.tree.low[at], q), np.maximum(self.world.tree.high[at], q)
+        return np.clip(q + way, low, high)
 
     def _is_closed(self, command: Command) -> bool:
         arm = self._arms[command.arm]
@@ -217,4 +220,11 @@ class CollisionCheck:
         ]
         if tips:
             lines.append(f"  {1e3 * options.support_distance:g} mm from a support: {', '.join(tips)}")
-        return "\n".join([*lines, *(f"  not covered: {note}" for note in world.notes)])
+        redundant = [
+            f"motions of {name} that do not move its tip; a servo of a twist must make none"
+            for name, arm in self._arms.items()
+            if name in world.joints
+            and arm.output == "twist_stamped"
+            and len(self._kinematics[name].joint_names) > 6
+        ]
+        return "\n".join([*lines, *(f"  not covered: {note}" for note in (*world.notes, *redundant))])

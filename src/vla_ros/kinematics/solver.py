@@ -24,6 +24,7 @@ _TOLERANCE = 1e-5  # m and rad
 _MAX_ITERATION_STEP = 0.3  # rad or m per joint and iteration; the linearisation is valid about that far
 _POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
 _REMEMBERED_POSES = 8
+_SERVO_DAMPING = 1e-3
 
 
 class Kinematics:
@@ -150,6 +151,31 @@ class Kinematics:
                     break
                 now = _clip(now + step, low, high)
         return best
+
+    def follow(self, q: FloatArray, twist: FloatArray, seconds: float) -> tuple[FloatArray, FloatArray]:
+        """Return where a servo that gets a twist brings the arm, [N], and the joints' velocities there, [N].
+
+        The servo resolves the twist as MoveIt Servo does without a plugin for inverse kinematics: the least joint
+        velocities, all of them slower if one would exceed its limit.
+
+        Args:
+            q: Joint positions [N] at the start.
+            twist: Velocity of the tip [6], m/s over rad/s, in base axes.
+            seconds: How long the twist lasts.
+        """
+        if seconds:
+            middle = q + 0.5 * seconds * self.resolve(q, twist)
+            moved = q + seconds * self.resolve(middle, twist)
+            q = _clip(moved, np.minimum(self.position_low, q), np.maximum(self.position_high, q))
+        return q, self.resolve(q, twist)
+
+    def resolve(self, q: FloatArray, twist: FloatArray, damping: float = _SERVO_DAMPING) -> FloatArray:
+        """Return the joint velocities [N] with which a servo follows a ``twist`` [6] at ``q`` [N]."""
+        jacobian = self.jacobian(q)
+        squares = jacobian @ jacobian.T
+        squares.flat[::7] += damping**2
+        speed: FloatArray = jacobian.T @ np.linalg.solve(squares, twist)
+        return speed / max(1.0, float((np.abs(speed) / self.velocity_limits).max()))
 
     def _step(
         self, q: FloatArray, error: FloatArray, low: FloatArray, high: FloatArray, drift: FloatArray | None
