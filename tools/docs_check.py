@@ -34,7 +34,7 @@ SKIPPED = {
     r"^sudo |KEYSTORE": "needs root, or what root installs",
     r"git clone |^(~/lerobot/bin/|env -u PYTHONPATH )?pip |-m venv|^make ": "installs packages",
     r"libero/bin/python|--compare sync\.json|preset:=libero|libero\.yaml": "needs LIBERO, and a checkpoint for it",
-    r"tools\.train|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
+    r"tools\.(train|flywheel)|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",
     r"my_act": "needs a LeRobot checkpoint and its environment",
     r"^serve run ": "needs Ray Serve and GPUs",
@@ -42,7 +42,7 @@ SKIPPED = {
     r" \.\.\.$": "is an outline",
 }
 """Why a command is not run, by a pattern of its text."""
-SLOW = r"^vla-ros (demo|serve|export|replay)|policy\.checkpoint"
+SLOW = r"^vla-ros (demo|eval|serve|export|replay)|policy\.checkpoint"
 """Commands whose blocks do not run in the test suite."""
 STAND_INS = {
     "policy.checkpoint:=DIR": "policy.checkpoint:=demo -p policy.unnorm_key:=table_10hz",
