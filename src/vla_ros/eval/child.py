@@ -91,6 +91,8 @@ class Child:
             names = {name for each in kind.__mro__[:-1] for name in inspect.signature(each.__init__).parameters}
             offered = {name: value for name, value in self.offered.items() if name in names}
             self.built[index] = kind(**{**offered, **entry.params})
+            if index < len(self.tasks):  # built again: some, such as LIBERO, can begin none before this call
+                self.built[index].get_tasks()
         return self.built[index]
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
