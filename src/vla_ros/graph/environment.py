@@ -77,7 +77,9 @@ class DdsEnvironment:
                 general += "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>63000B</FragmentSize>"
             if peers:
                 listed = "".join(f"<Peer address={quoteattr(peer)}/>" for peer in peers)
-                discovery += f"<Peers>{listed}</Peers>"
+                # Cyclone stops announcing to a peer's ports that stayed silent for 30 s, and ignores what Fast DDS
+                # announces over the loopback interface: a process that starts later was never discovered.
+                discovery += f"<Peers>{listed}</Peers><InitialLocatorPruneDelay>inf</InitialLocatorPruneDelay>"
         internal = (
             # As much as the kernel grants (net.core.rmem_max): a whole image must fit.
             '<SocketReceiveBufferSize min="default" max="32MB"/>'
