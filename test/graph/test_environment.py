@@ -29,7 +29,9 @@ def test_subnet_uses_multicast_and_small_packets():
     assert [peer.get("address") for peer in configuration.iter("Peer")] == ["10.0.0.7", "robot.local"]
 
 
-@pytest.mark.parametrize("variables", [{}, {"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET", "ROS_STATIC_PEERS": "10.0.0.7"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET", "ROS_STATIC_PEERS": "10.0.0.7"}]
+)
 def test_a_peer_may_start_at_any_time(variables):
     """By default, Cyclone DDS forgets after 30 s the ports of peers that were silent."""
     assert tree(**variables).findtext("Domain/Discovery/InitialLocatorPruneDelay") == "inf"
