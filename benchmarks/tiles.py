@@ -62,8 +62,8 @@ def blank() -> Any:
         "": (Tile(16, stages=2, block_m=16, splits=8),) * 2
     }
     return mock.patch.multiple(
-        tile_configs, DECODE_TILES=few, FLOW_TILES=flow, GEMM_TILES={}, ATTEND_TILE=Tile(32, stages=1, block_m=16),
-        PREFIX_TILE=Tile(16, stages=2, block_m=16),
+        tile_configs, DECODE_TILES=few, FLOW_TILES=flow, FLOW_SIZES={}, GEMM_TILES={},
+        ATTEND_TILE=Tile(32, stages=1, block_m=16), PREFIX_TILE=Tile(16, stages=2, block_m=16),
     )  # fmt: skip
 
 

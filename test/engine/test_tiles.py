@@ -12,7 +12,7 @@ from vla_ros.engine import tile_store
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import flow_passes
 from vla_ros.engine.tile import Tile
-from vla_ros.engine.tile_configs import GPUS, SIMULATE, Work, choose_tile, gpu_of
+from vla_ros.engine.tile_configs import FLOW_SIZES, GPUS, SHORT, SIMULATE, TUNED_FOR, Work, choose_tile, gpu_of
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.network import PiNetwork, make_flow
@@ -24,7 +24,9 @@ WORKS = (
     Work("flow", 2048, 1024, "o_proj", "dense", 64),
     Work("gemm", 4096, 12288, "", "int8", 288, 1.0),
     Work("attend_prefix", 256),
+    Work("flow", 960, 768, "o_proj", "dense", 64),
     Work("attend_flow", 256, rows=64),
+    Work("attend_flow", 64, SHORT, rows=64),
     Work("attend_both_ways", 128),
 )
 
@@ -44,6 +46,15 @@ def test_a_tile_depends_on_the_gpu_and_measured_ones_win(work):
         assert choose_tile(GPUS["8.6"], work) == choose_tile(GPUS["8.9"], work)
     measured = replace(choose_tile(GPUS["8.9"], work), warps=1, stages=2)
     assert choose_tile(GPUS["8.9"], work, lambda one: {work.key: measured}.get(one.key)) == measured
+
+
+@pytest.mark.parametrize("key", FLOW_SIZES)
+def test_tiles_of_a_models_sizes_fit_unreduced(key):
+    kernel, *role, _, size = key.split()
+    rows, outputs, inputs = map(int, size.split("x"))
+    work = Work(kernel, inputs, outputs, *role, rows=rows)
+    assert work.key == key
+    assert choose_tile(TUNED_FOR, work) == FLOW_SIZES[key]
 
 
 def test_another_gpu_is_simulated_and_an_unknown_one_refused(monkeypatch):

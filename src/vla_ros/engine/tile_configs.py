@@ -170,6 +170,18 @@ an H200, with a horizon of 10 and of 50."""
 SHORT_TILE = Tile(64, stages=3, block_m=16)
 """Attention of flow steps to few positions."""
 
+FLOW_SIZES = {
+    "flow qkv dense 64x960x768": Tile(8, 128),
+    "flow o_proj dense 64x768x960": Tile(32, 64, splits=5),
+    "flow gate_up dense 64x4096x768": Tile(16, 128),
+    "attend_flow dense 64x512x64": Tile(64, stages=3, block_m=64, splits=8),
+    "flow qkv dense 64x4608x1536": Tile(32, 64, stages=6),
+    "flow o_proj dense 64x1536x1536": Tile(32, 64, splits=3),
+    "flow gate_up dense 64x6144x1536": Tile(32, 128),
+    "flow down_proj dense 64x1536x6144": Tile(64, 128, stages=6, splits=4),
+}
+"""The same by :attr:`Work.key`: the fastest of ``vla-ros tune`` on an H200 in SmolVLA, then in GR00T N1.7."""
+
 ATTEND_TILE = Tile(64, stages=1, splits=5, block_m=16)
 """Attention of few rows, tuned on an H200."""
 
@@ -196,7 +208,7 @@ GEMM_TILES: dict[tuple[str, int, int, int], Tile] = {
 """Many rows, by kind of weight, rows, outputs and inputs: the fastest on an H200 in OpenVLA-7B."""
 
 TUNED_FOR = GPUS["9.0"]
-"""The GPU for which :data:`GEMM_TILES` is valid."""
+"""The GPU for which :data:`GEMM_TILES` and :data:`FLOW_SIZES` are valid."""
 
 FP8_ROWS = Tile(64, warps=4, stages=3, block_m=64, tail_m=32, max_registers=128)
 """Default for 4-bit weights and rows in FP8; larger tiles wait longer for their own multiplications."""
@@ -229,6 +241,8 @@ def fit_tile(tile: Tile, gpu: Gpu, work: Work) -> Tile:
 def default(gpu: Gpu, work: Work) -> Tile:
     """Return the tile from the tables above."""
     few = work.rows > 16
+    if gpu == TUNED_FOR and work.key in FLOW_SIZES:
+        return FLOW_SIZES[work.key]
     if work.row_bytes > 2 and work.kernel in ("gemm", "attend_both_ways"):  # for checks only: without tensor cores
         return Tile(32, stages=2, block_m=32, tail_m=0) if work.kernel == "gemm" else Tile(16, stages=1, block_m=16)
     if work.kernel == "decode":
