@@ -147,7 +147,8 @@ class FlowRows:
             actions.contiguous(), *embed, weights.norms[0], stream.hidden, stream.scaled, stream.squares,
             stream.next_squares, stream.counters, positions.at.numel(), width, A=actions.shape[-1], K=width,
             TILES=len(stream.squares), BLOCK_M=padded_rows(positions.at), BLOCK_N=block_n,
-            BLOCK_K=divisor(width, 128), PRECISION=precision(stream.hidden), num_warps=4, num_stages=3,
+            BLOCK_K=divisor(width, min(128, 4096 // block_n)), PRECISION=precision(stream.hidden), num_stages=3,
+            num_warps=4 if gpu_of(positions.at.device).capability[0] == 9 else 8,  # four would spill
         )  # fmt: skip
         return stream
 
