@@ -37,9 +37,7 @@ class GrootOptions(SamplingOptions):
         "",
         "Folder with Cosmos-Reason2-2B's configuration, tokenizer and chat template; empty: the checkpoint's",
     )
-    quantization: str = option(
-        "none", "Format of the weights of vision tower, language model and DiT", choices=("none", "fp8")
-    )
+    quantization: str = option("none", "Format of the language model's weights", choices=("none", "fp8"))
     rtc_horizon: int = option(
         0, "Number of actions of the previous chunk that the new one continues; 0: all that are left", low=0
     )

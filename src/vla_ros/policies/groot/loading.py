@@ -252,6 +252,8 @@ _FLOAT32 = re.compile(
     rf"model\.proj_out|model\.transformer_blocks\.\d+\.norm1)"
 )
 
+_FP8 = re.compile(rf"{re.escape(LANGUAGE)}layers\.\d+\.(self_attn\.[qkv]|mlp\.(gate|up|down))_proj\.weight")
+
 
 def tensor_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the data type of a tensor in a model of ``dtype``; states, actions and times are float32."""
@@ -287,9 +289,8 @@ def plan_memory(
     for name, shape in tensor_shapes(sizes).items():
         count = int(torch.Size(shape).numel()) // (sizes.embodiments if EACH.match(name) else 1)
         numbers = max(numbers, count)
-        size = 4 if _FLOAT32.match(name) else number
-        layer = (len(shape) == 2 and "blocks" in name) or "layers" in name
-        total += count * (1 if quantization == "fp8" and layer and not _FLOAT32.match(name) else size)
+        quantized = quantization == "fp8" and _FP8.match(name)
+        total += count * (1 if quantized else 4 if _FLOAT32.match(name) else number)
     patches = resize.size[0] * resize.size[1] // sizes.vision.patch_size**2
     length = cameras * patches // sizes.vision.merge**2 + tokens
     running = max(
