@@ -118,7 +118,7 @@ class Pi:
         sizes = PUBLISHED["pi05"]
         few = {part: replace(getattr(sizes, part), layers=min(18, layers)) for part in ("prefix", "expert")}
         self.kind, self.network = kind, random_network(replace(sizes, horizon=50, **few), CUDA, torch.bfloat16)
-        self.processing = make_processing(self.network.architecture, 3)
+        self.processing = make_processing(3)
         self.images = np.random.default_rng(0).integers(0, 256, (IMAGES, 3, 224, 224, 3), dtype=np.uint8)
         self.words = np.random.default_rng(0).integers(3, sizes.vocabulary, 22)
 
@@ -167,7 +167,7 @@ def compare_simulated(name: str, model: Any, other: str) -> bool:
         f"{'good' if good else 'MISSED'}",
         flush=True,
     )
-    return good
+    return bool(good)
 
 
 def compare_tuned(name: str, model: Any) -> bool:
@@ -193,7 +193,7 @@ def compare_tuned(name: str, model: Any) -> bool:
         f"{'good' if good else 'MISSED'}",
         flush=True,
     )
-    return good
+    return bool(good)
 
 
 def main() -> int:
