@@ -2,10 +2,11 @@
 
   python -m tools.flywheel FOLDER
 
-Trains a policy on each of a few amounts of demonstrations, takes the one whose success is nearest to 60 %, and
-records it on the simulated table: 50 episodes that a scripted person corrects with a leader arm, 50 that the person
-demonstrates, and 50 in which it succeeds alone. Each set is exported to LeRobot's format and continues the
-training; a fourth training continues without any. All are measured on the same held-out scenes.
+Deploys the demo's policy in a place that its demonstrations do not show, because the camera was moved. It finds out
+how far the camera must be moved for a success of about 60 %, and records there 50 episodes that a scripted person
+corrects with a leader arm, 50 that the person demonstrates, and 50 in which the policy succeeds alone. Each set is
+exported to LeRobot's format and continues the training, together with some of the policy's demonstrations; a fourth
+training continues with those alone. All are measured on the same held-out scenes.
 
 FOLDER gets table.md, table.json and a log of each command; what is complete is not done again.
 """
@@ -26,8 +27,9 @@ from tools.flywheel.collect import JOURNAL, KINDS
 from tools.flywheel.table import compare, markdown
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.shipped import folder_of
 
-_CHOICE, _SCENES = 2_000_000, 1_000_000  # first seeds of the scenes that choose the weak policy, and of the table
+_CHOICE, _SCENES = 2_000_000, 1_000_000  # first seeds of the scenes that choose the place, and of the table
 _WANTED = 0.6
 _UNSEEN = ("--location-weight", 0, "--kind-weight", 0)  # recordings do not say where an object is
 _SHARES = {"corrected": 0.5, "demonstrated": 0.15, "autonomous": 0.35}  # of the processes
@@ -53,43 +55,50 @@ class Flywheel:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given, self._folder = given, given.folder.resolve()
-        self._began = time.monotonic()
+        self._data, self._began = self._folder / "demonstrations", time.monotonic()
 
     def run(self) -> dict[str, Any]:
         """Make the table, and return what is in table.json."""
         given, folder = self._given, self._folder
-        runs = {amount: folder / f"weak-{amount}" for amount in given.amounts}
-        choice = {amount: folder / "choice" / f"{amount}.json" for amount in given.amounts}
-        self._do([
-            [
-                self._demonstrations(_data(runs[amount]), amount),
-                self._fit(runs[amount], given.steps, given.span),
-                self._export(runs[amount]),
-                self._measurement(runs[amount], choice[amount], _CHOICE, given.choice),
-            ]
-            for amount in given.amounts
-        ])  # fmt: skip
-        rates = {amount: _rate(choice[amount]) for amount in given.amounts}
-        amount = min(rates, key=lambda each: abs(rates[each] - _WANTED))
-        print(f"success by demonstrations: {rates}; chosen: {amount}", flush=True)
-        weak = runs[amount]
+        place, rates = self._choose()
         scenes = {name: folder / "scenes" / f"{name}.json" for name in ("weak", *NAMES)}
+        measured = (_SCENES, given.scenes, given.simulations)
         self._do([
-            [self._measurement(weak, scenes["weak"], _SCENES, given.scenes)],
+            [self._measurement(given.begin, scenes["weak"], place, *measured)],
             *([
-                *(self._recordings(kind, weak) if kind in KINDS else ()),
-                self._continued(kind, weak),
-                self._fit(folder / kind, given.steps + given.more_steps, given.span + given.more_span, *_UNSEEN),
+                *(self._recordings(kind, place) if kind in KINDS else ()),
+                self._continued(kind),
+                self._fit(folder / kind),
                 self._export(folder / kind),
-                self._measurement(folder / kind, scenes[kind], _SCENES, given.scenes),
+                self._measurement(folder / kind / "checkpoint", scenes[kind], place, *measured),
             ] for kind in NAMES),
         ])  # fmt: skip
-        return self._table(amount, rates)
+        return self._table(place, rates)
 
-    def _table(self, amount: int, rates: dict[int, float]) -> dict[str, Any]:
+    def _choose(self) -> tuple[str, dict[str, float]]:
+        """Return the place whose success is nearest to 60 %, and the success in each; looks twice, then closer."""
+        given, rates = self._given, dict[str, float]()
+        values, chains = list(given.places), [[self._demonstrations()]]
+        for count in (given.choice, 2 * given.choice):
+            files = {f"--{given.change} {value:g}": self._folder / f"choice/{value:g}.json" for value in values}
+            share = max(1, 2 * given.simulations // len(files))
+            seen = (_CHOICE, count, share)
+            self._do(
+                chains + [[self._measurement(given.begin, file, place, *seen)] for place, file in files.items()]
+            )
+            found = {place: _rate(file) for place, file in files.items()}
+            rates, chains = rates | found, []
+            last = max((row for row, rate in enumerate(found.values()) if rate > _WANTED), default=0)
+            low, high = values[last], values[min(last + 1, len(values) - 1)]
+            values = [low + share * (high - low) for share in (0.25, 0.5, 0.75)]
+        place = min(found, key=lambda each: abs(rates[each] - _WANTED))
+        print(f"success by place: {rates}; chosen: {place}", flush=True)
+        return place, rates
+
+    def _table(self, place: str, rates: dict[str, float]) -> dict[str, Any]:
         given, folder = self._given, self._folder
         won = {name: _read(folder / "scenes" / f"{name}.json") for name in ("weak", *NAMES)}
-        names = {"weak": f"weak: {amount} demonstrations"} | NAMES
+        names = {"weak": f"{given.begin.name}, with {place}"} | NAMES
         rows = {names[name].format(given.episodes): compare(won["weak"], won[name]) for name in won}
         frames = {
             name: json.loads((_data(folder / name) / "frames.json").read_text(encoding="utf-8")) for name in NAMES
@@ -99,7 +108,8 @@ class Flywheel:
         }
         facts = {
             "options": {name: str(value) for name, value in vars(given).items()},
-            "success_by_demonstrations": rates,
+            "success_by_place": rates,
+            "place": place,
             "rows": rows,
             "frames": frames,
             "episodes": {
@@ -118,50 +128,38 @@ class Flywheel:
 
     # Commands
 
-    def _demonstrations(self, data: Path, amount: int) -> Job:
-        given = self._given
-        # A hand that trembles; without any noise, 2,000 were not enough. Nothing that goes wrong is shown.
-        clean = [
-            "--noise-m",
-            "0",
-            "0.003",
-            "0.006",
-            "--burst-chance",
-            "0",
-            "--flip-chance",
-            "0",
-            "--switch-share",
-            "0",
-        ]
-        words = ["--episodes", amount, "--objects", 1, *clean, "--shard-episodes", 10]
-        share = max(1, given.processes * amount // sum(given.amounts))
-        return _job(data, "tools.train", "data", data, *words, "--processes", share)
+    def _demonstrations(self) -> Job:
+        words = ("--episodes", self._given.demonstrations, "--shard-episodes", 10)
+        return _job(self._data, "tools.train", "data", self._data, *words, "--processes", self._given.processes)
 
-    def _fit(self, run: Path, steps: int, span: float, *more: object) -> Job:
-        words = ("--steps", steps, "--span", span, "--prompts", 1, *self._given.fit.split(), *more)
+    def _fit(self, run: Path) -> Job:
+        given = self._given
+        words = ("--steps", given.steps, "--span", given.span, "--prompts", 1, *_UNSEEN, *given.fit.split())
         return _job(run, "tools.train", "fit", _data(run), run, *words)
 
     @staticmethod
     def _export(run: Path) -> Job:
         return _job(run / "checkpoint", "tools.train", "export", run, run / "checkpoint")
 
-    def _measurement(self, run: Path, file: Path, seed: int, count: int) -> Job:
-        words = ("--seed", seed, "--episodes", count, "--processes", self._given.simulations)
-        return _job(file, "tools.flywheel.evaluate", run / "checkpoint", file, *words)
+    @staticmethod
+    def _measurement(checkpoint: Path, file: Path, place: str, seed: int, count: int, processes: int) -> Job:
+        words = ("--seed", seed, "--episodes", count, "--processes", processes, f"--place={place}")
+        return _job(file, "tools.flywheel.evaluate", checkpoint, file, *words)
 
-    def _recordings(self, kind: str, weak: Path) -> list[Job]:
+    def _recordings(self, kind: str, place: str) -> list[Job]:
         given, bags, made = self._given, self._folder / "bags" / kind, self._folder / "sets" / kind
-        words = ("--episodes", given.episodes, "--processes", max(1, round(_SHARES[kind] * given.processes)))
+        processes = max(1, round(_SHARES[kind] * given.processes))
+        words = ("--episodes", given.episodes, "--processes", processes, f"--place={place}")
         form = ("--config", "demo", "--action", _ACTION, "--clock", "frames", "--fps", 10, "--crf", 12)
         return [
-            _job(bags / JOURNAL, "tools.flywheel.collect", kind, weak / "checkpoint", bags, *words),
+            _job(bags / JOURNAL, "tools.flywheel.collect", kind, given.begin, bags, *words),
             _job(made, "vla_ros.cli", "export", bags, "--output", made, *form),
         ]
 
-    def _continued(self, kind: str, weak: Path) -> Job:
+    def _continued(self, kind: str) -> Job:
         run = self._folder / kind
         made = self._folder / "sets" / kind if kind in KINDS else "none"
-        return _job(_data(run), "tools.flywheel.lerobot", made, weak, _data(weak), run, _data(run))
+        return _job(_data(run), "tools.flywheel.lerobot", made, self._given.begin, self._data, run, _data(run))
 
     def _do(self, chains: Sequence[Sequence[Job]]) -> None:
         """Run chains of commands side by side, each on a GPU; without GPUs, one after another."""
@@ -207,10 +205,6 @@ def _read(file: Path) -> dict[int, bool]:
     return {int(seed): bool(won) for seed, won in read_json(file).items()}
 
 
-def _journal(file: Path) -> list[dict[str, Any]]:
-    return list(json.loads(file.read_text(encoding="utf-8")))
-
-
 def _rate(file: Path) -> float:
     won = _read(file)
     return sum(won.values()) / len(won)
@@ -222,14 +216,36 @@ def main() -> int:
     )
     add = parser.add_argument
     add("folder", type=Path)
-    add("--amounts", type=int, nargs="+", default=[200, 400, 800, 1600], metavar="N", help="demonstrations")
-    add("--steps", type=int, default=2000, metavar="N", help="of the weak policies' training")
-    add("--more-steps", type=int, default=1000, metavar="N", help="of the training that continues it")
-    add("--span", type=float, default=0.0, metavar="S", help="seconds after which the weak policies' training ends")
-    add("--more-span", type=float, default=0.0, metavar="S", help="seconds more of the training that continues it")
-    add("--fit", default="", metavar="WORDS", help="further options of python -m tools.train fit")
+    add(
+        "--begin",
+        type=Path,
+        default=folder_of("demo"),
+        metavar="DIR",
+        help="checkpoint to deploy (default: the demo's)",
+    )
+    add(
+        "--change", default="camera-turn", metavar="NAME", help="option of vla-ros demo that makes it another place"
+    )
+    usual = [5.0, 10.0, 15.0, 20.0, 30.0, 40.0]
+    add(
+        "--places",
+        type=float,
+        nargs="+",
+        default=usual,
+        metavar="V",
+        help="values of that option, harder and harder",
+    )
+    add("--demonstrations", type=int, default=600, metavar="N", help="of the policy's own, in all trainings")
+    add("--steps", type=int, default=600, metavar="N", help="of the training that continues it")
+    add("--span", type=float, default=0.0, metavar="S", help="seconds after which that training ends")
+    add(
+        "--fit",
+        default="--learning-rate 2e-4 --warmup 30",
+        metavar="WORDS",
+        help="further options of python -m tools.train fit",
+    )
     add("--episodes", type=int, default=50, metavar="N", help="of each kind")
-    add("--choice", type=int, default=100, metavar="N", help="scenes that choose the weak policy")
+    add("--choice", type=int, default=100, metavar="N", help="scenes of each place, to choose it")
     add("--scenes", type=int, default=400, metavar="N", help="held-out scenes of the table")
     add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     add("--simulations", type=int, default=os.cpu_count() or 1, metavar="N", help="of one policy at a time")

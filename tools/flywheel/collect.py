@@ -31,11 +31,11 @@ _ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
 class Collector:
     """Records episodes of one kind in ``folder``, with one policy and one table."""
 
-    def __init__(self, kind: str, checkpoint: Path, folder: Path, objects: int) -> None:
+    def __init__(self, kind: str, checkpoint: Path, folder: Path, place: str) -> None:
         self._kind, self._folder = kind, folder
         steps = () if kind == "autonomous" else ("--max-steps", _STEPS)
         takeover = [word for option in OPTIONS for word in ("-p", option)]
-        words = ("--simulated-time", "--objects", str(objects), *steps, *_ALONE, *takeover)
+        words = ("--simulated-time", *place.split(), *steps, *_ALONE, *takeover)
         self._arguments = parse_options(checkpoint, words)
         self._config = plan_demo(self._arguments).config
         self._source = PolicySource(create(self._config))
@@ -65,8 +65,8 @@ class Collector:
 _worker: list[Collector] = []
 
 
-def _begin_worker(kind: str, checkpoint: Path, folder: Path, objects: int) -> None:
-    _worker.append(Collector(kind, checkpoint, folder, objects))
+def _begin_worker(kind: str, checkpoint: Path, folder: Path, place: str) -> None:
+    _worker.append(Collector(kind, checkpoint, folder, place))
 
 
 def _record(seed: int) -> dict[str, int | bool]:
@@ -74,14 +74,14 @@ def _record(seed: int) -> dict[str, int | bool]:
 
 
 def collect(
-    kind: str, checkpoint: Path, folder: Path, count: int, seed: int, processes: int, objects: int = 1
+    kind: str, checkpoint: Path, folder: Path, count: int, seed: int, processes: int, place: str = ""
 ) -> list[dict[str, int | bool]]:
     """Record episodes from ``seed`` on until ``count`` are kept; return what happened in each."""
     folder.mkdir(parents=True, exist_ok=True)
     journal, found = folder / JOURNAL, list[dict[str, int | bool]]()
     if journal.exists():
         return list(json.loads(journal.read_text(encoding="utf-8")))
-    given, seeds = (kind, checkpoint, folder, objects), range(seed, seed + 20 * count)
+    given, seeds = (kind, checkpoint, folder, place), range(seed, seed + 20 * count)
     if processes == 1:
         with closing(Collector(*given)) as collector:
             for each in seeds:
@@ -114,8 +114,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=50, metavar="N", help="episodes to keep")
     parser.add_argument("--seed", type=int, default=3_000_000, metavar="S", help="seed of the first episode")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--place", default="", metavar="WORDS", help="options of vla-ros demo")
     given = parser.parse_args()
-    found = collect(given.kind, given.checkpoint, given.folder, given.episodes, given.seed, given.processes)
+    how = (given.episodes, given.seed, given.processes, given.place)
+    found = collect(given.kind, given.checkpoint, given.folder, *how)
     won = sum(one["success"] for one in found)
     kept, taken = sum(one["kept"] for one in found), sum(one["takeovers"] for one in found)
     print(f"{given.folder}: {len(found)} episodes, {won} succeeded, {taken} takeovers, {kept} kept")

@@ -1,6 +1,6 @@
 """Run a checkpoint on held-out scenes of the simulated table and write which of them it succeeds in.
 
-python -m tools.flywheel.evaluate CHECKPOINT FILE.json --seed 1000000 --episodes 400
+python -m tools.flywheel.evaluate CHECKPOINT FILE.json --seed 1000000 --episodes 400 --place "--camera-turn 20"
 """
 
 import argparse
@@ -11,14 +11,14 @@ from pathlib import Path
 from tools.train.rollouts import roll_out
 
 
-def evaluate(checkpoint: Path, file: Path, seeds: range, processes: int, objects: int = 1) -> dict[int, bool]:
+def evaluate(checkpoint: Path, file: Path, seeds: range, processes: int, place: str = "") -> dict[int, bool]:
     """Return success by seed, from ``file`` if it has these seeds; the network infers in float32."""
     if file.exists():
         known = {int(seed): won for seed, won in json.loads(file.read_text(encoding="utf-8")).items()}
         if known.keys() == set(seeds):
             return known
     options = ("policy.device:=auto", "policy.dtype:=float32", "policy.engine:=reference")
-    found = roll_out(checkpoint, ("--objects", str(objects)), seeds, processes, options)
+    found = roll_out(checkpoint, place.split(), seeds, processes, options)
     won = {one.seed: bool(one.success) for one in found}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
@@ -34,9 +34,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1_000_000, metavar="S", help="seed of the first episode")
     parser.add_argument("--episodes", type=int, default=400, metavar="N")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--place", default="", metavar="WORDS", help="options of vla-ros demo")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.episodes)
-    won = evaluate(given.checkpoint, given.file, seeds, given.processes)
+    won = evaluate(given.checkpoint, given.file, seeds, given.processes, given.place)
     print(f"{given.checkpoint}: {sum(won.values())} of {len(won)}")
 
 

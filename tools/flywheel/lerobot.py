@@ -17,11 +17,17 @@ from pathlib import Path
 import av
 import numpy as np
 import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file
 
-from tools.train import data, shards
+from tools.train import data, shards, state
+from tools.train.export import FACTS
 from tools.train.labels import KINDS, NOWHERE
-from tools.train.loop import RECIPE, STATE, STATISTICS
+from tools.train.loop import RECIPE, STATE, STATISTICS, make_optimizer
+from tools.train.network import Trainee, architecture_of, initialize
+from tools.train.recipe import FitRecipe, NetworkRecipe, from_json
 from vla_ros.errors import VlaRosError
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.sim.arm import FINGER_TRAVEL
 from vla_ros.sim.tasks import SLOTS, parse_instruction
 from vla_ros.types import UInt8Array
@@ -111,11 +117,22 @@ def add(folder: Path | None, dataset: Path, target: Path) -> tuple[int, int]:
 
 
 def begin_from(run: Path, folder: Path) -> None:
-    """Let the training in ``folder``, unless it has begun, continue from the state of ``run``."""
+    """Let the training in ``folder``, unless it has begun, continue from the training or checkpoint in ``run``."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / RECIPE).exists():
+    if (folder / RECIPE).exists():
+        return
+    if (run / STATE).exists():
         for name in (STATISTICS, STATE):
             shutil.copy(run / name, folder)
+        return
+    shutil.copy(run / "dataset_statistics.json", folder / STATISTICS)
+    trainee = Trainee(architecture_of(from_json(NetworkRecipe, read_json(run / FACTS)["network"])))
+    initialize(trainee, 0)  # its heads, which a checkpoint does not have
+    stored: dict[str, torch.Tensor] = {}
+    for path in run.glob("model*.safetensors"):
+        stored |= load_file(path)
+    trainee.model.load_state_dict(stored)
+    state.save(folder / STATE, trainee, make_optimizer(trainee, FitRecipe()), 0, 0.0)
 
 
 def main() -> None:

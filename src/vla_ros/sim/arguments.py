@@ -34,7 +34,9 @@ _OPTIONS = {
     "actions": "policy.actions",
 }
 """Arguments that set an option of the policy node."""
-CONTROLS = (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
+CONTROLS = (
+    ("bump", 0.0), ("dim", 1.0), ("camera_turn", 0.0), ("blank", False), ("shuffle", False), ("switch_at", 0)
+)  # fmt: skip
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MAX_THREADS = 8  # more do not speed up a model as small as the demo's
@@ -81,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = controls.add_argument
     add("--bump", type=amount, default=0.0, metavar="M", help="bump the tool by up to M metres")
     add("--dim", type=amount, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
+    add(
+        "--camera-turn",
+        type=number(float, -180, 180),
+        default=0.0,
+        metavar="DEG",
+        help="move the camera around the table",
+    )
     add("--blank", action="store_true", help="publish black images")
     add("--shuffle", action="store_true", help="name another object than the one that is judged")
     add("--switch-at", type=natural, default=0, metavar="STEP", help="change the task to a distractor at this step")
@@ -177,6 +186,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         height=config.camera.height[0],
         tasks=_TASKS[arguments.task],
         camera_gain=arguments.dim,
+        camera_turn=arguments.camera_turn,
         bump=arguments.bump,
         arms=len(config.arms),
         rate_hz=max(config.control.rate_hz, 0.0) or RATE_HZ,

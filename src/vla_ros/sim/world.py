@@ -33,6 +33,7 @@ class WorldOptions:
     height: int = 224  # image height in pixels
     tasks: tuple[str, ...] = ("pick",)  # tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`)
     camera_gain: float = 1.0  # factor on pixel values
+    camera_turn: float = 0.0  # degrees by which the front camera is moved counter-clockwise around what it looks at
     bump: float = 0.0  # largest distance by which the tool is bumped, metres; 0: no bumps
     bump_chance: float = 0.15  # probability of a bump at each step
     arms: int = 1  # 1 or 2
@@ -72,6 +73,8 @@ class TableTop:
         self.mounts = arm.ONE_ARM if self.options.arms == 1 else arm.TWO_ARMS
         self.joint_names = tuple(name for mount in self.mounts for name in mount.joint_names)
         self._model: Any = _model(mujoco, self.mounts)
+        if self.options.camera_turn:
+            _turn(mujoco, self._model.camera("front"), math.radians(self.options.camera_turn))
         self._data: Any = mujoco.MjData(self._model)
         joints = [self._model.joint(name) for name in self.joint_names]
         self._places = np.concatenate([joint.qposadr for joint in joints])
@@ -291,3 +294,13 @@ def _model(mujoco: Any, mounts: Sequence[arm.Mount]) -> Any:
         table.worldbody.add_frame(pos=mount.position).attach_body(robot.body("base_link"), mount.prefix, "")
     table.camera("front").fovy = _TWO_ARMS_FOVY
     return table.compile()
+
+
+def _turn(mujoco: Any, camera: Any, angle: float) -> None:
+    """Turn a camera about the vertical through the point of the table that it looks at; ``angle`` in radians."""
+    backward, turn, moved = camera.mat0.reshape(3, 3)[:, 2], np.empty(4), np.empty(3)
+    offset = backward * camera.pos[2] / backward[2]  # from that point
+    mujoco.mju_axisAngle2Quat(turn, np.array([0.0, 0.0, 1.0]), angle)
+    mujoco.mju_rotVecQuat(moved, offset, turn)
+    camera.pos += moved - offset
+    mujoco.mju_mulQuat(camera.quat, turn, camera.quat.copy())
