@@ -145,8 +145,8 @@ def where(image: np.ndarray, colour: str) -> np.ndarray:
     return np.array([rows.mean(), columns.mean()])
 
 
-def test_the_image_is_upright_and_shows_the_objects_where_they_are(world):
-    """The camera faces the robot: nearer to it (larger x) is lower, the robot's left (larger y) is to the right."""
+def places(world: TableTop) -> np.ndarray:
+    """Places of objects on the table and in the image: x, y, row, column [4, N]."""
     seen = []
     for seed in range(12):
         scene = world.reset(seed)
@@ -157,12 +157,25 @@ def test_the_image_is_upright_and_shows_the_objects_where_they_are(world):
             same = [other for other in scene.objects if other.colour == thing.colour]
             if thing.colour in ("red", "blue", "green") and len(same) == 1:
                 seen.append((*thing.position[:2], *where(image, thing.colour)))
-    x, y, row, column = np.array(seen).T
     assert len(seen) > 8
+    return np.array(seen).T
+
+
+def test_the_image_is_upright_and_shows_the_objects_where_they_are(world):
+    """The camera faces the robot: nearer to it (larger x) is lower, the robot's left (larger y) is to the right."""
+    x, y, row, column = places(world)
     assert np.corrcoef(x, row)[0, 1] > 0.8
     assert np.corrcoef(y, column)[0, 1] > 0.9
     sky, table = world.render()[:4].mean(axis=(0, 1)), world.render()[-4:].mean(axis=(0, 1))
     assert table[0] - table[2] > sky[0] - sky[2] + 20, "the brown table is below, the grey background above"
+
+
+def test_the_camera_moves_around_the_table():
+    """A quarter turn counter-clockwise: what has a larger y is nearer, what has a larger x further left."""
+    with TableTop(WorldOptions(camera_turn=90.0)) as world:
+        x, y, row, column = places(world)
+    assert np.corrcoef(y, row)[0, 1] > 0.8
+    assert np.corrcoef(x, column)[0, 1] < -0.6
 
 
 def test_gain_dims_the_camera(world):

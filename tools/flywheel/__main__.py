@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tools.flywheel.collect import JOURNAL, KINDS
@@ -31,6 +32,8 @@ from vla_ros.policies.shipped import folder_of
 
 _CHOICE, _SCENES = 2_000_000, 1_000_000  # first seeds of the scenes that choose the place, and of the table
 _WANTED = 0.6
+_PLACES = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
+_FIT = "--learning-rate 2e-4 --warmup 30"
 _UNSEEN = ("--location-weight", 0, "--kind-weight", 0)  # recordings do not say where an object is
 _SHARES = {"corrected": 0.5, "demonstrated": 0.15, "autonomous": 0.35}  # of the processes
 _ACTION = "arm.tip_delta + arm.gripper"
@@ -63,14 +66,14 @@ class Flywheel:
         place, rates = self._choose()
         scenes = {name: folder / "scenes" / f"{name}.json" for name in ("weak", *NAMES)}
         measured = (_SCENES, given.scenes, given.simulations)
-        self._do([
+        self.do([
             [self._measurement(given.begin, scenes["weak"], place, *measured)],
             *([
                 *(self._recordings(kind, place) if kind in KINDS else ()),
                 self._continued(kind),
                 self._fit(folder / kind),
-                self._export(folder / kind),
-                self._measurement(folder / kind / "checkpoint", scenes[kind], place, *measured),
+                _job(made := folder / kind / "checkpoint", "tools.train", "export", folder / kind, made),
+                self._measurement(made, scenes[kind], place, *measured),
             ] for kind in NAMES),
         ])  # fmt: skip
         return self._table(place, rates)
@@ -81,12 +84,10 @@ class Flywheel:
         values, chains = list(given.places), [[self._demonstrations()]]
         for count in (given.choice, 2 * given.choice):
             files = {f"--{given.change} {value:g}": self._folder / f"choice/{value:g}.json" for value in values}
-            share = max(1, 2 * given.simulations // len(files))
-            seen = (_CHOICE, count, share)
-            self._do(
-                chains + [[self._measurement(given.begin, file, place, *seen)] for place, file in files.items()]
-            )
-            found = {place: _rate(file) for place, file in files.items()}
+            seen = (_CHOICE, count, max(1, 2 * given.simulations // len(files)))
+            looks = [[self._measurement(given.begin, file, place, *seen)] for place, file in files.items()]
+            self.do(chains + looks)
+            found = {place: fmean(_read(file).values()) for place, file in files.items()}
             rates, chains = rates | found, []
             last = max((row for row, rate in enumerate(found.values()) if rate > _WANTED), default=0)
             low, high = values[last], values[min(last + 1, len(values) - 1)]
@@ -100,9 +101,7 @@ class Flywheel:
         won = {name: _read(folder / "scenes" / f"{name}.json") for name in ("weak", *NAMES)}
         names = {"weak": f"{given.begin.name}, with {place}"} | NAMES
         rows = {names[name].format(given.episodes): compare(won["weak"], won[name]) for name in won}
-        frames = {
-            name: json.loads((_data(folder / name) / "frames.json").read_text(encoding="utf-8")) for name in NAMES
-        }
+        frames = {name: read_json(_data(folder / name) / "frames.json") for name in NAMES}
         journals = {
             kind: json.loads((folder / "bags" / kind / JOURNAL).read_text(encoding="utf-8")) for kind in KINDS
         }
@@ -138,10 +137,6 @@ class Flywheel:
         return _job(run, "tools.train", "fit", _data(run), run, *words)
 
     @staticmethod
-    def _export(run: Path) -> Job:
-        return _job(run / "checkpoint", "tools.train", "export", run, run / "checkpoint")
-
-    @staticmethod
     def _measurement(checkpoint: Path, file: Path, place: str, seed: int, count: int, processes: int) -> Job:
         words = ("--seed", seed, "--episodes", count, "--processes", processes, f"--place={place}")
         return _job(file, "tools.flywheel.evaluate", checkpoint, file, *words)
@@ -161,7 +156,7 @@ class Flywheel:
         made = self._folder / "sets" / kind if kind in KINDS else "none"
         return _job(_data(run), "tools.flywheel.lerobot", made, self._given.begin, self._data, run, _data(run))
 
-    def _do(self, chains: Sequence[Sequence[Job]]) -> None:
+    def do(self, chains: Sequence[Sequence[Job]]) -> None:
         """Run chains of commands side by side, each on a GPU; without GPUs, one after another."""
         with ThreadPoolExecutor(len(chains) if self._given.gpus else 1) as pool:
             failures = [each for each in pool.map(self._follow, chains, range(len(chains))) if each]
@@ -205,45 +200,19 @@ def _read(file: Path) -> dict[int, bool]:
     return {int(seed): bool(won) for seed, won in read_json(file).items()}
 
 
-def _rate(file: Path) -> float:
-    won = _read(file)
-    return sum(won.values()) / len(won)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.flywheel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("folder", type=Path)
-    add(
-        "--begin",
-        type=Path,
-        default=folder_of("demo"),
-        metavar="DIR",
-        help="checkpoint to deploy (default: the demo's)",
-    )
-    add(
-        "--change", default="camera-turn", metavar="NAME", help="option of vla-ros demo that makes it another place"
-    )
-    usual = [5.0, 10.0, 15.0, 20.0, 30.0, 40.0]
-    add(
-        "--places",
-        type=float,
-        nargs="+",
-        default=usual,
-        metavar="V",
-        help="values of that option, harder and harder",
-    )
+    add("--begin", type=Path, default=folder_of("demo"), metavar="DIR", help="checkpoint to deploy")
+    add("--change", default="camera-turn", metavar="NAME", help="option of vla-ros demo that makes another place")
+    add("--places", type=float, nargs="+", default=_PLACES, metavar="V", help="values of it, harder and harder")
     add("--demonstrations", type=int, default=600, metavar="N", help="of the policy's own, in all trainings")
     add("--steps", type=int, default=600, metavar="N", help="of the training that continues it")
     add("--span", type=float, default=0.0, metavar="S", help="seconds after which that training ends")
-    add(
-        "--fit",
-        default="--learning-rate 2e-4 --warmup 30",
-        metavar="WORDS",
-        help="further options of python -m tools.train fit",
-    )
+    add("--fit", default=_FIT, metavar="WORDS", help="further options of python -m tools.train fit")
     add("--episodes", type=int, default=50, metavar="N", help="of each kind")
     add("--choice", type=int, default=100, metavar="N", help="scenes of each place, to choose it")
     add("--scenes", type=int, default=400, metavar="N", help="held-out scenes of the table")

@@ -1,7 +1,9 @@
 """The loop at its smallest: a policy that knows nothing, a person who corrects it, a training that continues."""
 
+import argparse
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +19,16 @@ pq = pytest.importorskip("pyarrow.parquet")
 import torch  # noqa: E402
 
 from tools.flywheel import lerobot  # noqa: E402
+from tools.flywheel.__main__ import Flywheel, Job  # noqa: E402
 from tools.flywheel.collect import collect  # noqa: E402
 from tools.flywheel.table import compare, markdown  # noqa: E402
 from tools.train import data, shards  # noqa: E402
 from tools.train.export import export  # noqa: E402
 from tools.train.fit import Run  # noqa: E402
-from tools.train.loop import STATISTICS  # noqa: E402
+from tools.train.loop import RECIPE, STATISTICS  # noqa: E402
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, LabelRecipe, NetworkRecipe  # noqa: E402
 from vla_ros.cli.main import main  # noqa: E402
+from vla_ros.errors import VlaRosError  # noqa: E402
 from vla_ros.sim.expert import MAX_STEP  # noqa: E402
 
 SMALL = NetworkRecipe(
@@ -69,6 +73,12 @@ def test_a_person_corrects_and_the_training_continues_with_the_corrections(weak:
     assert (old, used) == (8, by_person.sum())
     found = shards.read_labels(data.shard_paths(weak / "more-data"))
     np.testing.assert_allclose(found.actions[old:, 0, 0, :6], actions[:, :6], atol=1e-6)
+    lerobot.begin_from(weak / "weak" / "checkpoint", weak / "same")
+    shutil.copy(weak / "weak" / RECIPE, weak / "same")
+    export(weak / "same", weak / "same" / "checkpoint")
+    files = [sorted((weak / name / "checkpoint").glob("*.safetensors")) for name in ("weak", "same")]
+    one, same = ([path.read_bytes() for path in each] for each in files)
+    assert one == same, "a checkpoint's weights are where the training begins"
     lerobot.begin_from(weak / "weak", weak / "more")
     run = fit(weak / "more", weak / "more-data", 3)
     assert run.step == 3
@@ -76,6 +86,25 @@ def test_a_person_corrects_and_the_training_continues_with_the_corrections(weak:
     assert texts[0] == texts[1], "tokens keep their meaning"
     lines = (weak / "more" / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] == 3, "it began with the weak policy's step"
+
+
+def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
+    given = argparse.Namespace(folder=tmp_path, gpus=[])
+    wrong, right = (tmp_path / name for name in ("wrong.json", "right.json"))
+    right.write_text("1")
+    wrong.write_text("{")
+    made = [tmp_path / name for name in ("first.json", "second.json", "third.json")]
+    jobs = [
+        Job(("json.tool", str(file), str(out)), out) for file, out in zip((right, wrong, right), made, strict=True)
+    ]
+    with pytest.raises(VlaRosError, match="logs/second: failed with status 1"):
+        Flywheel(given).do([jobs])
+    assert [path.exists() for path in made] == [True, False, False]
+    assert "Expecting property name" in (tmp_path / "logs/second").read_text()
+    wrong.write_text("2")
+    right.write_text("3")
+    Flywheel(given).do([jobs])
+    assert [path.read_text().strip() for path in made] == ["1", "2", "3"], "what was complete is not made again"
 
 
 def test_the_table_compares_pairs() -> None:
