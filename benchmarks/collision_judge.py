@@ -18,6 +18,7 @@ from vla_ros.config import Config
 from vla_ros.config.collision import Obstacle
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.kinematics.rotations import euler_xyz_matrix
+from vla_ros.kinematics.urdf import resolve
 
 _PIECES: dict[str, Any] = {
     "threshold": 0.1, "max_convex_hull": 16, "preprocess_resolution": 40, "resolution": 200,
@@ -47,9 +48,11 @@ class Judge:
         for arm in config.arms:
             prefix = f"{arm.name}/" if several else ""
             mount = arm.mount or (0.0,) * 6
-            self._robot(Path(arm.robot.urdf), prefix, np.array(mount[:3]), euler_xyz_matrix(np.array(mount[3:])))
+            self._robot(resolve(arm.robot.urdf), prefix, np.array(mount[:3]), euler_xyz_matrix(np.array(mount[3:])))
+            if config.collision.parsed_held is not None:
+                self._obstacle(config.collision.parsed_held, spec.body(prefix + arm.robot.tip_frame), prefix)
         for obstacle in config.collision.parsed_obstacles:
-            self._obstacle(obstacle)
+            self._obstacle(obstacle, spec.worldbody)
         for first, second in {*check.world.unchecked, *ignored}:  # type: ignore[union-attr]
             if spec.body(first) is not None and spec.body(second) is not None:
                 spec.add_exclude(bodyname1=first, bodyname2=second)
@@ -121,8 +124,8 @@ class Judge:
                     self._spec.add_mesh(name=f"{key}_{name}", uservert=pieces[name].ravel())
         return self._meshes[key]
 
-    def _obstacle(self, obstacle: Obstacle) -> None:
-        body = self._spec.worldbody.add_body(name=obstacle.name, pos=obstacle.position)
+    def _obstacle(self, obstacle: Obstacle, parent: Any, prefix: str = "") -> None:
+        body = parent.add_body(name=prefix + obstacle.name, pos=obstacle.position)
         if obstacle.kind == "box":
             body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=np.array(obstacle.size) / 2, margin=self._margin)
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tools.faults.contact import contacts
 from tools.faults.judge import GRACE, Judge, Permission, Violation
 from tools.faults.processes import wait_until
 from tools.faults.rig import Rig
@@ -85,6 +86,7 @@ class Director:
             launched=row.launched,
             arms=row.arms,
             served=chunks if row.server else (),
+            urdf=row.urdf,
         )
 
     def run(self, repeat: int) -> Outcome:
@@ -142,6 +144,9 @@ class Director:
         if row.absent:
             self._start_without(row.absent)
             return
+        if row.refused:
+            self._start_with(row.refused)
+            return
         if row.fresh and self._outcome.injections:
             self._restart_node()
         self._linger(0.05, 0.35)
@@ -175,7 +180,9 @@ class Director:
         self._linger(*row.lasts)
         if row.person and row.reaction is Reaction.GOES_ON and not row.storms:
             self._moved_by("person")
-        if row.reaction is Reaction.GOES_ON:
+        if row.until:
+            rig.wait(lambda: self._is_named(injection.begin, float("inf")), f"{row.reasons}")
+        elif row.reaction is Reaction.GOES_ON:
             rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")
         if row.traced and rig.trace.stat().st_size > max(size, 1):  # with the limit, an empty file can get one byte
             self._complain("disk: the recording grew on a disk that was full")
@@ -211,6 +218,19 @@ class Director:
         self._permissions.append(Permission(injection.end, True, armed=True))
         rig.order(do="join", what=what)
         rig.wait_for_motion("motion with all drivers")
+
+    def _start_with(self, urdf: str) -> None:
+        """Start a node with a description that it must refuse and name, and a sound one afterwards."""
+        injection = Injection(time.monotonic())
+        self._outcome.injections.append(injection)
+        self._permissions.append(Permission(injection.begin, False, self._row.within + GRACE, self._row.name))
+        self._rig.node.end()
+        status, text = self._rig.refusal(urdf)
+        if status == 0 or f"{urdf}.stl cannot be read" not in text:
+            self._complain(f"refused: the node ended with status {status} and said: {text[-300:]}")
+        injection.end = time.monotonic()
+        self._rig.start_node()
+        self._arm()
 
     def _signal(self, index: int) -> None:
         if self._row.server:
@@ -288,6 +308,9 @@ class Director:
             for violation in judge.check(own, self._permissions):
                 self._complain_at(violation)
         self._outcome.interrupted = judge.interrupted
+        if config.collision.check:
+            for violation in contacts(config, rig.records):
+                self._complain_at(violation)
         injections = self._outcome.injections
         asked = [record for record in rig.records if record.kind == "answer" and record.name == "correct"]
         if row.person and row.reaction is Reaction.STOPS and not all(answer.text for answer in asked):

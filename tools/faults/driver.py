@@ -30,6 +30,7 @@ from tools.faults.intruder import Intruder
 from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_frame
 from tools.faults.person import Person
 from tools.faults.records import Kind, Record
+from tools.faults.surroundings import Surroundings
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
@@ -45,6 +46,7 @@ JOINT_RATE = 50.0  # Hz
 _CLOCK_RATE = 100.0
 _HEARTBEAT_RATE = 20.0
 _INTRUDER_RATE = 15.0
+_SCENE_RATE = 15.0
 _PUSH_SPEED = 1.6  # rad/s
 _ELSEWHERE = 0.13  # rad
 _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
@@ -78,6 +80,7 @@ class Robot:
             ``~/run_policy``.
         arm: Prefix of the arm's topics; "" for a robot with one arm.
         person: What a person holds: ``leader`` or ``joy``; "" for nobody.
+        scene: Publish the obstacles around the robot.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Robot:
         listens: str = "joints",
         arm: str = "",
         person: str = "",
+        scene: bool = False,
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
@@ -128,6 +132,7 @@ class Robot:
         self._person: Person | None = None
         if person:
             self._person = Person(graph, self._node, person, ARM, random.Random(seed + 3), self._emit)
+        self._surroundings = Surroundings(graph, self._node, self._emit) if scene else None
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
@@ -144,6 +149,8 @@ class Robot:
         ]
         if self._person is not None:
             beats.append(_Beat(now, lambda: 1 / JOINT_RATE, self._send_person))
+        if self._surroundings is not None:
+            beats.append(_Beat(now, lambda: 1 / _SCENE_RATE, self._surroundings.send))
         if self._simulated:
             beats.append(_Beat(now, lambda: 1 / _CLOCK_RATE, self._send_clock))
         try:
@@ -217,6 +224,8 @@ class Robot:
             case {"do": "ask", "what": what} if self._person is not None:
                 asks: Callable[[], None] = partial(self._person.ask, what, int(order.get("more", 0)))
                 heapq.heappush(self._due, (time.monotonic() + order.get("after", 0.0), next(self._count), asks))
+            case {"do": "scene", "kind": kind} if self._surroundings is not None:
+                self._surroundings.become(kind, self._positions[: len(ARM)])
             case {"do": "end"}:
                 self._ended = True
             case _:
@@ -298,7 +307,9 @@ class Robot:
         if self._listens == "velocity":
             moves = time.monotonic() < self._moves_until
             self._wanted = self._positions + moves * self._velocity / JOINT_RATE
-        self._positions = self._positions + np.clip(self._wanted - self._positions, -speed, speed)
+        step, arm = self._wanted - self._positions, slice(len(ARM))
+        step[arm] /= max(1.0, float(np.max(np.abs(step[arm]) / speed[arm])))  # straight, as drivers move
+        self._positions = self._positions + np.clip(step, -speed, speed)
         if self._push:
             turned = float(np.clip(self._push, -_PUSH_SPEED / JOINT_RATE, _PUSH_SPEED / JOINT_RATE))
             self._push -= turned
@@ -414,12 +425,13 @@ def main() -> int:
     )
     parser.add_argument("--arm", default="")
     parser.add_argument("--person", choices=("", "leader", "joy"), default="")
+    parser.add_argument("--scene", action="store_true", help="publish obstacles")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph(given.backend) as graph:
         size = tuple(given.size)
-        what = given.listens, given.arm, given.person
+        what = given.listens, given.arm, given.person, given.scene
         Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, *what).run()
     return 0
 

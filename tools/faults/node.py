@@ -1,9 +1,10 @@
 """Runs the real node with a policy that often exceeds every limit and fails on command.
 
 Takes the arguments of ``vla-ros run``. The instruction selects what the policy does: ``wave`` moves in random
-steps; ``late 0.5`` takes half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty``
-cause the error that they name. ``turn`` moves the first and the last joint on a slow circle, whose angle encodes
-the time that an action is meant for.
+steps; ``carry`` as well, with the gripper closed; ``meet`` moves two arms towards each other; ``late 0.5`` takes
+half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` cause the error that they
+name. ``turn`` moves the first and the last joint on a slow circle, whose angle encodes the time that an action is
+meant for.
 """
 
 import argparse
@@ -31,6 +32,8 @@ _SPREAD: dict[str, FloatArray] = {
 TURN_SECONDS = 10.0
 """Seconds that ``turn`` takes for a circle."""
 _TURN = 0.2  # rad
+_ASIDE = np.array([0.0, -0.01, 0.0, 0.0, 0.0, 0.0])  # m; of the left arm, towards the right one
+_TOWARDS = np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # rad; of the right arm, towards the left one
 _WILD = 0.15  # share of steps far beyond every limit
 
 
@@ -44,7 +47,7 @@ class WildPolicy(Policy):
     """
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
-        self._seconds = seconds
+        self._seconds, self._closed = seconds, np.array(config.gripper.closed_value)
         self._period = 1 / config.control.rate_hz if config.control.rate_hz else 0.0
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
         parts = parse_components(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
@@ -64,6 +67,11 @@ class WildPolicy(Policy):
             actions[:, : len(ARM)] = HOME[: len(ARM)]
             actions[:, 0] += _TURN * np.sin(angle)
             actions[:, len(ARM) - 1] += _TURN * np.cos(angle)
+        elif word in ("carry", "meet"):
+            self._set(actions, "gripper", self._closed)
+            if word == "meet":
+                self._set(actions, "tip_delta", _ASIDE)
+                self._set(actions, "joint_position", HOME[: len(ARM)] + _TOWARDS)
         elif word == "nan":
             actions[-1, 3] = np.nan
         elif word == "infinite":
@@ -75,6 +83,14 @@ class WildPolicy(Policy):
         elif word == "empty":
             actions = actions[:0]
         return ActionChunk(actions, observation.stamp)
+
+    def _set(self, actions: FloatArray, quantity: str, value: FloatArray) -> None:
+        """Set the parts of ``actions`` [H, A] that are of this quantity."""
+        start = 0
+        for part, size in self._parts:
+            if part.quantity == quantity:
+                actions[:, start : start + size] = value
+            start += size
 
     def _action(self, stamp: int, step: int) -> FloatArray:
         return np.concatenate(

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["frame", "joints", "command", "status", "mark", "ask", "answer"]
+Kind = Literal["frame", "joints", "command", "status", "mark", "ask", "answer", "scene"]
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Record:
     """A message that the robot sent or received, or an order that it followed."""
 
     # ``frame`` and ``joints`` are sent by the robot, ``command`` and ``status`` by the node; ``mark`` is an order;
-    # ``ask`` and ``answer`` are a person's request and the node's answer.
+    # ``ask`` and ``answer`` are a person's request and the node's answer; ``scene`` are the obstacles from now on.
     kind: Kind
     time: float  # when the message was sent or arrived, seconds of the steady clock
     stamp: int = 0  # stamp of the message in nanoseconds; 0 for none
@@ -20,7 +20,7 @@ class Record:
     positions: tuple[float, ...] | None = None  # joint positions; None if there are none or they are unreadable
     names: tuple[str, ...] = ()  # names of the joints, in the order of ``positions``
     name: str = ""  # the order of a mark
-    text: str = ""  # JSON of a status
+    text: str = ""  # JSON of a status, or of the options of obstacles
     arm: str = ""  # name of the arm; "" for the first arm and for messages that belong to no arm
     delay: float = 0.0  # seconds from sending to receiving a command
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tools.faults import descriptions
 from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, ServerProcess, wait_until
 from tools.faults.records import Record
 from tools.faults.setups import OPTIONS
@@ -36,6 +37,7 @@ class Rig(AbstractContextManager["Rig"]):
         traced: Let the node write ``node.trace``.
         launched: Let a launcher start the node.
         served: Arguments of a policy server; empty for none.
+        urdf: The node's description, as :func:`tools.faults.descriptions.write` writes it; "" for the demo's.
 
     Attributes:
         records: All messages that the robot sent and received.
@@ -58,8 +60,9 @@ class Rig(AbstractContextManager["Rig"]):
         traced: bool = False,
         launched: bool = False,
         served: tuple[str, ...] = (),
+        urdf: str = "",
     ) -> None:
-        self._domain, self._lease, self._traced = domain, lease, traced
+        self._domain, self._lease, self._traced, self._urdf = domain, lease, traced, urdf
         self._node_class = LaunchedNode if launched else NodeProcess
         self._options = {**OPTIONS, **(options or {})}
         self._node_words, self._robot_words = node_words, robot_words
@@ -81,6 +84,8 @@ class Rig(AbstractContextManager["Rig"]):
         if self._traced:
             self._options["node.trace"] = str(self.trace)
         self._options["record.folder"] = self._folder.name
+        if self._urdf:
+            self._options["robot.urdf"] = str(descriptions.write(self._urdf, Path(self._folder.name)))
         if self._served:
             action = "features.action"
             more = ("-p", f"{action}:={self._options[action]}") if action in self._options else ()
@@ -118,6 +123,17 @@ class Rig(AbstractContextManager["Rig"]):
         self.node: NodeProcess = self._node_class(
             self._domain, self.log, self._options, self._node_words, self._lease
         )
+
+    def refusal(self, urdf: str) -> tuple[int, str]:
+        """Start a node with another description; return the status with which it ended, and its log."""
+        log = self.log.with_name("refused")
+        options = {**self._options, "robot.urdf": str(descriptions.write(urdf, log.parent))}
+        node = NodeProcess(self._domain, log, options, self._node_words, self._lease)
+        wait_until(lambda: not node.alive, _STARTS)
+        status = node.end()
+        text = log.read_text(encoding="utf-8", errors="replace")
+        log.unlink()
+        return status, text
 
     def start_successor(self) -> None:
         """Start another node for the same arm, and wait until it has claimed the command topic."""

@@ -62,4 +62,7 @@ class Row:
     person: str = ""  # a person holds a ``leader`` or a ``joy`` (:mod:`tools.faults.person`)
     corrects: bool = False  # the person has taken over before the fault, and only the person moves the arm
     storms: bool = False  # the person's last request counts
+    until: bool = False  # the fault lasts until the node has reported one of ``reasons``
+    urdf: str = ""  # the node has another description (:mod:`tools.faults.descriptions`)
+    refused: str = ""  # a description with which a node must refuse to start; such a row has no other fault
     absent: str = ""  # driver that is missing when the node starts; such a row has no other fault

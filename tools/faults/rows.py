@@ -6,7 +6,21 @@ from typing import Any
 
 from tools.faults.processes import freezer
 from tools.faults.row import Order, Reaction, Row
-from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, LEADS, LONG, PAD, SERVO, SINGLE, VELOCITY
+from tools.faults.setups import (
+    ACTION,
+    AHEAD,
+    APART,
+    ARMS,
+    FINE,
+    LEADS,
+    LONG,
+    MEETING,
+    PAD,
+    SERVO,
+    SINGLE,
+    VELOCITY,
+    WALLED,
+)
 
 _SUPERVISION = 0.1  # s; allowance for a watchdog that runs every 20 ms on a busy machine
 _SILENT = 0.3 + _SUPERVISION
@@ -16,6 +30,7 @@ _PUSHED = 0.4  # rad
 _NOTICED = 0.35  # s; with the grace of every row, half a second
 _FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}
+_CARRIES = {"policy.instruction": "carry", "gripper.mode": "binary"}
 
 
 def _faulty(do: str, kind: str, amount: float = 1.0) -> tuple[Order, ...]:
@@ -208,6 +223,20 @@ def _takeover(
 
 def _take(after: float = 0.0) -> Order:
     return {"do": "ask", "what": "correct", "after": after}
+
+
+def _walls(name: str, **more: Any) -> Row:
+    """Return a row in which walls appear around the hand, until it has been held in front of one."""
+    begin, end = ({"do": "scene", "kind": kind} for kind in ("walls", ""))
+    row = {**WALLED, "until": True, **more, "options": {**WALLED["options"], **more.get("options", {})}}
+    reasons = ("collision_scene", "collision_self")  # some arms wander for half a minute between the walls
+    return Row(f"obstacle appears{name}", _GOES_ON, reasons, (begin,), (end,), **row)
+
+
+def _scene(name: str, kind: str) -> Row:
+    """Return a row in which no message tells the obstacles any more."""
+    begin, end = ({"do": "scene", "kind": each} for each in (kind, ""))
+    return Row(f"scene {name}", _HOLDS, ("scene_stale",), (begin,), (end,), **_FALLS_SILENT, **WALLED)
 
 
 _RECORDED = {"record.what": "all"}
@@ -508,6 +537,22 @@ ROWS: tuple[Row, ...] = (
         lasts=(0.6, 0.9),
         storms=True,
         **LEADS,
+    ),
+    _walls(""),
+    _walls(", attached object", options={"collision.held": "box 0.04 0.04 0.15 at 0 0 0.05"} | _CARRIES),
+    _walls(", no collision elements", urdf="visual"),
+    _scene("stale", "silent"),
+    _scene("malformed", "malformed"),
+    _scene("mesh broken", "mesh"),
+    Row("mesh of the URDF broken", _STOPS, within=_SUPERVISION, refused="truncated", **WALLED),
+    Row(
+        "two arms meeting",
+        _GOES_ON,
+        ("collision_self",),
+        ({"do": "instruct", "text": "meet"},),
+        (_WAVE,),
+        until=True,
+        **MEETING,
     ),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
     Row("recorder killed", _GOES_ON, node=("RECORDER_KILLED",), options=_RECORDED, recorded="repaired"),

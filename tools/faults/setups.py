@@ -5,6 +5,7 @@ from typing import Any
 
 from tools.faults.hand import NAME
 from tools.faults.person import JOY, LEADER
+from tools.faults.surroundings import SCENE
 
 OPTIONS: Mapping[str, str] = {
     "node.backend": "dds",
@@ -68,6 +69,14 @@ ARMS: Mapping[str, Any] = {
     | {f"{arm}.{leaf}": f"/{arm}/{topic}" for arm in ("left", "right") for leaf, topic in _TOPICS},
     "arms": ("left", "right"),
 }
+_CHECKED = {"collision.check": "true", "collision.deceleration": "20.0"}
+WALLED: Mapping[str, Any] = {
+    "options": _CHECKED
+    | {"collision.scene": SCENE, "collision.scene_required": "true", "collision.scene_timeout": "0.3"},
+    "robot_words": ("--scene",),
+}
+_MOUNTS = {"left.mount": "[0.0, 0.2, 0.0, 0.0, 0.0, 0.0]", "right.mount": "[0.0, -0.2, 0.0, 0.0, 0.0, 0.0]"}
+MEETING: Mapping[str, Any] = {**ARMS, "options": {**ARMS["options"], **_CHECKED, **_MOUNTS}}
 APART: Mapping[str, Any] = {
     "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
     "robot_words": ("--listens", "apart"),

@@ -21,6 +21,7 @@ from vla_ros.control.reasons import Reason
 SLICE = (
     "camera garbage",
     "joint states nan",
+    "obstacle appears, attached object",
     "operator stops in a chunk",
     "ahead at 250 Hz, instruction changes",
     "driver unsubscribes",
@@ -91,7 +92,7 @@ def test_every_row_is_unique_and_consistent() -> None:
         load((), [f"{name}:={value}" for name, value in {**OPTIONS, **row.options}.items()])
         assert set(row.reasons) <= {reason.value for reason in Reason}, row.name
         assert all(order.get("kind", "drop") in KINDS for order in row.begin if order["do"] in ("frames", "joints"))
-        assert row.begin or row.node or row.robot or row.server or row.absent, row.name
+        assert row.begin or row.node or row.robot or row.server or row.absent or row.refused, row.name
         ends = not row.absent and (row.reaction is not Reaction.GOES_ON or row.renews)
         assert (row.within > 0) == ends, row.name
 
