@@ -200,6 +200,7 @@ class Counts:
     deepest: float = 0.0  # m
     deepest_at: tuple[int, int] = (0, 0)  # block and command
     free: int = 0
+    share: float = 0.0  # sum over free commands: the part that was executed in the same time
     free_held: int = 0
     held: int = 0
     led: int = 0
@@ -210,33 +211,50 @@ class Counts:
     def add(self, other: "Counts") -> None:
         if other.deepest > self.deepest:
             self.deepest, self.deepest_at = other.deepest, other.deepest_at
-        for name in ("commands", "penetrations", "free", "free_held", "held", "led", "led_back", "wall", "cpu"):
+        for name in (
+            "commands",
+            "penetrations",
+            "free",
+            "share",
+            "free_held",
+            "held",
+            "led",
+            "led_back",
+            "wall",
+            "cpu",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def judges(config: Config, arms: Arms) -> tuple[Judge, Judge]:
-    """Return who tells penetrations, and who tells free motions: pairs that are never further apart are no part."""
+def judges(config: Config, arms: Arms) -> tuple[Judge, Judge, Judge]:
+    """Return who tells penetrations, and two who tell free motions.
+
+    The second one knows no pairs that are never further apart; the third one does, and tells distances up to the
+    stop distance.
+    """
     far = config.collision.stop_distance + FREE
     rough = Judge(config, arms.check, far)
     near = list[set[tuple[str, str]]]()
     for _ in range(50):
         rough.distance(arms.random())
         near.append(rough.near())
-    return Judge(config, arms.check, 0.0), Judge(config, arms.check, far, set.intersection(*near))
+    roomy = Judge(config, arms.check, far, set.intersection(*near))
+    return Judge(config, arms.check, 0.0), roomy, Judge(config, arms.check, config.collision.stop_distance)
 
 
-def measure(arms: Arms, judge: Judge, roomy: Judge, seed: int, block: int, commands: int) -> Counts:
+def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, block: int, commands: int) -> Counts:
     """Send a block of random commands, and judge what the arms do."""
     config, rng, counts = arms.config, np.random.default_rng([seed, block]), Counts()
     arms.rng = rng
     stop, expires = config.collision.stop_distance, lifetime(config)
     action, left = arms.action(), 0
-    limit, path_of, seen = CollisionCheck.limit, CollisionCheck.path, []
+    limit, path_of, seen, shares = CollisionCheck.limit, CollisionCheck.path, [], []
 
     def timed(*arguments: Any) -> float:
         begin, used = time.perf_counter(), time.thread_time()
         try:
-            return limit(arms.check, *arguments)
+            shares.append(limit(arms.check, *arguments))
+            return shares[-1]
         finally:
             counts.wall.append(time.perf_counter() - begin)
             counts.cpu.append(time.thread_time() - used)
@@ -261,14 +279,17 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, seed: int, block: int, comma
             action, left = arms.action(), int(rng.integers(4, 17))
         left -= 1
         seen.clear()
+        shares.clear()
         try:
             sent = arms.controller.command(action, arms.joints(), 1, 1 / RATE)
             arms.controller.executed()
         except Refused:
             sent = ()
         is_free = bool(seen) and number % ASKED == 0
-        is_free = is_free and all(each >= stop + FREE - 1e-6 for each in roomy.along(seen[0][0], arms.reach, 0.02))
+        for who, least in ((roomy, stop + FREE), (tight, stop)):
+            is_free = is_free and all(each >= least - 1e-6 for each in who.along(seen[0][0], arms.reach, 0.02))
         counts.free += is_free
+        counts.share += sum(shares[:1]) * is_free
         if sent:
             lost = config.arms[0].output != "joint_state" and rng.random() < 0.05
             judged(arms.executed(sent, expires if lost else 1 / RATE))
@@ -291,17 +312,17 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, seed: int, block: int, comma
             counts.led_back += not attempt
             judged(arms.executed(sent, 1 / RATE))
             break
-    if not (judge.complete() and roomy.complete()):
+    if not all(each.complete() for each in (judge, roomy, tight)):
         raise RuntimeError("MuJoCo has no memory for all contacts")
     return counts
 
 
-_forked = list[Any]()  # what processes inherit: the arms, both judges, and when they begin no more
+_forked = list[Any]()  # what processes inherit: the arms, the judges, and when they begin no more
 
 
 def _block(seed: int, block: int, commands: int) -> Counts:
-    arms, judge, roomy, end = _forked
-    return measure(arms, judge, roomy, seed, block, commands) if time.monotonic() < end else Counts()
+    arms, *who, end = _forked
+    return measure(arms, *who, seed, block, commands) if time.monotonic() < end else Counts()
 
 
 def measure_all(
@@ -330,7 +351,8 @@ def measure_all(
         "robot": robot, "output": output, "commands": total.commands, "seed": seed, "processes": processes,
         "penetrations": total.penetrations, "largest_mm": round(1e3 * total.deepest, 3),
         "largest_at": total.deepest_at, "free": total.free, "held_share": total.free_held / max(total.free, 1),
-        "held": total.held, "escaped_share": total.led / max(total.held, 1),
+        "free_speed": total.share / max(total.free, 1), "held": total.held,
+        "escaped_share": total.led / max(total.held, 1),
         "back_share": total.led_back / max(total.held, 1), "p50_ms": p50, "p99_ms": p99,
         "cpu_p50_ms": cpu_p50, "cpu_p99_ms": cpu_p99, "seconds": round(time.monotonic() - begin, 1),
     }  # fmt: skip

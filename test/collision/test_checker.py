@@ -71,6 +71,24 @@ def test_bodies_are_slowed_down_when_they_approach_and_not_when_they_part(world:
     assert checker.check(back, MARGINS).share == 1.0
 
 
+def test_a_pair_that_is_near_all_the_way_does_not_slow_a_motion_that_hardly_brings_it_nearer(
+    tmp_path: Path,
+) -> None:
+    """The upper link turns 14 mm beside a wall, and comes 0.1 mm nearer; then it turns towards a leaning wall."""
+    motion = np.zeros((2, 5))
+    motion[1, 0] = 0.3
+    shares = []
+    for lean in (0.0005, 0.02):
+        checker = Checker(world_of(tmp_path, obstacles=[f"wall = box 3 0.02 3 at 0 0.054 0.3 0 0 {-lean}"]))
+        nearer = checker.nearest(motion[0]).distance - checker.nearest(motion[1]).distance
+        assert nearer > 5e-5
+        found = checker.check(motion, MARGINS)
+        assert (found.bodies, found.forbidden) == (("upper", "wall"), False)
+        shares.append(found.share)
+    assert shares[0] == 1.0
+    assert shares[1] < 0.5
+
+
 def test_a_fast_motion_does_not_pass_through_a_thin_wall(tmp_path: Path) -> None:
     checker = Checker(world_of(tmp_path, obstacles=["wall = box 0.002 1 2 at 0.3 0 0.7"]))
     path = np.zeros((2, 5))

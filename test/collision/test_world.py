@@ -7,7 +7,7 @@ import pytest
 from tiny_robot import ARM, options, world_of, write
 
 from vla_ros.cli.main import main
-from vla_ros.collision.checker import Checker
+from vla_ros.collision.checker import Checker, Margins
 from vla_ros.collision.pairs import sampled_pairs
 from vla_ros.collision.world import make_world, read_srdf, without, write_srdf
 from vla_ros.config import build
@@ -31,15 +31,64 @@ def test_neighbours_and_the_parts_of_a_hand_are_not_checked(tmp_path: Path) -> N
 
 def test_sampling_finds_pairs_that_are_never_or_always_near_and_an_srdf_keeps_them(tmp_path: Path) -> None:
     world = world_of(tmp_path)
-    found = sampled_pairs(world, 0.01)
+    found, near = sampled_pairs(world, 0.01)
+    assert not near
     assert found[("finger", "lower")] in ("always near", "never near")
     assert ("base", "lower") not in found, "the lower link can touch the base"
     kept = without(world, found)
     path = tmp_path / "tiny.srdf"
     path.write_text(write_srdf(kept))
-    again = without(world, read_srdf(path))
+    again = without(world, *read_srdf(path))
     assert again.pairs == kept.pairs
     assert len(kept.pairs) < len(world.pairs)
+
+
+WHEEL = """
+  <link name="axle"><collision><origin xyz="0.1 0 0"/>
+    <geometry><sphere radius="0.005"/></geometry></collision></link>
+  <link name="wheel"><collision><origin xyz="0.004 0 0"/>
+    <geometry><sphere radius="0.01"/></geometry></collision></link>
+  <joint name="x" type="continuous"><parent link="base"/><child link="axle"/><origin xyz="0.0735 0 0"/>
+    <axis xyz="0 0 1"/><limit velocity="2" effort="1"/></joint>
+  <joint name="y" type="continuous"><parent link="axle"/><child link="wheel"/>
+    <axis xyz="0 0 1"/><limit velocity="2" effort="1"/></joint>
+</robot>"""
+
+
+def test_links_that_are_near_everywhere_and_never_touch_hold_no_other_joint(tmp_path: Path) -> None:
+    """An eccentric wheel is 9.5 to 17.5 mm from the base, so that it is below the stop distance somewhere."""
+    world = world_of(tmp_path, ARM.replace("</robot>", WHEEL))
+    unchecked, near = sampled_pairs(world, 0.01)
+    assert near == {("base", "wheel"): pytest.approx(0.0095, abs=2e-4)}
+    path = tmp_path / "wheel.srdf"
+    path.write_text(write_srdf(without(world, unchecked, near)))
+    motion = np.zeros((2, len(world.tree.names)))
+    motion[:, world.tree.names.index("y")] = np.pi
+    motion[1, world.tree.names.index("a")] = 0.1
+    margins = Margins(0.01, 0.05, 0.002)
+    assert Checker(without(world, unchecked)).check(motion, margins).bodies == ("base", "wheel")
+    assert not Checker(without(world, *read_srdf(path))).check(motion, margins).forbidden
+    turned = np.zeros((2, len(world.tree.names)))
+    turned[1, world.tree.names.index("y")] = 2.5
+    assert Checker(without(world, unchecked)).check(turned, margins).share < 0.5
+    assert Checker(without(world, unchecked, near)).check(turned, margins).share == 1.0
+    path.write_text(path.read_text().replace('distance="0.0', 'distance="near'))
+    with pytest.raises(ConfigError, match=r"wheel.srdf: the distance of \('base', 'wheel'\) is no number"):
+        read_srdf(path)
+
+
+def test_links_that_are_near_everywhere_and_can_touch_slow_nothing_and_hold(tmp_path: Path) -> None:
+    """The wheel reaches into the base: 16 mm apart at most, 2 mm deep at least."""
+    world = world_of(tmp_path, ARM.replace("</robot>", WHEEL.replace('"0.004 0 0"', '"0.0155 0 0"')))
+    unchecked, near = sampled_pairs(world, 0.01)
+    assert near[("base", "wheel")] < 0
+    checker, margins = Checker(without(world, unchecked, near)), Margins(0.01, 0.05, 0.002)
+    turn = np.zeros((2, len(world.tree.names)))
+    column = world.tree.names.index("y")
+    for end, share, forbidden in ((1.0, 1.0, False), (2.5, 1.0, True)):
+        turn[1, column] = end
+        found = checker.check(turn, margins)
+        assert (found.share, found.forbidden, found.bodies) == (share, forbidden, ("base", "wheel"))
 
 
 def test_a_command_writes_the_pairs_that_are_not_checked(
@@ -49,12 +98,12 @@ def test_a_command_writes_the_pairs_that_are_not_checked(
     demo = ["run", "--config", "demo", "-p", "policy.name:=expert", "--srdf", str(path)]
     check = ["-p", "collision.check:=true", "-p", "collision.deceleration:=20.0"]
     assert main([*demo, *check]) == 0
-    written, text = read_srdf(path), capsys.readouterr().out
+    (written, near), text = read_srdf(path), capsys.readouterr().out
     assert "neighbours" in written.values()
     assert f"{len(written)} not;" in text
     again = tmp_path / "again.srdf"
     assert main([*demo[:-1], str(again), *check, "-p", f"collision.srdf:={path}"]) == 0
-    assert read_srdf(again) == written
+    assert read_srdf(again) == (written, near)
     capsys.readouterr()
     assert main(demo) != 0
     assert "collision.check is false" in capsys.readouterr().err

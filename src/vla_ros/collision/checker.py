@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.collision.shapes import library
-from vla_ros.collision.world import World
+from vla_ros.collision.world import World, named
 from vla_ros.types import FloatArray, IntArray
 
 _STEP = 0.05  # m; samples are so dense that nothing moves further between two of them
@@ -23,6 +23,7 @@ _FINE = 0.001  # m; between samples nearer to each other, a distance is at most 
 _LARGE = 0.15  # m, radius of a box's sphere
 _ROUNDING = 1e-5  # m; smaller changes of a distance are none
 _SLOWEST = 0.1  # share of the speed just above the stop distance
+_HARMLESS = 0.1  # share of its distance from the stop distance that a pair may lose without being slowed
 _ESCAPE = 25  # samples of a motion out of a collision
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
@@ -91,6 +92,9 @@ class Checker:
             ],
             bool,
         )
+        near = np.array([world.near.get(named(bodies[i].name, bodies[j].name), np.nan) for i, j in world.pairs])
+        self._is_near = np.isfinite(near)
+        self._closest = np.where(near > 0, 0.5 * near, math.inf)  # largest stop distance of each pair
         self._held = [tuple(filter(None, (bodies[i].held_by, bodies[j].held_by))) for i, j in world.pairs]
         self._has_held = any(self._held)
 
@@ -162,24 +166,25 @@ class _Sweep:
     ) -> Clearance:
         checker = self._c
         starts, least, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
+        wanted = np.where(checker._supported, margins.support, margins.stop)
+        stops: list[float] = np.minimum(wanted, checker._closest).tolist()
         for row, bounds, motion in zip(rows.tolist(), lower.tolist(), relative.tolist(), strict=True):
             pair = checker._rows[2][row]
-            stop = margins.support if checker._supported[pair] else margins.stop
-            first, smallest = self._follow(row, bounds, motion, float(slow[row]), stop)
+            first, smallest = self._follow(row, bounds, motion, float(slow[row]), stops[pair])
             starts[pair] = min(first, starts.get(pair, math.inf))
             least[pair] = min(smallest, least.get(pair, math.inf))
             used.setdefault(pair, []).append(row)
         share, below = 1.0, list[int]()
         for pair, smallest in least.items():
-            supported = checker._supported[pair]
-            stop = margins.support if supported else margins.stop
-            most = margins.support_slow if supported else margins.slow
-            if starts[pair] < stop:
+            first, stop = starts[pair], stops[pair]
+            most = margins.support_slow if checker._supported[pair] else margins.slow
+            if first < stop:
                 below.append(pair)
             elif smallest < stop:
                 return self._finding(pair, smallest, forbidden=True)
-            elif smallest < most and smallest < starts[pair] - _ROUNDING:
-                share = min(share, max(_SLOWEST, (smallest - stop) / (most - stop)))
+            elif smallest < most and smallest < first - _ROUNDING and not checker._is_near[pair]:
+                harmless = _HARMLESS * (first - stop) / (first - smallest)
+                share = min(share, max(_SLOWEST, (smallest - stop) / (most - stop), harmless))
         if below:
             kept = self._not_escaping({pair: used[pair] for pair in below})
             if kept is not None:

@@ -1,34 +1,40 @@
-"""Finds pairs of links that always or never come near each other, by sampling configurations."""
-
-from collections.abc import Mapping
+"""Finds pairs of links that are always, or never, near each other, by sampling configurations."""
 
 import numpy as np
 
 from vla_ros.collision.checker import Checker
-from vla_ros.collision.world import World
+from vla_ros.collision.world import World, named
 
-_CHUNKS = (100, 400, 1500)  # configurations; further ones are tried while a pair is never near
+_CHUNKS = (100, 400, 1500)  # configurations; further ones are tried while a pair is never, or always, near
 _ALWAYS = 0.95  # share of the first ones
 _FAR = 0.05  # m; a pair that is never nearer is not checked
 
 
-def sampled_pairs(world: World, stop: float) -> Mapping[tuple[str, str], str]:
-    """Return the pairs of links that are nearer than ``stop`` almost everywhere, or nowhere near, and which.
+def sampled_pairs(world: World, stop: float) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+    """Return the pairs of links that are not checked, and why; and those that are near everywhere.
 
-    Obstacles, and what a gripper holds, are always checked.
+    Not checked are those nearer than ``stop`` almost everywhere, or nowhere near. Those near everywhere have
+    their smallest distance in m. Obstacles, and what a gripper holds, are always checked.
     """
     tree, rng, checker = world.tree, np.random.default_rng(0), Checker(world)
     low, high = np.maximum(tree.low, -np.pi), np.minimum(tree.high, np.pi)
     samples = [tree.follow(rng.uniform(low, high, (count, len(tree.names)))) for count in _CHUNKS]
-    found = dict[tuple[str, str], str]()
+    unchecked, near = dict[tuple[str, str], str](), dict[tuple[str, str], float]()
     for number, (i, j) in enumerate(world.pairs):
         first, second = world.bodies[i], world.bodies[j]
         if any(body.is_scene or body.held_by for body in (first, second)):
             continue
-        name = (first.name, second.name) if first.name < second.name else (second.name, first.name)
-        near = checker.distances(number, samples[0], _FAR)
-        if np.mean(near < stop) >= _ALWAYS:
-            found[name] = "always near"
-        elif near.min() > _FAR and all(checker.distances(number, q, _FAR).min() > _FAR for q in samples[1:]):
-            found[name] = "never near"
-    return found
+        name = named(first.name, second.name)
+        found = checker.distances(number, samples[0], _FAR)
+        if np.mean(found < stop) >= _ALWAYS:
+            unchecked[name] = "always near"
+            continue
+        for more in samples[1:]:
+            if found.min() <= _FAR < found.max():
+                break
+            found = np.append(found, checker.distances(number, more, _FAR))
+        if found.min() > _FAR:
+            unchecked[name] = "never near"
+        elif found.max() <= _FAR:
+            near[name] = float(found.min())
+    return unchecked, near

@@ -1,10 +1,12 @@
 """The bodies of arms and their surroundings, and which pairs of them are checked."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from vla_ros.types import FloatArray
 
 _MOST_BYTES = 4 << 20  # of an SRDF
 _SAMPLES = 300  # configurations
+_NEAR = "vla_ros_near"  # an element that other readers of an SRDF skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class World:
     joints: Mapping[str, Mapping[str, int]]  # of each arm: the joints of its URDF, in the tree
     reach: FloatArray  # [J], how far anything that a joint moves is from it, m
     unchecked: Mapping[tuple[str, str], str]  # pairs of links that are not checked, and why not
+    near: Mapping[tuple[str, str], float]  # smallest distance of links that are near everywhere, m
     notes: tuple[str, ...]  # what is not covered
     base: str  # link in whose frame obstacles are given
 
@@ -60,7 +64,7 @@ def make_world(config: Config, arms: Mapping[str, Kinematics]) -> World | None:
             )
         bodies += [replace(body, frame=body.frame + start if body.frame else 0) for body in robot.bodies]
         links |= {name: (frame + start if frame else 0, place) for name, (frame, place) in robot.links.items()}
-        why |= {_named(*pair): "neighbours" for pair in robot.neighbours}
+        why |= {named(*pair): "neighbours" for pair in robot.neighbours}
         start += len(robot.tree.names)
         if robot.bare:
             notes.append(f"links without geometry: {', '.join(robot.bare)}")
@@ -75,7 +79,7 @@ def make_world(config: Config, arms: Mapping[str, Kinematics]) -> World | None:
     }
     for palm, fingers in hands.values():
         own = [body.name for body in bodies if body.frame in (palm, *fingers)]
-        why |= {_named(*pair): "parts of a hand" for pair in combinations(own, 2)}
+        why |= {named(*pair): "parts of a hand" for pair in combinations(own, 2)}
     bodies = _with_tips(bodies, config.collision.fingertips, {f for _, fingers in hands.values() for f in fingers})
     commanded = {
         joints[arm.name][name]
@@ -94,11 +98,11 @@ def make_world(config: Config, arms: Mapping[str, Kinematics]) -> World | None:
             held = Body(f"{prefix}held", frame, pieces, is_tip=True, held_by=arm.name)
             palm, fingers = hands[arm.name]
             own = [body.name for body in bodies if body.frame in (palm, *fingers)]
-            why |= {_named(held.name, name): "holds it" for name in own}
+            why |= {named(held.name, name): "holds it" for name in own}
             bodies.append(held)
     base = known[0].robot.base_frame
     world = World(
-        tree, tuple(bodies), (), links, joints, _reach(tree, bodies), why, tuple(notes), base * (base in links)
+        tree, tuple(bodies), (), links, joints, _reach(tree, bodies), why, {}, tuple(notes), base * (base in links)
     )
     world = replace(world, pairs=tuple(_pairs(world, 0)))
     return with_bodies(world, [obstacle_body(world, each) for each in config.collision.parsed_obstacles])
@@ -111,15 +115,20 @@ def with_bodies(world: World, bodies: Sequence[Body]) -> World:
     return replace(grown, pairs=(*world.pairs, *_pairs(grown, start)))
 
 
-def without(world: World, pairs: Mapping[tuple[str, str], str]) -> World:
-    """Return ``world`` without some pairs of bodies: their names in alphabetical order, and why."""
+def without(
+    world: World, pairs: Mapping[tuple[str, str], str], near: Mapping[tuple[str, str], float] = MappingProxyType({})
+) -> World:
+    """Return ``world`` without some pairs of bodies, and with others that are :attr:`World.near`.
+
+    Pairs are :func:`named`.
+    """
     names = [body.name for body in world.bodies]
-    kept = tuple((i, j) for i, j in world.pairs if _named(names[i], names[j]) not in pairs)
-    return replace(world, pairs=kept, unchecked={**world.unchecked, **pairs})
+    kept = tuple((i, j) for i, j in world.pairs if named(names[i], names[j]) not in pairs)
+    return replace(world, pairs=kept, unchecked={**world.unchecked, **pairs}, near=near)
 
 
-def read_srdf(path: Path) -> dict[tuple[str, str], str]:
-    """Return the pairs of ``disable_collisions`` in an SRDF, and their reasons."""
+def read_srdf(path: Path) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+    """Return the pairs of ``disable_collisions`` in an SRDF with their reasons, and :attr:`World.near`."""
     try:
         root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
     except OSError as error:
@@ -128,22 +137,34 @@ def read_srdf(path: Path) -> dict[tuple[str, str], str]:
         raise ConfigError(f"collision.srdf: {path} is not XML ({error})") from None
     if root.tag != "robot":
         raise ConfigError(f"collision.srdf: {path} contains <{root.tag}>, expected <robot>")
-    return {
-        _named(each.get("link1", ""), each.get("link2", "")): each.get("reason", "SRDF")
-        for each in root.iter("disable_collisions")
-    }
+    unchecked, near = dict[tuple[str, str], str](), dict[tuple[str, str], float]()
+    for each in root:
+        name = named(each.get("link1", ""), each.get("link2", ""))
+        if each.tag == "disable_collisions":
+            unchecked[name] = each.get("reason", "SRDF")
+        elif each.tag == _NEAR:
+            try:
+                near[name] = float(each.get("distance", ""))
+            except ValueError:
+                near[name] = math.nan
+            if not math.isfinite(near[name]):
+                raise ConfigError(f"collision.srdf: {path}: the distance of {name} is no number")
+    return unchecked, near
 
 
 def write_srdf(world: World) -> str:
-    """Return the pairs that are not checked as an SRDF."""
+    """Return the pairs that are not checked as an SRDF, with those of :attr:`World.near`."""
     root = ElementTree.Element("robot", name="vla_ros")
     for (first, second), why in sorted(world.unchecked.items()):
         ElementTree.SubElement(root, "disable_collisions", link1=first, link2=second, reason=why)
+    for (first, second), distance in sorted(world.near.items()):
+        ElementTree.SubElement(root, _NEAR, link1=first, link2=second, distance=f"{distance:.6f}")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _named(first: str, second: str) -> tuple[str, str]:
+def named(first: str, second: str) -> tuple[str, str]:
+    """Return a pair's two names in alphabetical order."""
     return (first, second) if first < second else (second, first)
 
 
@@ -201,7 +222,7 @@ def _pairs(world: World, start: int) -> Iterator[tuple[int, int]]:
     """Yield the pairs that are checked, at least one of each from ``start`` on."""
     for i, j in combinations(range(len(world.bodies)), 2):
         first, second = world.bodies[i], world.bodies[j]
-        if j >= start and first.frame != second.frame and _named(first.name, second.name) not in world.unchecked:
+        if j >= start and first.frame != second.frame and named(first.name, second.name) not in world.unchecked:
             yield i, j
 
 

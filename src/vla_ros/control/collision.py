@@ -30,8 +30,8 @@ def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World
     if world is None:
         return None
     srdf = config.collision.srdf
-    pairs = read_srdf(Path(srdf).expanduser()) if srdf else sampled_pairs(world, config.collision.stop_distance)
-    return without(world, pairs)
+    found = read_srdf(Path(srdf).expanduser()) if srdf else sampled_pairs(world, config.collision.stop_distance)
+    return without(world, *found)
 
 
 class CollisionCheck:
@@ -104,13 +104,19 @@ class CollisionCheck:
             unseen = ", ".join(sorted(self._unseen))
             raise Refused(Reason.JOINT_STATE_STALE, f"{unseen}: no joint state yet, so it cannot be kept clear of")
         path, closed = self.path(commands, joints)
-        found = self.checker.check(path, self._margins, closed)
-        self.last = found
-        if found.forbidden:
-            first, second = found.bodies
-            reason = Reason.COLLISION_SCENE if found.with_scene else Reason.COLLISION_SELF
-            raise Refused(reason, f"{first} and {second}: {1e3 * found.distance:.3g} mm apart on the way")
-        return found.share
+        if (refused := self.refusal(path, closed)) is not None:
+            raise refused
+        assert self.last is not None
+        return self.last.share
+
+    def refusal(self, path: FloatArray, closed: Sequence[str] = ()) -> Refused | None:
+        """Return why the motion through ``path`` [W, J] is refused, or None; ``closed`` are the closed grippers."""
+        self.last = found = self.checker.check(path, self._margins, closed)
+        if not found.forbidden:
+            return None
+        first, second = found.bodies
+        reason = Reason.COLLISION_SCENE if found.with_scene else Reason.COLLISION_SELF
+        return Refused(reason, f"{first} and {second}: {1e3 * found.distance:.3g} mm apart on the way")
 
     def path(
         self, commands: Sequence[Command], joints: Mapping[str, JointState | None]
@@ -217,6 +223,14 @@ class CollisionCheck:
             f"{options.deceleration:g} rad/s^2",
             f"  bodies: {', '.join(body.name for body in world.bodies if not body.is_scene)}",
             f"  obstacles: {', '.join(named) or 'none'}{scene}",
+        ]
+        partners = dict[str, list[str]]()
+        for i, j in world.pairs:
+            partners.setdefault(world.bodies[i].name, []).append(world.bodies[j].name)
+        lines += [f"  pairs of {first}: {', '.join(others)}" for first, others in partners.items()]
+        lines += [
+            f"  near everywhere, so that they slow nothing: {first} and {second} ({1e3 * least:.3g} mm at least)"
+            for (first, second), least in world.near.items()
         ]
         if tips:
             lines.append(f"  {1e3 * options.support_distance:g} mm from a support: {', '.join(tips)}")
