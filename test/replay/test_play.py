@@ -13,6 +13,7 @@ from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
@@ -273,3 +274,42 @@ def test_wrong_stamps_do_not_matter_to_the_comparison(
     assert found["frames"]["compared"] == 40
     assert judgement.level == "warn"
     assert any("stamp" in reason for reason in judgement.reasons)  # the live node would not believe them
+
+
+@pytest.mark.parametrize(
+    ("wall", "what", "since"),
+    [
+        ("side = box 0.3 0.05 0.6 at 0.5 0.3 0.2", "the recorded motion", 1.2),
+        ("front = box 0.2 2 2 at {x} 0 1", "the policy's command", 0.0),
+    ],
+)
+def test_the_verdict_says_where_the_collision_check_would_have_held_the_arm(
+    wall, what, since, play, write_bag, make, small_recording, brightness_policy, replay_config, tmp_path
+):
+    """The policy moves along x; in the second half of the recording, the first joint turns by half a radian."""
+    home = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
+    turned = [
+        (at, topic, make.joints(at, [max(0.0, 0.5 * ((at - make.start) / 1e9 - 1.0)), *home[1:]]))
+        for at, topic, message in small_recording
+        if topic == "/joint_states" and len(message.position) == 4
+    ]
+    messages = [each for each in small_recording if each[1] != "/joint_states"] + turned
+    x = Kinematics.from_urdf("demo").forward(np.array(home)).position[0] + 0.16
+    check = {"check": True, "deceleration": 20.0, "obstacles": [wall.format(x=x)]}
+    config = build({f"collision.{name}": value for name, value in check.items()}, replay_config)
+    path = write_bag("bag", sorted(messages, key=lambda each: each[0]))
+    outcome = play(path, brightness_policy(), config=config, partial=tmp_path / "partial")
+    found, judgement = summary(outcome, config)
+    first = next(stop for stop in found["bags"][0]["stops"] if stop["why"].startswith(what))
+    assert since <= first["seconds"] < since + 0.8
+    name = wall.partition(" ")[0]
+    assert any(
+        "the arm would be held" in reason and f"{what}: " in reason and name in reason
+        for reason in judgement.reasons
+    )
+    assert (
+        play(path, brightness_policy(), config=config, partial=tmp_path / "partial").samples.stops
+        == outcome.samples.stops
+    )
+    without = play(path, brightness_policy())
+    assert not without.samples.stops

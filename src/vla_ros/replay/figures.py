@@ -217,6 +217,7 @@ def _truth(bags: Sequence[Samples], tolerance_s: float) -> dict[str, Any]:
 
 
 def _bag(bag: Samples) -> dict[str, Any]:
+    start = min([*bag.times[:1].tolist(), *(time for time, _ in bag.stops)], default=0)
     return {
         "path": bag.bag,
         "topics": bag.topics,
@@ -224,6 +225,7 @@ def _bag(bag: Samples) -> dict[str, Any]:
         "complete": bag.complete,
         "losses": [str(loss) for loss in bag.losses],
         "left_out": dict(bag.notes),
+        "stops": [{"seconds": 1e-9 * (time - start), "why": why} for time, why in bag.stops],
         "execution": bag.execution,
     }
 

@@ -28,6 +28,7 @@ from vla_ros.replay.bag import Bag
 from vla_ros.replay.live import LiveRun
 from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.samples import Samples
+from vla_ros.replay.stops import Stops
 from vla_ros.replay.storage import Record
 from vla_ros.replay.topics import Selection
 from vla_ros.telemetry.stats import Stats
@@ -93,6 +94,7 @@ class Player:
         self._skipped = 0
         self._dropped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self._stops = Stops(pipeline.controller.collision)
         self._details: dict[Reason, str] = {}
         self._last_time: int | None = None
         self._began = self._saved = time.perf_counter()
@@ -128,6 +130,7 @@ class Player:
             self._inferred = step
         elif step.refused is not None:
             self._refused[step.refused.reason.value] += 1
+            self._stops.command(self._last_time or step.stamp, step.refused)
 
     def frame(self, outcome: FrameOutcome) -> None:
         if outcome.camera != self._selection.cameras[0]:
@@ -170,6 +173,7 @@ class Player:
             self._begin_episode()
         recording = self._recording
         inputs = recording.inputs(now, self._instructions[-1])
+        self._stops.motion(now, inputs.joints)
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         try:
             step = first_step(self._source, self._pipeline, frames, inputs, self._period, reference)
@@ -191,6 +195,7 @@ class Player:
         self._schedule.reset()
         self._pipeline.observer.begin()
         self._controller.reset()
+        self._stops.begin()
 
     def _drop(self, reason: Reason, detail: str) -> None:
         # Each reason keeps its first text, because numbers in the details differ from frame to frame.
@@ -200,6 +205,7 @@ class Player:
     def _keep(self, received: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
         if refused is not None:
             self._refused[refused.value] += 1
+        self._stops.command(received, step.refused)
         if step.observation is not None and isinstance(step.observation.images, LazyImages):
             self._images += step.observation.images.prepared
         normalized = step.chunk.normalized if step.chunk is not None else None
@@ -267,6 +273,7 @@ class Player:
             skipped=self._skipped,
             dropped=Counter(self._dropped),
             refused=Counter(self._refused),
+            stops=self._stops.found,
             limited=limited,
             execution=self._stats.execution.summary() if self._stats is not None else {},
             notes=self._recording.skipped,

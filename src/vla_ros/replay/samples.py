@@ -38,6 +38,7 @@ class Samples:
     skipped: int = 0  # frames that arrived while the policy was busy or that ``--every`` skipped
     dropped: Counter[str] = field(default_factory=Counter)  # unusable frames, by reason
     refused: Counter[str] = field(default_factory=Counter)  # commands that were refused, by reason
+    stops: list[tuple[int, str]] = field(default_factory=list)  # times at which bodies come too near, and which
     limited: Counter[str] = field(default_factory=Counter)  # how often each limit shortened a command
     notes: Counter[str] = field(default_factory=Counter)  # ignored messages of other topics
     losses: list[Loss] = field(default_factory=list)  # unreadable parts of the bag
@@ -104,6 +105,7 @@ def load_samples(path: Path) -> Samples:
                 values[table] = {name.removeprefix(f"{table}/"): file[name] for name in keys}
         values |= {name: Counter(values[name]) for name in _COUNTERS}
         values["instructions"] = tuple(values["instructions"])
+        values["stops"] = [(time, text) for time, text in values["stops"]]
         values["losses"] = [Loss(*loss) for loss in values["losses"]]
         return Samples(**values)
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
@@ -121,7 +123,8 @@ def resumed(first: Samples, rest: Samples) -> Samples:
     losses = [*first.losses, *(loss for loss in rest.losses if loss not in first.losses)]
     joined = _joined([first, dataclasses.replace(rest, episodes=episodes)])
     instructions = first.instructions + rest.instructions[continued:]
-    return dataclasses.replace(joined, instructions=instructions, losses=losses)
+    stops = [*first.stops, *rest.stops]
+    return dataclasses.replace(joined, instructions=instructions, losses=losses, stops=stops)
 
 
 def gather(bags: Sequence[Samples]) -> Samples:

@@ -24,6 +24,7 @@ _ENOUGH_TURNS = 10
 _CONSTANT = 1e-9
 _OLD_FRAME_S, _EARLY_FRAME_S = 1.0, 0.1
 _MOST_LOSSES = 8
+_MOST_STOPS = 5
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,11 @@ def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
     for reason, count in commands["refused"].items():
         if count > 0.01 * frames["used"]:
             yield f"{count} of {frames['used']} commands were refused: {reason}"
+    stops = [(bag["path"], stop) for bag in figures["bags"] for stop in bag["stops"]]
+    for path, stop in stops[:_MOST_STOPS]:
+        yield f"the arm would be held {stop['seconds']:.1f} s into {path}: {stop['why']}"
+    if len(stops) > _MOST_STOPS:
+        yield f"and at {len(stops) - _MOST_STOPS} more places, listed in the JSON file"
 
 
 def _losses(figures: Mapping[str, Any]) -> list[str]:
