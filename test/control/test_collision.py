@@ -98,6 +98,29 @@ def test_the_arm_slows_down_before_it_is_held() -> None:
     assert steps[-1] < 0.5 * steps.max()
 
 
+def test_a_slowed_command_hardly_leaves_the_workspace_box_whose_border_its_way_bends_across() -> None:
+    """The first joint turns from one point of a side of the box to another one, a centimetre outside in between."""
+    start, turn = HOME.copy(), np.array([0.2, 0, 0, 0, 0, 0, 0, 1.0])
+    start[0] = -0.1
+    beyond = float(ARM.forward(start).position[0]) + 1e-4
+    for share in (0.3, 0.5, 0.8):
+        robot = Robot(action="arm.joint_delta + arm.gripper", obstacles=[])
+        limits = replace(
+            robot.config.arms[0].limits, workspace_low=(-1.0, -1.0, -1.0), workspace_high=(beyond, 1.0, 1.0)
+        )
+        limits = replace(
+            limits, max_translation_step=1.0, max_rotation_step=1.0, max_joint_step=1.0, velocity_scale=1.0
+        )
+        [arm] = robot.controller.arms
+        arm._envelope = replace(arm._envelope, tip=limits)
+        arm.command(turn, state(start, 0.04), STAMP, DT)
+        shortened = arm.shortened(share)
+        assert shortened is not None
+        tip = ARM.forward(shortened.positions[:7]).position
+        assert 0 < tip[0] - beyond < 1.01e-3
+        assert shortened.positions[0] > start[0] + 1e-3
+
+
 def test_a_slowed_command_is_where_the_next_one_starts() -> None:
     robot = Robot()
     lower(robot)

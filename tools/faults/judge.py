@@ -344,7 +344,7 @@ class Judge:
             return f"rotation: the tip would turn {turned:.4g} rad, allowed {limits.max_rotation_step:g}"
         further = self._out_of_box(end.position) - self._out_of_box(begin.position)
         # A step that the collision check shortens ends on its way, which bends.
-        if np.any(further > (1e-4 if self._config.collision.check else 1e-6)):
+        if np.any(further > (1.01e-3 if self._config.collision.check else 1e-6)):
             return f"workspace: the tip would move {further.max():.4g} m further out of the box"
         return ""
 

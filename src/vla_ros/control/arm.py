@@ -276,10 +276,10 @@ class ArmController:
         made = self._made
         if made is None or not len(made.positions):
             return None
-        origin, step = made.positions - made.velocity * made.dt, share * made.velocity * made.dt
+        origin, positions = self._envelope.within(*made.part(share), made.dt)
         if isinstance(self._motion, TipMotion) and self._kinematics:
-            self._motion.shortened(self._kinematics.forward(origin + step))
-        command = self._command(origin + step, origin, made.fingers, made.stamp, made.dt)
+            self._motion.shortened(self._kinematics.forward(positions))
+        command = self._command(positions, origin, made.fingers, made.stamp, made.dt)
         self._goal = self._made if made is self._goal else self._goal
         return command
 

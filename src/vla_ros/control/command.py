@@ -39,6 +39,11 @@ class Made:
     stamp: int
     dt: float
 
+    def part(self, share: float) -> tuple[FloatArray, FloatArray]:
+        """Return where the motion begins, and where a ``share`` of it ends, each [N]."""
+        origin = self.positions - self.velocity * self.dt
+        return origin, origin + share * self.velocity * self.dt
+
 
 @dataclass(frozen=True)
 class Command:

@@ -11,6 +11,8 @@ from vla_ros.control.limits import JointLimits, Violation, limit_joints, slower
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
+_BEND = 1e-3  # m
+
 
 @dataclass(frozen=True)
 class Envelope:
@@ -60,6 +62,17 @@ class Envelope:
             self.kinematics, origin, positions, self.tip, stands, straight=self.straight, start=tip_from
         )
         return positions, violations, wrong
+
+    def within(self, origin: FloatArray, positions: FloatArray, dt: float) -> tuple[FloatArray, FloatArray]:
+        """Return both ends [N] of the first part of a step, shorter if the way bends 1 mm out of the box."""
+        if self.kinematics is None or not self.tip.box:
+            return origin, positions
+        low, high = (
+            tuple(each + sign * _BEND for each in edge) for sign, edge in zip((-1, 1), self.tip.box, strict=True)
+        )
+        tip, stands = replace(self.tip, workspace_low=low, workspace_high=high), max(1.0, self.lifetime / dt)
+        within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, stands, straight=self.straight)
+        return origin, within
 
     def around(self, measured: FloatArray, reach: FloatArray) -> "Envelope":
         """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""
