@@ -1,11 +1,15 @@
 """The running node next to obstacles."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vla_ros.graph.origin import Origin
 from vla_ros.kinematics.solver import Kinematics
+from vla_ros.node.scene import Scene
 
 CHECK = ("collision.check:=true", "collision.deceleration:=20.0")
 
@@ -80,6 +84,23 @@ def test_a_scene_holds_while_its_obstacle_is_in_the_way_and_shows_what_is_checke
     count = len(robot.commands)
     robot.until(lambda: len(robot.commands) > count + 2, with_scene(markers_of(robot, (1, 0.0, 1.0), action=3)))
     assert check.scene == ()
+
+
+def test_a_scene_that_a_busy_node_reads_late_counts_from_when_it_was_published(robot, inside) -> None:
+    """The newest message waits for 0.4 s, as when the receiving thread does not run; its publisher is known."""
+    node = inside(*CHECK, "collision.scene:=/obstacles", "collision.scene_required:=true")
+    check, array = node._pipeline.controller.collision, markers_of(robot, (1, 2.0, 0.2))
+    context = node._context
+    scene = Scene(context, SimpleNamespace(subscribe_from=lambda *_: None, timer=lambda *_: None), check)
+    for _ in range(3):
+        scene.take(array, Origin(b"camera", time.time_ns()))
+    assert check.steady() - check._scene_at < 0.2
+    sent = time.time_ns()
+    time.sleep(0.4)
+    scene.take(array, Origin(b"camera", sent))
+    assert 0.3 < check.steady() - check._scene_at < 2.0
+    scene.take(array)
+    assert check.steady() - check._scene_at < 0.2, "a middleware without timestamps"
 
 
 def test_the_status_says_that_nothing_is_checked(robot, inside) -> None:

@@ -60,7 +60,7 @@ class CollisionCheck:
         self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
         self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
         self.scene: tuple[Body, ...] = ()
-        self._scene_at = -math.inf  # when the scene arrived, s
+        self._scene_at = -math.inf  # when the scene was published, s
         self.configure(config)
         if self.world is not None:
             self.checker = Checker(self.world)
@@ -75,12 +75,12 @@ class CollisionCheck:
         self._lifetime = lifetime(config)
         self._arms = {arm.name: arm for arm in config.arms}
 
-    def set_scene(self, bodies: Sequence[Body], *, renewed: bool = True) -> None:
-        """Replace the obstacles that move; ``renewed`` is False if no message did."""
+    def set_scene(self, bodies: Sequence[Body], *, age: float | None = 0.0) -> None:
+        """Replace the obstacles that move; ``age`` is that of the message in s, or None if there was none."""
         assert self.world is not None
         self.scene = tuple(bodies)
         self.checker = Checker(with_bodies(self.world, self.scene))  # one assignment: limit() sees either
-        self._scene_at = self.steady() if renewed else self._scene_at
+        self._scene_at = self._scene_at if age is None else self.steady() - age
 
     def limit(self, commands: Sequence[Command], joints: Mapping[str, JointState | None]) -> float:
         """Return the share of the commands' motion that may be executed in the same time.

@@ -12,6 +12,7 @@ from vla_ros.collision.tree import transform
 from vla_ros.collision.world import link_of
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.kinematics.rotations import read_rotation, write_rotation
 from vla_ros.kinematics.urdf import resolve
@@ -21,7 +22,7 @@ from vla_ros.types import FloatArray
 _ADD, _DELETE, _DELETE_ALL = 0, 2, 3
 _CUBE, _SPHERE, _CYLINDER, _CUBES, _SPHERES, _MESH, _TRIANGLES = 1, 2, 3, 6, 7, 10, 11
 _ARRAY, _MARKER, _HERE = "visualization_msgs/msg/MarkerArray", "visualization_msgs/msg/Marker", np.eye(4)
-_MOST = 200  # shapes
+_MOST, _UNKNOWN = 200, Origin(b"")  # shapes; the origin of a message that has none
 _PERIOD = 0.1  # s between looks for obstacles whose lifetime has ended
 _SHOWN = 0.2  # s between markers
 _LINK, _OBSTACLE, _NEAR = (0.3, 0.6, 0.9, 0.4), (0.9, 0.6, 0.2, 0.5), (0.9, 0.1, 0.1, 1.0)
@@ -45,12 +46,14 @@ class Scene:
         self._urdf = resolve(context.options.current.arms[0].robot.urdf)
         self._bodies: dict[tuple[str, int], tuple[float, Body]] = {}  # with the time at which each one ends, s
         self._meshes: dict[str, list[Piece]] = {}
-        wiring.subscribe(_ARRAY, context.options.current.collision.scene, self.take, "state")
+        wiring.subscribe_from(_ARRAY, context.options.current.collision.scene, self.take, "state")
         wiring.timer(_PERIOD, self.expire)
 
-    def take(self, message: Any) -> None:
+    def take(self, message: Any, origin: Origin = _UNKNOWN) -> None:
         """Take a message. One that is not understood changes nothing, so that a required scene becomes stale."""
-        bodies, now = dict(self._bodies), self._check.steady()
+        bodies, now, age = dict(self._bodies), self._check.steady(), 0.0
+        if origin.published:  # a busy node may read it late
+            age = max(0.0, self._context.clock.awake() - self._context.suspension.published(*origin))
         try:
             for marker in message.markers:
                 key = str(marker.ns), int(marker.id)
@@ -64,7 +67,7 @@ class Scene:
                     raise ConfigError(f"marker {key}: found the action {marker.action}, expected 0, 2 or 3")
             if sum(len(body.pieces) for _, body in bodies.values()) > _MOST:
                 raise ConfigError(f"found more than {_MOST} shapes")
-            self._check.set_scene([body for _, body in bodies.values()])
+            self._check.set_scene([body for _, body in bodies.values()], age=age)
         except (VlaRosError, ValueError, TypeError, OverflowError, RuntimeError) as error:
             topic = self._context.options.current.collision.scene
             self._context.throttled.log("scene", f"a message on {topic} was ignored: {error}", "error")
@@ -77,7 +80,7 @@ class Scene:
         kept = {key: each for key, each in self._bodies.items() if each[0] > now}
         if len(kept) < len(self._bodies):
             self._bodies = kept
-            self._check.set_scene([body for _, body in kept.values()], renewed=False)
+            self._check.set_scene([body for _, body in kept.values()], age=None)
 
     def _body(self, marker: Any) -> Body:
         name = f"{marker.ns}/{marker.id}" if marker.ns else str(marker.id)

@@ -30,10 +30,10 @@ def test_the_node_understands_the_walls_and_no_fault(robot, sent) -> None:
     config = load((), ["robot.urdf:=demo", "robot.tip_frame:=tool"])
     world = make_world(config, {"arm": Kinematics.from_urdf("demo")})
     taken, refused = [], []
-    check = SimpleNamespace(world=world, steady=lambda: 0.0, set_scene=taken.append)
+    check = SimpleNamespace(world=world, steady=lambda: 0.0, set_scene=lambda bodies, age: taken.append(bodies))
     current = SimpleNamespace(current=config)
     context = SimpleNamespace(options=current, throttled=SimpleNamespace(log=lambda *what: refused.append(what)))
-    wiring = SimpleNamespace(subscribe=lambda *_: None, timer=lambda *_: None)
+    wiring = SimpleNamespace(subscribe_from=lambda *_: None, timer=lambda *_: None)
     scene = Scene(context, wiring, check)
     robot.become("walls", np.array(HOME[: len(ARM)]))
     scene.take(sent[-1])
