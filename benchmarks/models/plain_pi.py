@@ -32,26 +32,30 @@ class PlainPi:
         self._embedded = [time_embedding(time, sizes.expert.hidden_size, sizes.periods) for time in self._times]
         self._block, self._layer, self._norm = wrap(_block), wrap(_layer), wrap(_norm)
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, tokens: Tensor, length: Tensor, state: Tensor, noise: Tensor) -> Tensor:
-        """Compute one chunk [H, A].
+        """Compute one chunk [H, A]; the arguments are those of :meth:`batch` without their first axis."""
+        return self.batch(*(one[None] for one in (images, tokens, length, state, noise)))[0]
 
-        From uint8 images [cameras, S, S, 3], int64 tokens [L] (``length`` without padding), float32 state [A] and
-        noise [H, A].
+    @torch.no_grad()
+    def batch(self, images: Tensor, tokens: Tensor, length: Tensor, state: Tensor, noise: Tensor) -> Tensor:
+        """Compute chunks [B, H, A].
+
+        From uint8 images [B, cameras, S, S, 3], int64 tokens [B, L] (``length`` [B] without padding), float32 state
+        [B, A] and noise [B, H, A].
         """
         network, sizes = self._network, self._network.architecture
-        patches = self._see(images).flatten(0, 1)
+        patches = self._see(images.flatten(0, 1)).unflatten(0, images.shape[:2]).flatten(1, 2)
         words = network.embed_tokens(tokens) * math.sqrt(sizes.prefix.hidden_size)
-        hidden = torch.cat([patches, words])[None]  # [1, N, width]
+        hidden = torch.cat([patches, words], dim=1)  # [B, N, width]
         count = hidden.shape[1]
         places = torch.arange(count, device=hidden.device)
-        seen = places < len(patches) + length
+        seen = (places < patches.shape[1] + length[:, None])[:, None]  # [B, 1, N]
         cache = []
-        rotary = _rotary(seen.cumsum(0) - 1, sizes.prefix.head_dim, hidden.dtype)
+        rotary = _rotary(seen.cumsum(-1) - 1, sizes.prefix.head_dim, hidden.dtype)
         layers: list[Any] = list(network.prefix.layers)
         for layer in layers[:-1]:
             norms = (layer.input_norm.parts(places[:1])[0], layer.post_norm.parts(places[:1])[0])
-            hidden, kept = self._layer(layer, hidden, norms, rotary, None, seen[None, None, None])
+            hidden, kept = self._layer(layer, hidden, norms, rotary, None, seen[:, None])
             cache.append(kept)
         last = layers[-1]
         normed = self._norm(hidden, last.input_norm.parts(places[:1])[0])
@@ -60,9 +64,10 @@ class PlainPi:
 
         given = int(sizes.has_state_token)
         rows = sizes.horizon + given
-        suffix = _rotary(seen.sum() + torch.arange(rows, device=hidden.device), sizes.prefix.head_dim, hidden.dtype)
-        mask = torch.cat([seen, seen.new_ones(rows)]).expand(rows, -1).clone()
-        mask[:given, count + given :] = False
+        positions = seen.sum(-1, keepdim=True) + torch.arange(rows, device=hidden.device)
+        suffix = _rotary(positions, sizes.prefix.head_dim, hidden.dtype)
+        mask = torch.cat([seen, seen.new_ones(len(seen), 1, rows)], dim=-1).expand(-1, rows, -1).clone()
+        mask[:, :given, count + given :] = False
         actions = noise
         for embedded in self._embedded:
             actions = actions - self._velocity(actions, state, embedded, cache, suffix, mask) / len(self._times)
@@ -86,17 +91,17 @@ class PlainPi:
         if network.architecture.has_state_token:
             both = torch.cat([tokens, embedded.expand_as(tokens)], dim=-1)
             tokens = network.action_time_mlp_out(functional.silu(network.action_time_mlp_in(both)))
-            tokens = torch.cat([network.state_proj(state)[None], tokens])
+            tokens = torch.cat([network.state_proj(state)[:, None], tokens], dim=1)
         else:
             condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(embedded))))
-        hidden = tokens[None].to(network.dtype)
+        hidden = tokens.to(network.dtype)
         layers: list[Any] = list(network.expert.layers)
         for layer, kept in zip(layers, cache, strict=True):
             norms = (layer.input_norm.parts(condition)[0], layer.post_norm.parts(condition)[0])
-            hidden, _ = self._layer(layer, hidden, norms, rotary, kept, mask[None, None])
+            hidden, _ = self._layer(layer, hidden, norms, rotary, kept, mask[:, None])
         last: Any = network.expert.norm
         normed = self._norm(hidden, last.parts(condition)[0])
-        velocity: Tensor = network.action_out_proj(normed[0, -len(actions) :].float())
+        velocity: Tensor = network.action_out_proj(normed[:, -actions.shape[1] :].float())
         return velocity
 
 
@@ -178,7 +183,7 @@ def _norm(hidden: Tensor, parts: Tensor) -> Tensor:
 def _layer(
     layer: Any, hidden: Tensor, norms: tuple[Tensor, Tensor], rotary: Any, cache: Any, mask: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Run one layer over [1, N, width] behind ``cache``; also return its keys and values."""
+    """Run one layer over [B, N, width] behind ``cache``; also return its keys and values."""
     size = rotary[0].shape[-1]
     projected = layer.qkv(_norm(hidden, norms[0]))
     query, key, value = projected.split([projected.shape[-1] - 2 * size, size, size], dim=-1)
@@ -206,7 +211,7 @@ def _heads(projected: Tensor, size: int) -> Tensor:
 
 def _rotary(positions: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     steps = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32)
-    angles = positions.float()[:, None] * ROPE_THETA ** (-steps / size)
+    angles = positions.float()[..., None] * ROPE_THETA ** (-steps / size)
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
