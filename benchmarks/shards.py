@@ -38,6 +38,7 @@ CHUNKS = {"openvla-oft-7b": 8, "tiny-oft": 8, "pi05": 5, "tiny-pi05": 5}
 """Model to the steps executed of a chunk."""
 SMALL = Path(__file__).parents[1] / "checkpoints" / "libero"
 INSTRUCTION = "pick up the black bowl next to the plate and place it on the plate"
+FILES = ("config.json", "policy_preprocessor.json", "tokenizer.json")
 WARM_UP = 3.0  # s
 PROMPT = 60
 """Tokens of a prompt of plain PyTorch; ``vla-ros serve`` encodes the instruction."""
@@ -81,20 +82,20 @@ def write_checkpoint(model: str, folder: Path, device: Any, dtype: Any) -> None:
         return
     shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns("model.safetensors", "architecture.json"))
     sizes = replace(PUBLISHED[model], horizon=10)
-    for name in ("config.json", "policy_preprocessor.json"):
-        content = json.loads((folder / name).read_text())
-        if name == "config.json":
-            content |= {"image_resolution": [224, 224], "chunk_size": 10, "n_action_steps": CHUNKS[model]}
-            content |= {"num_inference_steps": 10, "rtc_training_max_delay": 0, "tokenizer_max_length": 200}
-            content |= {"max_state_dim": sizes.action_dim, "max_action_dim": sizes.action_dim}
-        else:
-            content["steps"][-1]["config"]["max_length"] = 200
+    config, steps, words = (json.loads((folder / name).read_text()) for name in FILES)
+    config |= {"image_resolution": [224, 224], "chunk_size": sizes.horizon, "n_action_steps": CHUNKS[model]}
+    config |= {"num_inference_steps": 10, "rtc_training_max_delay": 0, "tokenizer_max_length": 200}
+    config |= {"max_state_dim": sizes.action_dim, "max_action_dim": sizes.action_dim}
+    steps["steps"][-1]["config"]["max_length"] = 200
+    known = words["model"]["vocab"]
+    known |= {f"<unused{number}>": number for number in range(len(known), sizes.vocabulary)}
+    for name, content in zip(FILES, (config, steps, words), strict=True):
         (folder / name).write_text(json.dumps(content))
     parameters, stored = dict(random_network(sizes, device, dtype).named_parameters()), {}
     for name, parts in parameter_parts(sizes, ()).items():
         rows = parameters[name].detach().reshape(-1, *parts[0].shape[1:])
         split = rows.split([part.shape[0] for part in parts])
-        stored |= {LEROBOT_PREFIX + part.name: one for part, one in zip(parts, split, strict=True)}
+        stored |= {LEROBOT_PREFIX + part.name: one.clone() for part, one in zip(parts, split, strict=True)}
     write_shards(folder, [list(stored)], lambda names: ((name, stored[name]) for name in names))
 
 
