@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from vla_ros.control.command import Command
+from vla_ros.errors import ConfigError
 from vla_ros.eval.environment import BenchmarkEnvironment, Case
 from vla_ros.eval.process import BenchmarkError, BenchmarkProcess
+from vla_ros.eval.results import Log
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 COMMAND = (sys.executable, "-m", "vla_ros.cli")
@@ -248,6 +250,19 @@ def test_resume_runs_what_is_missing_or_was_an_error(tmp_path) -> None:
     assert "every episode has been run already" in again.stdout
     other = command(*REACH, "--resume", "--json", "out.json", "-p", "policy.gain:=0.5", status=1)
     assert "was made with param = []" in other.stderr
+
+
+def test_resume_accepts_another_port_of_the_same_policy_server(tmp_path) -> None:
+    def resume(*param: str) -> Log:
+        return Log(tmp_path / "log", {"benchmark": "table", "param": list(param)}, resume=True)
+
+    resume("policy.server:=ws://[::1]:8100/vla-eval", "policy.horizon:=8")
+    resume("policy.server:=ws://[::1]:8101/vla-eval", "policy.horizon:=8")
+    for other in ("policy.server:=ws://[::2]:8100/vla-eval", "policy.server:=ws://[::1]:8100"):
+        with pytest.raises(ConfigError, match="was made with param = "):
+            resume(other, "policy.horizon:=8")
+    with pytest.raises(ConfigError, match="was made with param = "):
+        resume("policy.server:=ws://[::1]:8100/vla-eval", "policy.horizon:=9")
 
 
 def test_shards_give_the_same_results_as_one_process() -> None:

@@ -1,6 +1,7 @@
 """Results of an evaluation: one line of a log for each episode, and a JSON file that vla-eval's tools read."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -159,6 +160,12 @@ def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
         ) from None
 
 
+def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the policy server's port: a server may be started again at another one."""
+    words = [re.sub(r"^(policy\.server:=.*):\d+(?=/|$)", r"\1", word) for word in settings.get("param") or ()]
+    return {**settings, "param": words}
+
+
 class Log:
     """The episodes so far, one JSON line each after a line of settings; several processes may append.
 
@@ -171,7 +178,8 @@ class Log:
         plain = dict(settings)
         if resume and path.exists():
             before = self._lines()[0]
-            different = [key for key in plain.keys() | before.keys() if plain.get(key) != before.get(key)]
+            now, then = _without_port(plain), _without_port(before)
+            different = [key for key in now.keys() | then.keys() if now.get(key) != then.get(key)]
             if different:
                 key = min(different)
                 raise ConfigError(
