@@ -1,4 +1,7 @@
-"""MuJoCo as a judge of what touches what: its own kinematics, and its own convex pieces of the meshes (CoACD)."""
+"""MuJoCo as a judge of what touches what: its own kinematics, and its own convex pieces of the meshes (CoACD).
+
+The pieces may be larger than the meshes, so a shallow penetration counts only if the triangles touch as well.
+"""
 
 import hashlib
 import math
@@ -6,7 +9,7 @@ import os
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import mujoco
 import numpy as np
 
 from vla_ros.collision.geometry import find_mesh
+from vla_ros.collision.shapes import library
 from vla_ros.config import Config
 from vla_ros.config.collision import Obstacle
 from vla_ros.control.collision import CollisionCheck
@@ -24,6 +28,8 @@ _PIECES: dict[str, Any] = {
     "threshold": 0.1, "max_convex_hull": 16, "preprocess_resolution": 40, "resolution": 200,
     "mcts_iterations": 4, "mcts_nodes": 4, "mcts_max_depth": 1, "seed": 0,
 }  # fmt: skip
+
+_DOUBTED = (-0.03, -5e-4)  # m; in penetrations between these, the triangles are asked
 
 
 class Judge:
@@ -43,6 +49,9 @@ class Judge:
         spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
         spec.compiler.degree = False
         self._spec, self._margin, self._meshes = spec, margin, dict[str, list[str]]()
+        self._solids = dict[
+            str, list[tuple[Any, np.ndarray, np.ndarray]]
+        ]()  # shape, position and rotation in a body
         self.joints: list[str] = []
         several = len(config.arms) > 1
         for arm in config.arms:
@@ -93,6 +102,7 @@ class Judge:
     def _geom(self, body: Any, collision: Any, urdf: Path, link: str) -> None:
         place, turn = origin(collision)
         shape = collision.find("geometry")[0]
+        self._solids.setdefault(body.name, []).append((solid(shape, urdf, link), place, turn))
         common = {"pos": place, "quat": quaternion(turn), "margin": self._margin}
         if shape.tag == "box":
             body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=numbers(shape, "size") / 2, **common)
@@ -126,7 +136,10 @@ class Judge:
 
     def _obstacle(self, obstacle: Obstacle, parent: Any, prefix: str = "") -> None:
         body = parent.add_body(name=prefix + obstacle.name, pos=obstacle.position)
-        if obstacle.kind == "box":
+        box = obstacle.kind == "box"
+        shape = library().Box(np.array(obstacle.size)) if box else library().Cylinder(*obstacle.size)
+        self._solids.setdefault(body.name, []).append((shape, np.zeros(3), np.eye(3)))
+        if box:
             body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=np.array(obstacle.size) / 2, margin=self._margin)
         else:
             size = [obstacle.size[0], obstacle.size[1] / 2, 0]
@@ -137,7 +150,29 @@ class Judge:
         self.data.qpos[self._columns] = q
         mujoco.mj_kinematics(self.model, self.data)
         mujoco.mj_collision(self.model, self.data)
-        return float(self.data.contact.dist.min(initial=self._margin)) if self.data.ncon else self._margin
+        if not self.data.ncon:
+            return self._margin
+        found = self.data.contact.dist.copy()
+        for number in np.flatnonzero((_DOUBTED[0] < found) & (found < _DOUBTED[1])):
+            first, second = (self.model.geom_bodyid[each] for each in self.data.contact.geom[number])
+            apart = self._apart(int(first), int(second))
+            found[number] = apart if apart > 0 else found[number]
+        return float(min(found.min(), self._margin))
+
+    def _apart(self, first: int, second: int) -> float:
+        """Return the distance between the triangles of two bodies; 0 or less if they touch."""
+        fcl = library()
+        transform = getattr(fcl, "Transform3s", None) or fcl.Transform3f
+
+        def placed(body: int) -> list[tuple[Any, Any]]:
+            turn, place = self.data.xmat[body].reshape(3, 3), self.data.xpos[body]
+            return [
+                (shape, transform(turn @ own_turn, turn @ own + place))
+                for shape, own, own_turn in self._solids[self.model.body(body).name]
+            ]
+
+        pairs = product(placed(first), placed(second))
+        return min(fcl.distance(*a, *b, fcl.DistanceRequest(), fcl.DistanceResult()) for a, b in pairs)
 
     def near(self) -> set[tuple[str, str]]:
         """Return the pairs of bodies that are nearer than the margin where the last distance was measured."""
@@ -157,11 +192,23 @@ class Judge:
                 yield self.distance(start + (end - start) * (index / count))
 
 
+def solid(shape: Any, urdf: Path, link: str) -> Any:
+    """Return a shape of a URDF for Pinocchio's collision library: all triangles of a mesh."""
+    fcl = library()
+    if shape.tag == "box":
+        return fcl.Box(numbers(shape, "size"))
+    if shape.tag == "cylinder":
+        return fcl.Cylinder(float(shape.get("radius")), float(shape.get("length")))
+    if shape.tag == "sphere":
+        return fcl.Sphere(float(shape.get("radius")))
+    path = find_mesh(shape.get("filename"), urdf, link)
+    return fcl.MeshLoader().load(str(path), numbers(shape, "scale", "1 1 1"))
+
+
 def decompose(path: Path, scale: np.ndarray) -> list[np.ndarray]:
     import coacd
-    import coal
 
-    mesh = coal.MeshLoader().load(str(path), scale)  # reads the file only
+    mesh = library().MeshLoader().load(str(path), scale)  # reads the file only
     triangles = np.array([[t[0], t[1], t[2]] for t in map(mesh.tri_indices, range(mesh.num_tris))])
     coacd.set_log_level("error")
     parts = coacd.run_coacd(coacd.Mesh(np.asarray(mesh.vertices()), triangles), **_PIECES)
