@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -20,12 +20,11 @@ from vla_ros.config import load
 from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError
-from vla_ros.record.bag import METADATA
 
 _GUESS = 1 / 30  # s; duration of a step if control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
 _ENDED = 5.0  # s; the node must end within this time after its launcher
-_RECORDS = 60.0  # s; a recorder must start, and repair a bag, within this time
+_RECORDS = 240.0  # s; a recorder, which is nicer than all others, must start and repair a bag within this time
 _HELD = 3.0  # s; a node that was suspended must send a hold within this time after it resumes
 
 
@@ -151,7 +150,8 @@ class Director:
             self._restart_node()
         self._linger(0.05, 0.35)
         if row.recorded:
-            rig.wait(lambda: any(not bag.joinpath(METADATA).exists() for bag in rig.bags), "recording", _RECORDS)
+            rig.wait(lambda: bool(rig.unfinished_bags), "recording", _RECORDS)
+        bags = rig.unfinished_bags
         injection = Injection(time.monotonic())
         self._outcome.injections.append(injection)
         before = len(rig.motions)
@@ -188,14 +188,13 @@ class Director:
             self._complain("disk: the recording grew on a disk that was full")
         injection.end = time.monotonic()
         if row.recorded:
-            self._check_recording()
+            self._check_recording(bags)
         self._recover()
 
-    def _check_recording(self) -> None:
-        """Complain if a killed recorder's bag is not repaired, or if a bag grows on a disk that is full."""
-        rig, bags = self._rig, self._rig.bags
+    def _check_recording(self, bags: Sequence[Path]) -> None:
+        """Complain if a killed recorder's ``bags`` are not repaired, or if one grows on a disk that is full."""
         if self._row.recorded == "repaired":
-            rig.wait(lambda: bags[-1].joinpath(METADATA).exists(), "repaired bag", _RECORDS)
+            self._rig.wait(lambda: not {*bags} & {*self._rig.unfinished_bags}, "repaired bag", _RECORDS)
             return
         sizes = [sum(file.stat().st_size for file in bag.glob("*.mcap")) for bag in bags]
         time.sleep(0.5)  # longer than from one write to the next

@@ -17,6 +17,7 @@ from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, Serv
 from tools.faults.records import Record
 from tools.faults.setups import OPTIONS
 from vla_ros.errors import VlaRosError
+from vla_ros.record.bag import METADATA
 
 PATIENCE = 30.0
 """Seconds within which an expected event must occur, on a busy machine."""
@@ -169,12 +170,10 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
 
     @property
-    def bags(self) -> list[Path]:
-        """The recorder's bags that have messages, oldest first."""
-        found = Path(self._folder.name).glob("*/*.mcap")
-        return sorted(
-            (file.parent for file in found if file.stat().st_size > _SOME), key=lambda bag: bag.stat().st_ctime
-        )
+    def unfinished_bags(self) -> list[Path]:
+        """The recorder's bags that have messages and no metadata."""
+        found = (file.parent for file in Path(self._folder.name).glob("*/*.mcap") if file.stat().st_size > _SOME)
+        return [bag for bag in found if not bag.joinpath(METADATA).exists()]
 
     def wait_for_motion(self, what: str) -> None:
         before = time.monotonic()
