@@ -77,6 +77,23 @@ def test_a_flat_mesh_is_a_thin_box(tmp_path: Path) -> None:
     assert [piece.radius for piece in upper.pieces] == [pytest.approx(0.0707, abs=1e-3)]
 
 
+CAPSULE = '<geometry><capsule radius="0.03" length="0.24"/></geometry>'
+
+
+@pytest.mark.skipif(int(pinocchio.__version__.split(".")[0]) < 4, reason="Pinocchio 4 is the first with capsules")
+@pytest.mark.parametrize("version", ["", ' version="1.0"', ' version="1.2"'])
+def test_a_capsule_is_read_whatever_the_version(tmp_path: Path, version: str) -> None:
+    text = ARM.replace("<robot", f"<robot{version}").replace(BOX[1], CAPSULE, 1)
+    [upper] = [body for body in world_of(tmp_path, text).bodies if body.name == "upper"]
+    assert [(shape.radius, shape.halfLength) for shape in (piece.shape for piece in upper.pieces)] == [(0.03, 0.12)]
+
+
+@pytest.mark.parametrize("shape", ["<cone/>", '<sphere radius="x"/>', ""])
+def test_a_collision_element_that_is_not_understood_is_refused(tmp_path: Path, shape: str) -> None:
+    with pytest.raises(ConfigError, match="reads 0 of 1 collision elements of link 'upper'"):
+        world_of(tmp_path, ARM.replace(BOX[1], f"<geometry>{shape}</geometry>", 1))
+
+
 def test_a_hollow_mesh_is_cut_into_pieces_that_contain_its_surface() -> None:
     """A U of three bars: its hull would fill the gap."""
     parts = [

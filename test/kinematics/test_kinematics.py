@@ -265,6 +265,41 @@ def test_a_damaged_file_is_reported(tmp_path: Path, text: str, message: str) -> 
         Kinematics.from_urdf(str(path))
 
 
+TURNED = 'quat_xyzw="0 0 -2 -2"'  # 90 degrees about z, of another length and sign
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+def test_quaternions_of_newer_urdfs_turn_the_arm(tmp_path: Path, planar_urdf: Path, version: str) -> None:
+    text = planar_urdf.read_text()
+    path = tmp_path / "newer.urdf"
+    path.write_text(
+        text.replace('rpy="0 0 1.5707963267948966"', TURNED).replace("<robot", f'<robot version="{version}"')
+    )
+    poses = [Kinematics.from_urdf(str(each)).forward(np.array([0.3, 0.4, 0.05])) for each in (planar_urdf, path)]
+    np.testing.assert_allclose(poses[1].position, poses[0].position, atol=1e-12)
+    np.testing.assert_allclose(poses[1].rotation, poses[0].rotation, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("version", "origin", "message"),
+    [
+        ("1.0", TURNED, 'ROS ignores in version 1.0; expected <robot version="1.1">'),
+        ("1.1", f'{TURNED} rpy="0 0 0"', "expected one of the two"),
+        ("1.1", 'quat_xyzw="0 0 0 0"', "is no rotation"),
+        ("1.1", 'quat_xyzw="0 0 1"', "is no rotation"),
+        ("1.1", 'quat_xyzw="0 0 nan 1"', "is no rotation"),
+    ],
+)
+def test_a_doubtful_quaternion_is_refused(
+    tmp_path: Path, planar_urdf: Path, version: str, origin: str, message: str
+) -> None:
+    text = planar_urdf.read_text().replace('rpy="0 0 1.5707963267948966"', origin)
+    path = tmp_path / "arm.urdf"
+    path.write_text(text.replace("<robot", f'<robot version="{version}"'))
+    with pytest.raises(ConfigError, match=message):
+        Kinematics.from_urdf(str(path))
+
+
 def test_several_ends_need_a_tip_frame(tmp_path: Path, planar_urdf: Path) -> None:
     ends = '<link name="camera"/><link name="tcp"/>' + "".join(
         f'<joint name="{name}_fixed" type="fixed"><parent link="hand"/><child link="{name}"/></joint>'

@@ -2,6 +2,7 @@
 
 import os
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,10 @@ def read_robot(urdf: str, prefix: str = "") -> RobotGeometry:
         path = find_mesh(mesh.get("filename", ""), description.path, element.get("name", ""))
         mesh.set("filename", str(path))
         load_mesh(path, [float(each) for each in mesh.get("scale", "1 1 1").split()], loader)
+    hint = ""
+    if root.find(".//capsule") is not None:
+        hint = "; capsules need Pinocchio 4"
+        root.set("version", "1.1")  # the first that has capsules
     text = ElementTree.tostring(root, encoding="unicode")
     try:
         model = pinocchio.buildModelFromXML(text)
@@ -65,7 +70,15 @@ def read_robot(urdf: str, prefix: str = "") -> RobotGeometry:
             for kind in (pinocchio.COLLISION, pinocchio.VISUAL)
         )
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"robot.urdf: Pinocchio cannot read {description.path} ({error})") from None
+        raise ConfigError(f"robot.urdf: Pinocchio cannot read {description.path} ({error}{hint})") from None
+    read = Counter(model.frames[thing.parentFrame].name for thing in solid.geometryObjects)
+    for link in root.findall("link"):  # Pinocchio skips what it does not understand
+        name, count = link.get("name", ""), len(link.findall("collision"))
+        if read[name] < count:
+            raise ConfigError(
+                f"robot.urdf: Pinocchio reads {read[name]} of {count} collision elements of link '{name}' in "
+                f"{description.path}; expected box, cylinder, sphere, capsule or mesh with their dimensions"
+            )
     known = dict[tuple[str, str], list[Piece]]()
     found: dict[str, tuple[int, list[Piece]]] = {}
     for thing in solid.geometryObjects:

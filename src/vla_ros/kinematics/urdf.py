@@ -6,8 +6,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from vla_ros.config.files import read_bytes
 from vla_ros.errors import ConfigError, did_you_mean
+from vla_ros.kinematics.rotations import read_rotation, write_rotation
 
 DEMO, DEMO_TWO_ARMS = "demo", "demo_two_arms"
 DEMO_MOUNTS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
@@ -33,7 +36,7 @@ class UrdfJoint:
 
 @dataclass(frozen=True)
 class Urdf:
-    """A URDF whose continuous joints are rewritten as revolute joints with very wide limits."""
+    """A URDF as version 1.0, whose continuous joints are revolute joints with very wide limits."""
 
     path: Path
     text: str  # the XML, for Pinocchio
@@ -108,6 +111,7 @@ def read_urdf(urdf: str) -> Urdf:
         )
     if urdf == DEMO_TWO_ARMS:
         root = _on_a_table(root)
+    _write_as_1_0(root, path)
     joints = []
     for element in root.findall("joint"):
         parent, child = element.find("parent"), element.find("child")
@@ -144,6 +148,25 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
         ElementTree.SubElement(mount, "child", link=f"{name}_base_link")
         ElementTree.SubElement(mount, "origin", xyz=" ".join(map(str, place)))
     return table
+
+
+def _write_as_1_0(root: ElementTree.Element, path: Path) -> None:
+    """Write quaternions, new in URDF 1.1, as angles: older Pinocchios refuse version 1.1 or turn nothing."""
+    version = root.attrib.pop("version", "1.0")
+    for origin in root.iter("origin"):
+        text = origin.attrib.pop("quat_xyzw", None)
+        if text is None:
+            continue
+        found = f'robot.urdf: {path} has an origin with quat_xyzw="{text}"'
+        if version in ("1", "1.0"):
+            raise ConfigError(f'{found}, which ROS ignores in version 1.0; expected <robot version="1.1"> or newer')
+        if "rpy" in origin.attrib:
+            raise ConfigError(f"{found} and rpy, expected one of the two")
+        try:
+            rotation = read_rotation(np.array(text.split(), np.float64), "quaternion_xyzw")
+        except ValueError as error:
+            raise ConfigError(f"{found}, which is no rotation ({error})") from None
+        origin.set("rpy", " ".join(map(repr, write_rotation(rotation, "euler_xyz").tolist())))
 
 
 def _bound(joint: ElementTree.Element) -> None:
