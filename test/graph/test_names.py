@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from vla_ros.errors import ConfigError
-from vla_ros.graph.names import check_absolute, check_node_name, expand_name, parse_ros_arguments
+from vla_ros.graph.names import check_absolute, check_node_name, expand_name, parse_ros_arguments, rcl_reach
 
 from .parameter_cases import rclpy_answer, read_cases, write_files
 
@@ -156,3 +156,22 @@ def test_malformed_arguments(args):
 def test_flags_of_logging_and_security_are_ignored():
     words = ["--log-level", "debug", "--disable-rosout-logs", "-e", "/robot", "-p", "a:=1"]
     assert parse_ros_arguments(["--ros-args", *words]).values("/n") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("distro", "variables", "reach"),
+    [
+        ("humble", {}, "SUBNET (default)"),
+        ("humble", {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}, "SUBNET (Humble ignores"),
+        ("humble", {"ROS_LOCALHOST_ONLY": "1"}, "LOCALHOST (ROS_LOCALHOST_ONLY)"),
+        ("jazzy", {}, "SUBNET (default)"),
+        ("jazzy", {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}, "LOCALHOST"),
+        (
+            "jazzy",
+            {"ROS_AUTOMATIC_DISCOVERY_RANGE": "OFF", "ROS_LOCALHOST_ONLY": "1"},
+            "LOCALHOST (ROS_LOCALHOST_ONLY)",
+        ),
+    ],
+)
+def test_a_range_that_humble_ignores_is_not_shown_as_in_force(distro: str, variables: Any, reach: str) -> None:
+    assert rcl_reach({"ROS_DISTRO": distro} | variables).startswith(reach)

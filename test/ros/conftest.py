@@ -56,6 +56,8 @@ def own_domain() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as claims:
         patch.setenv("ROS_DOMAIN_ID", str(quiet_domain(claims)))
         patch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+        if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
+            patch.setenv("ROS_LOCALHOST_ONLY", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
 

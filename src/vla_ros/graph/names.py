@@ -4,7 +4,7 @@ Follows "Topic and Service name mapping to DDS" of design.ros2.org, and rcl of J
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,19 @@ _IGNORED = ("--log-level", "--log-config-file", "--log-file-name", "-e", "--encl
 _SWITCHES = tuple(
     f"--{do}-{what}-logs" for do in ("enable", "disable") for what in ("rosout", "stdout", "external-lib")
 )
+
+
+def rcl_reach(variables: Mapping[str, str]) -> str:
+    """Return how far rcl discovers other nodes with these environment variables, and why.
+
+    ``ROS_AUTOMATIC_DISCOVERY_RANGE`` exists since Iron.
+    """
+    if variables.get("ROS_LOCALHOST_ONLY") == "1":
+        return "LOCALHOST (ROS_LOCALHOST_ONLY)"
+    value = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "")
+    if value and variables.get("ROS_DISTRO") == "humble":
+        return f"SUBNET (Humble ignores ROS_AUTOMATIC_DISCOVERY_RANGE={value}; it has ROS_LOCALHOST_ONLY=1)"
+    return value or "SUBNET (default)"
 
 
 def check_node_name(name: str) -> str:

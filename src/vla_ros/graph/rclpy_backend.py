@@ -26,6 +26,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.cdr import check_lengths
+from vla_ros.graph.names import rcl_reach
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, Graph
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
@@ -89,12 +90,9 @@ class RclpyGraph(RclpyBackend, Graph):
         self._nodes: list[Any] = []
 
     def describe(self) -> str:
-        reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE") or "SUBNET (default)"
-        if os.environ.get("ROS_LOCALHOST_ONLY", "") == "1":
-            reach = "LOCALHOST (ROS_LOCALHOST_ONLY)"
         return (
             f"rclpy of ROS 2 {os.environ.get('ROS_DISTRO', 'unknown')}, {get_rmw_implementation_identifier()}, "
-            f"domain {self._context.get_domain_id()}, discovery range {reach}"
+            f"domain {self._context.get_domain_id()}, discovery range {rcl_reach(os.environ)}"
         )
 
     def create_node(self, name: str, namespace: str | None = None) -> Any:
