@@ -225,3 +225,47 @@ def test_any_text_binds_or_is_refused_with_a_reason(
     except ConfigError as error:
         said = str(error)
     assert said.startswith(("features.", "camera.", "robot.", "gripper.", "control.", "the policy's"))
+
+
+def test_one_entry_can_name_several_vectors_of_the_policy() -> None:
+    keys = ("x", "y", "z", "grip")
+    spec = action("arm.joint_position", state=tuple(StateFeature(key, size=1 + (key == "grip")) for key in keys))
+    found = bound(spec, features__state=["x + y + z[1] + grip = arm.tip_position + arm.fingers"])
+    (reader,) = found.states
+    assert (reader.feature.key, reader.feature.size) == ("x + y + z + grip", 5)
+    vector = np.arange(10.0).reshape(2, 5)
+    split = {key: each.tolist() for key, each in reader.feature.split(vector).items()}
+    assert split == {"x": [[0], [5]], "y": [[1], [6]], "z": [[2], [7]], "grip": [[3, 4], [8, 9]]}
+    assert reader.feature.split(vector[0])["grip"].tolist() == [3, 4]
+    # Names that the policy does not take are ignored, as with single vectors; an open policy takes them all.
+    other = "a + b = arm.tip_position"
+    assert bound(action("arm.joint_position"), features__state=[other]).states == ()
+    moved = {"features__action": ["arm.joint_position"]}
+    (both,) = bound(OPEN, features__state=["a[1] + b[2] = arm.tip_position"], **moved).states
+    assert both.feature.parts == (("a", 1), ("b", 2))
+    for state, message in (
+        (["x + y + z + grip = arm.tip_position"], r"arm.tip_position\[m\] \(3\), 3 numbers; the policy expects 5"),
+        (["x + other = arm.tip_position"], "found 'x \\+ other', but the policy takes only x"),
+        (["x + y = arm.gripper", "y = arm.gripper"], "found y twice"),
+        (["x + y[2] = arm.tip_position"], "found 2 numbers for 'y', the policy expects 1"),
+        (["x +  = arm.gripper"], "expected KEY = COMPONENT"),
+        (["x + y ="], "expected KEY = COMPONENT"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bound(spec, features__state=state)
+    with pytest.raises(ConfigError, match="'b' needs a size, as in"):
+        bound(OPEN, features__state=["a[1] + b = arm.tip_position"], **moved)
+    with pytest.raises(ConfigError, match="but 'y' has other times"):
+        bound(spec, features__state=["x + y + z + grip = arm.tip_position + arm.fingers"],
+              features__delta_indices=["y = -1, 0"])  # fmt: skip
+
+
+def test_groots_libero_binds_with_its_preset() -> None:
+    """The vectors and cameras of ``libero_sim``, as in ``test/data/groot/two``."""
+    keys = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+    images = tuple(ImageFeature(key) for key in ("image", "wrist_image"))
+    vectors = tuple(StateFeature(key, size=1 + (key == "gripper")) for key in keys)
+    found = bound(PolicySpec(images, vectors, (), dimension=7, horizon=16), preset="gr00t_libero")
+    assert [row[0] for row in found.rows] == ["image", "wrist_image", *[" + ".join(keys)] * 3, "action", "action",
+                                              "action", "frames"]  # fmt: skip
+    assert [size for _, size in found.states[0].feature.parts] == [1, 1, 1, 1, 1, 1, 2]

@@ -37,12 +37,17 @@ def robot(tmp_path: Path) -> Any:
     return make
 
 
-CHOICES = {"libero": {"control.delta_form": "motion"}, "so101": {"features.joint_form": "deg"}}
+MOTION = {"control.delta_form": "motion"}
+CHOICES: dict[str, dict[str, str]] = {
+    "libero": MOTION,
+    "gr00t_libero": MOTION,
+    "so101": {"features.joint_form": "deg"},
+}
 DROID = {"topics.gripper": "/gripper"}
 DEMO = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
 JOINTS = {"aloha": 6, "so101": 5}
-DIMENSIONS = {"libero": 7, "bridge": 7, "droid": 8, "aloha": 14, "so101": 6, "gr00t_droid": 8}
-IMAGES = {"libero": 2, "bridge": 1, "droid": 2, "aloha": 3, "so101": 2, "gr00t_droid": 2}
+DIMENSIONS = {"libero": 7, "bridge": 7, "droid": 8, "aloha": 14, "so101": 6, "gr00t_droid": 8, "gr00t_libero": 7}
+IMAGES = {"libero": 2, "bridge": 1, "droid": 2, "aloha": 3, "so101": 2, "gr00t_droid": 2, "gr00t_libero": 2}
 
 
 def options(preset: str, robot: Any, **more: Any) -> Config:

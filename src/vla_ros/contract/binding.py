@@ -10,7 +10,7 @@ from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.sections import STATE_TOPIC_TYPES
 from vla_ros.contract.components import MOTIONS, UNUSED, Component
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete, join_states
 from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
@@ -57,7 +57,7 @@ class Binding:
     spec: PolicySpec  # the policy's spec, completed with the options
     # Image key to index in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
-    states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order
+    states: tuple[StateReader, ...]  # readers of the state vectors
     columns: tuple[tuple[Component, slice], ...]  # every component of the action with its columns
     # Rows of :meth:`table`: feature, component, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
@@ -106,7 +106,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     topics = {topic.key: topic.name for topic in config.robot.parsed_state_topics}
     _check_joints(arms)
     cameras = _cameras(spec, config)
-    states = tuple(bind_state(feature, arms, topics) for feature in spec.state)
+    states = tuple(bind_state(feature, arms, topics) for feature in join_states(spec.state, config))
     counts = {name: len(arm.joints) for name, arm in arms.items()}
     if not spec.dimension:
         spec = replace(

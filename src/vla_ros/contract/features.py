@@ -13,7 +13,7 @@ _IMAGE = re.compile(
     r"(?P<key>[^\s=?\[\]]+)(?P<optional>\?)?(\s*=\s*(?P<camera>[^\s\[\]]+))?"
     r"(\s*\[\s*(?P<width>[1-9]\d{0,4})\s*x\s*(?P<height>[1-9]\d{0,4})\s*\])?"
 )
-_STATE = re.compile(r"(?P<key>[^\s=\[\]]+)(\s*\[\s*(?P<size>[1-9]\d{0,4})\s*\])?\s*=\s*(?P<components>.+)")
+_VECTOR = re.compile(r"(?P<key>[^\s=\[\]]+)(\s*\[\s*(?P<size>[1-9]\d{0,4})\s*\])?")
 _BOTH = "delta_timestamps and features.delta_indices"
 _FORMS = re.compile(r"\[([^\[\]]*\|[^\[\]]*)\]")
 _TIMES = {
@@ -34,10 +34,12 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
         [_in_one_form(text, section.joint_form) for text in texts] for texts in (section.action, section.state)
     )
     images = {image.key: image for image in map(_image, section.images)}
-    states = {state.key: state for state in map(_state, wanted)}
+    said = [_state(text) for text in wanted]
+    states = {state.key: state for state in said if not state.parts}
+    states |= {key: StateFeature(key, size=size) for state in said for key, size in state.parts}
     stated = [_time(option, text) for option in _TIMES for text in getattr(section, option)]
     times = dict(stated)
-    given = [*map(_key, section.images), *map(_key, section.state)]
+    given = [*map(_key, section.images), *(key for state in said for key, _ in state.parts or [(state.key, 0)])]
     for options, listed in (("images and features.state", given), (_BOTH, [key for key, _ in stated])):
         twice = sorted({key for key in listed if listed.count(key) > 1})
         if twice:
@@ -60,6 +62,29 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
         action=_action(spec, action),
         rate_hz=spec.rate_hz or section.rate_hz or None,
     )
+
+
+def join_states(states: Sequence[StateFeature], config: Config) -> tuple[StateFeature, ...]:
+    """Return the vectors to read: those that an entry of ``features.state`` names together are one.
+
+    Raises ConfigError if the policy takes only some of them, or does not say how long they are.
+    """
+    left, joined = {state.key: state for state in states}, list[StateFeature]()
+    for text in config.features.state:
+        said = _state(_in_one_form(text, config.features.joint_form))
+        known = [key for key, _ in said.parts if key in left]
+        if not known:
+            continue
+        own = [left.pop(key) for key in known]
+        if len(known) < len(said.parts):
+            raise ConfigError(f"features.state: found '{said.key}', but the policy takes only {', '.join(known)}")
+        for state in own:
+            if not state.size or state.delta_timestamps != own[0].delta_timestamps:
+                why = "has other times than the first" if state.size else f"needs a size, as in '{state.key}[3]'"
+                raise ConfigError(f"features.state: found '{said.key}', but '{state.key}' {why}")
+        one = replace(said, size=sum(state.size for state in own), delta_timestamps=own[0].delta_timestamps)
+        joined.append(replace(one, parts=tuple((state.key, state.size) for state in own)))
+    return (*left.values(), *joined)
 
 
 def _in_one_form(text: str, chosen: str) -> str:
@@ -95,16 +120,21 @@ def _image(text: str) -> ImageFeature:
 
 
 def _state(text: str) -> StateFeature:
-    match = _STATE.fullmatch(text.strip())
-    if match is None:
+    left, _, right = text.partition("=")
+    vectors = [_VECTOR.fullmatch(each.strip()) for each in re.split(r"\s\+\s", left)]
+    if not right.strip() or None in vectors:
         raise ConfigError(
             f"features.state: found {text!r}, expected KEY = COMPONENT + COMPONENT, such as "
-            "'observation/state = arm.joint_position + arm.gripper'"
+            "'observation/state = arm.joint_position + arm.gripper', or KEY + KEY = COMPONENT"
         )
+    parts = tuple((each["key"], int(each["size"] or 0)) for each in vectors if each)
     try:
-        return StateFeature(match["key"], parse_components(match["components"]), int(match["size"] or 0))
+        components = parse_components(right.strip())
     except ConfigError as error:
         raise ConfigError(f"features.state: {error}") from None
+    if len(parts) > 1:
+        return StateFeature(" + ".join(key for key, _ in parts), components, parts=parts)
+    return StateFeature(parts[0][0], components, parts[0][1])
 
 
 def _time(option: str, text: str) -> tuple[str, tuple[DeltaTimestamp, ...]]:

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from vla_ros.contract.components import MOTIONS, TOPIC, Component
 from vla_ros.errors import ConfigError
-from vla_ros.types import ImageProcessor
+from vla_ros.types import FloatArray, ImageProcessor
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class StateFeature:
     # Middle of the training data (mean, or middle of the bounds), [N]; empty if the checkpoint does not state it.
     middle: tuple[float, ...] = ()
     largest: tuple[float, ...] = ()  # largest magnitude of each number in the training data, [N]; empty if unknown
+    parts: tuple[tuple[str, int], ...] = ()  # the policy's vectors that this one holds in turn; empty: only itself
+
+    def split(self, values: FloatArray) -> dict[str, FloatArray]:
+        """Return the policy's vectors [..., N] by name."""
+        if not self.parts:
+            return {self.key: values}
+        ends = np.cumsum([size for _, size in self.parts])
+        return dict(zip((key for key, _ in self.parts), np.split(values, ends[:-1], axis=-1), strict=True))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,9 @@ class Observer:
                 makers[key] = partial(self._stack, index, past)
         single = {key: image for key, image in raw.items() if self._images[key].delta_timestamps == NOW}
         now = Past(stamp, frames[self._first] if self._looks_back(self._first) else None, inputs)
-        states = {one.feature.key: self._state(one, now) for one in self._binding.states}
+        states = dict[str, FloatArray]()
+        for one in self._binding.states:
+            states |= one.feature.split(self._state(one, now))
         return Observation(LazyImages(makers), inputs.instruction, stamp, states, single)
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:

@@ -30,6 +30,8 @@ LOOPS: Mapping[tuple[str, str], Loop] = {
     ("oft", "bridge"): Loop(5.0, 5),
     # NVIDIA/Isaac-GR00T 2d6e240: examples/DROID/main_gr00t.py
     ("gr00t", "gr00t_droid"): Loop(15.0, 15),
+    # huggingface/lerobot 0.6.1: policies/groot/configuration_groot.py, of NVIDIA's rollouts
+    ("gr00t", "gr00t_libero"): Loop(20.0, 8),
 }
 
 
