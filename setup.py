@@ -85,7 +85,7 @@ setup(
     extras_require={
         "dds": DDS,
         "sim": SIM,
-        "openvla": OPENVLA,
+        **dict.fromkeys(("openvla", "oft", "pi", "smolvla", "groot"), OPENVLA),
         "replay": REPLAY,
         "lerobot": LEROBOT,
         "export": [*REPLAY, *EXPORT],

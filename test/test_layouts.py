@@ -1,7 +1,10 @@
 import json
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from vla_ros.config import Config
@@ -31,3 +34,13 @@ def test_rviz_shows_topics_that_exist() -> None:
     named = {display["Topic"]["Value"] for display in displays if "Topic" in display}
     assert named
     assert named <= TOPICS
+
+
+def test_a_policy_whose_library_is_missing_can_name_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``policy.name: pi`` without torch advised ``pip install vla_ros``, which was installed."""
+    described: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **words: described.update(words))
+    monkeypatch.chdir(CONFIG.parent)
+    runpy.run_path("setup.py")
+    policies = {point.split(" = ")[0] for point in described["entry_points"]["vla_ros.policies"]}
+    assert policies - set(described["extras_require"]) == {"expert", "hold", "wiggle"}

@@ -104,6 +104,7 @@ def run_table(port: int, folder: Path, **params: Any) -> tuple[list[Any], Any]:
 def test_vla_eval_runs_the_demos_checkpoints_and_gets_the_actions_of_one_process(
     tmp_path: Path, family: str, successes: int
 ) -> None:
+    pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     files = [config_file(name) for name in (("demo",) if family == "openvla" else ("demo", "demo_pi"))]
     config = load(files, ["policy.self_test:=false"])
     with served(create(config), config=config) as (_, port):
