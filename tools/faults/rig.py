@@ -159,7 +159,9 @@ class Rig(AbstractContextManager["Rig"]):
 
         self.wait(is_ready, "readiness", _STARTS)
         if not self.node.alive:
-            raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
+            raise VlaRosError(
+                f"start: the node ended with {self.node.process.poll()} before it was ready; {self.last_words()}"
+            )
 
     def arm(self) -> None:
         self.node.signal("SIGUSR1")
