@@ -36,6 +36,7 @@ SKIPPED = {
     r"libero/bin/python|--compare sync\.json|preset:=libero|libero\.yaml": "needs LIBERO, and a checkpoint for it",
     r"tools\.(train|flywheel)|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",
+    r"benchmarks/shards\.py": "needs a large GPU",
     r"my_act": "needs a LeRobot checkpoint and its environment",
     r"^serve run ": "needs Ray Serve and GPUs",
     r"^vla-ros (top|teach)\b": "needs a running node; see test/cli",
