@@ -237,6 +237,14 @@ def test_one_entry_can_name_several_vectors_of_the_policy() -> None:
     split = {key: each.tolist() for key, each in reader.feature.split(vector).items()}
     assert split == {"x": [[0], [5]], "y": [[1], [6]], "z": [[2], [7]], "grip": [[3, 4], [8, 9]]}
     assert reader.feature.split(vector[0])["grip"].tolist() == [3, 4]
+    learned = replace(spec, state=tuple(replace(one, middle=(0.5,) * one.size) for one in spec.state))
+    (reader,) = bound(learned, features__state=["x + y + z[1] + grip = arm.tip_position + arm.fingers"]).states
+    assert (reader.feature.middle, reader.feature.largest) == ((0.5,) * 5, ())
+    stated = replace(
+        spec, state=(replace(spec.state[0], components=parse_components("arm.gripper")), *spec.state[1:])
+    )
+    with pytest.raises(ConfigError, match="found a part of a longer vector for 'x', the policy expects"):
+        bound(stated, features__state=["x + y + z + grip = arm.tip_position + arm.fingers"])
     # Names that the policy does not take are ignored, as with single vectors; an open policy takes them all.
     other = "a + b = arm.tip_position"
     assert bound(action("arm.joint_position"), features__state=[other]).states == ()

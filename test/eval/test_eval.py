@@ -6,16 +6,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from vla_ros.config import build
+from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
 from vla_ros.eval.environment import BenchmarkEnvironment, Case
 from vla_ros.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros.eval.results import Log
+from vla_ros.eval.suites import fit_benchmark
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 COMMAND = (sys.executable, "-m", "vla_ros.cli")
@@ -167,6 +171,19 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
     bad = episodes(found)["go left", 1]
     assert said in bad["failure_detail"]
     assert "success" not in bad["metrics"]
+
+
+def test_one_vector_of_a_benchmark_fills_several_of_the_policy() -> None:
+    """In the policy's order, if it is as long as all together: GR00T's LIBERO has one for each number."""
+    spec = PolicySpec(state=(StateFeature("x", size=1), StateFeature("rest", size=3)))
+    environment = SimpleNamespace(sizes={"image": (32, 32)}, vectors={"states": 4})
+    stated = [{"name": "Other", "config": {"benchmark": "other:Other"}, "action_spec": {}}]
+    options, notes = fit_benchmark(build({}), spec, cast(Any, environment), stated)
+    assert 'features.state:=["x + rest = topic.states[4]"]' in options
+    assert "state: x + rest = states" in notes
+    environment.vectors["states"] = 5
+    with pytest.raises(ConfigError, match="state 'x' of 1 numbers: Other sends the vectors states of 5"):
+        fit_benchmark(build({}), spec, cast(Any, environment), stated)
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,22 @@ def join_states(states: Sequence[StateFeature], config: Config) -> tuple[StateFe
             if not state.size or state.delta_timestamps != own[0].delta_timestamps:
                 why = "has other times than the first" if state.size else f"needs a size, as in '{state.key}[3]'"
                 raise ConfigError(f"features.state: found '{said.key}', but '{state.key}' {why}")
-        one = replace(said, size=sum(state.size for state in own), delta_timestamps=own[0].delta_timestamps)
-        joined.append(replace(one, parts=tuple((state.key, state.size) for state in own)))
+        joined.append(
+            replace(
+                said,
+                size=sum(state.size for state in own),
+                delta_timestamps=own[0].delta_timestamps,
+                middle=_concatenated([state.middle for state in own]),
+                largest=_concatenated([state.largest for state in own]),
+                parts=tuple((state.key, state.size) for state in own),
+            )
+        )
     return (*left.values(), *joined)
+
+
+def _concatenated(known: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Return the numbers of all vectors; () if those of one are unknown."""
+    return tuple(number for numbers in known for number in numbers) if all(known) else ()
 
 
 def _in_one_form(text: str, chosen: str) -> str:
@@ -166,7 +179,7 @@ def _with_state(state: StateFeature, said: StateFeature | None, times: _Times) -
                 f"features.state: found {said.size} numbers for '{state.key}', the policy expects {state.size}"
             )
         if state.components and said.components != state.components:
-            found = f"found {_text(said.components)} for '{state.key}'"
+            found = f"found {_text(said.components) or 'a part of a longer vector'} for '{state.key}'"
             raise ConfigError(f"features.state: {found}, the policy expects {_text(state.components)}")
         state = replace(state, components=said.components, size=state.size or said.size)
     return replace(state, delta_timestamps=_when(state.key, state.delta_timestamps, times))

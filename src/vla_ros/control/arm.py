@@ -263,8 +263,7 @@ class ArmController:
             speed=velocity,
         )
         if self._sends_joint_velocities:
-            velocities = dict(zip(self.arm_names, velocity.tolist(), strict=True))
-            command = replace(command, velocities=velocities)
+            command = replace(command, velocities=dict(zip(self.arm_names, velocity.tolist(), strict=True)))
         elif self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             command = replace(command, twist=twist_between(*ends, dt))
@@ -276,7 +275,8 @@ class ArmController:
         made = self._made
         if made is None or not len(made.positions):
             return None
-        origin, positions = self._envelope.within(*made.part(share), made.dt)
+        origin, end = made.part(share)
+        positions = self._envelope.within(origin, end, made.dt)
         if isinstance(self._motion, TipMotion) and self._kinematics:
             self._motion.shortened(self._kinematics.forward(positions))
         command = self._command(positions, origin, made.fingers, made.stamp, made.dt)

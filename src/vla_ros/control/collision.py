@@ -34,6 +34,15 @@ def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World
     return without(world, *found)
 
 
+def refusal(found: Clearance) -> Refused | None:
+    """Return why a motion is refused, or None."""
+    if not found.forbidden:
+        return None
+    first, second = found.bodies
+    reason = Reason.COLLISION_SCENE if found.with_scene else Reason.COLLISION_SELF
+    return Refused(reason, f"{first} and {second}: {1e3 * found.distance:.3g} mm apart on the way")
+
+
 class CollisionCheck:
     """Checks the commands of all arms that are sent together.
 
@@ -104,19 +113,14 @@ class CollisionCheck:
             unseen = ", ".join(sorted(self._unseen))
             raise Refused(Reason.JOINT_STATE_STALE, f"{unseen}: no joint state yet, so it cannot be kept clear of")
         path, closed = self.path(commands, joints)
-        if (refused := self.refusal(path, closed)) is not None:
+        self.last = found = self.clearance(path, closed)
+        if (refused := refusal(found)) is not None:
             raise refused
-        assert self.last is not None
-        return self.last.share
+        return found.share
 
-    def refusal(self, path: FloatArray, closed: Sequence[str] = ()) -> Refused | None:
-        """Return why the motion through ``path`` [W, J] is refused, or None; ``closed`` are the closed grippers."""
-        self.last = found = self.checker.check(path, self._margins, closed)
-        if not found.forbidden:
-            return None
-        first, second = found.bodies
-        reason = Reason.COLLISION_SCENE if found.with_scene else Reason.COLLISION_SELF
-        return Refused(reason, f"{first} and {second}: {1e3 * found.distance:.3g} mm apart on the way")
+    def clearance(self, path: FloatArray, closed: Sequence[str] = ()) -> Clearance:
+        """Check the motion through ``path`` [W, J]; ``closed`` are the arms whose grippers are closed."""
+        return self.checker.check(path, self._margins, closed)
 
     def path(
         self, commands: Sequence[Command], joints: Mapping[str, JointState | None]

@@ -11,7 +11,7 @@ from vla_ros.control.limits import JointLimits, Violation, limit_joints, slower
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
-_BEND = 1e-3  # m
+_BEND = 1e-3  # m; a way in joint space may bend so far out of the box
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Envelope:
         )
         return positions, violations, wrong
 
-    def within(self, origin: FloatArray, positions: FloatArray, dt: float) -> tuple[FloatArray, FloatArray]:
-        """Return both ends [N] of the first part of a step, shorter if the way bends 1 mm out of the box."""
+    def within(self, origin: FloatArray, positions: FloatArray, dt: float) -> FloatArray:
+        """Return where a step ends, [N]: nearer to its origin if its way bends 1 mm out of the box."""
         if self.kinematics is None or not self.tip.box:
-            return origin, positions
+            return positions
         low, high = (
             tuple(each + sign * _BEND for each in edge) for sign, edge in zip((-1, 1), self.tip.box, strict=True)
         )
         tip, stands = replace(self.tip, workspace_low=low, workspace_high=high), max(1.0, self.lifetime / dt)
         within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, stands, straight=self.straight)
-        return origin, within
+        return within
 
     def around(self, measured: FloatArray, reach: FloatArray) -> "Envelope":
         """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""

@@ -222,17 +222,17 @@ def fit_benchmark(
     }
     vectors = environment.vectors
     vector = next((name for name in ("states", "state", *vectors) if name in vectors), "")
-    names, sizes_of = [state.key for state in spec.state], [state.size for state in spec.state]
-    if len(names) > 1 and all(sizes_of) and vectors.get(vector) == sum(sizes_of):
-        names = [" + ".join(names)]  # one vector has them all, in their order
-        notes.append(f"state: {names[0]} = {vector}")
-    for state in spec.state if len(names) == len(spec.state) else ():
-        size = f" of {state.size} numbers" if state.size else ""
-        if not vector or state.size not in (0, vectors[vector]):
-            found = ", ".join(f"{name} of {count}" for name, count in vectors.items()) or "none"
-            raise ConfigError(f"the policy's state '{state.key}'{size}: {first['name']} sends the vectors {found}")
-        notes.append(f"state: {state.key} = {vector}")
-    if spec.state:
+    counts = [state.size for state in spec.state]
+    names = [state.key for state in spec.state]
+    if len(names) > 1 and all(counts) and vectors.get(vector) == sum(counts):
+        names, counts = [" + ".join(names)], [sum(counts)]  # the vector has them all, in the policy's order
+    for name, size in zip(names, counts, strict=True):
+        if not vector or size not in (0, vectors[vector]):
+            said = f" of {size} numbers" if size else ""
+            found = ", ".join(f"{each} of {length}" for each, length in vectors.items()) or "none"
+            raise ConfigError(f"the policy's state '{name}'{said}: {first['name']} sends the vectors {found}")
+        notes.append(f"state: {name} = {vector}")
+    if names:
         options["features.state"] = [f"{name} = topic.{vector}[{vectors[vector]}]" for name in names]
     options |= _action(base, spec, first, notes)
     return [f"{name}:={json.dumps(value)}" for name, value in options.items()], notes

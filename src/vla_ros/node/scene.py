@@ -22,7 +22,8 @@ from vla_ros.types import FloatArray
 _ADD, _DELETE, _DELETE_ALL = 0, 2, 3
 _CUBE, _SPHERE, _CYLINDER, _CUBES, _SPHERES, _MESH, _TRIANGLES = 1, 2, 3, 6, 7, 10, 11
 _ARRAY, _MARKER, _HERE = "visualization_msgs/msg/MarkerArray", "visualization_msgs/msg/Marker", np.eye(4)
-_MOST, _UNKNOWN = 200, Origin(b"")  # shapes; the origin of a message that has none
+_MOST = 200  # shapes
+_UNKNOWN = Origin()  # of a message that a middleware without origins delivers
 _PERIOD = 0.1  # s between looks for obstacles whose lifetime has ended
 _SHOWN = 0.2  # s between markers
 _LINK, _OBSTACLE, _NEAR = (0.3, 0.6, 0.9, 0.4), (0.9, 0.6, 0.2, 0.5), (0.9, 0.1, 0.1, 1.0)

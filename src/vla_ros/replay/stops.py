@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vla_ros.control.collision import CollisionCheck
+from vla_ros.control.collision import CollisionCheck, refusal
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import of_arm
 from vla_ros.types import FloatArray, JointState
 
-COLLISION = frozenset((Reason.COLLISION_SELF, Reason.COLLISION_SCENE))
+_COLLISION = frozenset((Reason.COLLISION_SELF, Reason.COLLISION_SCENE))
 _MOST = 100  # places of a bag
 
 
@@ -32,7 +32,7 @@ class Stops:
 
     def command(self, time: int, refused: Refused | None) -> None:
         """Note whether the policy's command was refused for a collision."""
-        detail = refused.detail if refused is not None and refused.reason in COLLISION else ""
+        detail = refused.detail if refused is not None and refused.reason in _COLLISION else ""
         self._note(time, "the policy's command", detail)
 
     def motion(self, time: int, joints: JointState | Mapping[str, JointState] | None) -> None:
@@ -41,7 +41,7 @@ class Stops:
             return
         path, _ = self._check.path((), {arm: of_arm(joints, arm) for arm in self._check.world.joints})
         before, self._before = self._before, path[0]
-        refused = None if before is None else self._check.refusal(np.stack([before, path[0]]))
+        refused = None if before is None else refusal(self._check.clearance(np.stack([before, path[0]])))
         self._note(time, "the recorded motion", refused.detail if refused else "")
 
     def _note(self, time: int, what: str, detail: str) -> None:
