@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
 from tools.faults.driver import ARM, HOME
 from tools.faults.node import TURN_SECONDS
 from tools.faults.processes import DOMAINS

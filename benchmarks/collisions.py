@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
@@ -24,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.collision_judge import Judge
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
+from tools.collision_judge import Judge
 from vla_ros.config import Config, build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec

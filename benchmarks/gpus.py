@@ -20,6 +20,8 @@ from typing import Any
 import triton
 from triton.runtime.errors import PTXASError
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
 from benchmarks.kernels import MODELS, compiled, launches, runs
 from vla_ros.engine.tile_configs import GPUS
 

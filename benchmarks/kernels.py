@@ -8,6 +8,7 @@ import io
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver, jit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.models.groot import published
 from benchmarks.models.subject import OPENVLA_7B

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
 from benchmarks.takeover_graph import measure_requests
 from vla_ros.config import build
 from vla_ros.contract.components import Component

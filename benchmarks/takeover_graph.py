@@ -1,10 +1,14 @@
 """Measures requests of a takeover over the graph: from the call to the answer, and commands that come too late."""
 
 import random
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from tools.faults.handover import late_commands
 from tools.faults.processes import DOMAINS

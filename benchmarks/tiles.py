@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.models.pi import make_processing, random_network
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.collision_judge import Judge
+from tools.collision_judge import Judge
 from tools.faults.judge import GRACE, Violation
 from tools.faults.records import Record
 from vla_ros.config import Config

@@ -74,11 +74,11 @@ class Judge:
 
     def _robot(self, urdf: Path, prefix: str, place: np.ndarray, turn: np.ndarray) -> None:
         root = ElementTree.parse(urdf).getroot()
-        joints = {joint.find("child").get("link"): joint for joint in root.findall("joint")}
-        links = {link.get("name"): link for link in root.findall("link")}
+        joints = {_link(joint, "child"): joint for joint in root.findall("joint")}
+        links = {link.get("name", ""): link for link in root.findall("link")}
         below: dict[str, list[str]] = {}
         for child, joint in joints.items():
-            below.setdefault(joint.find("parent").get("link"), []).append(child)
+            below.setdefault(_link(joint, "parent"), []).append(child)
 
         def add(parent: Any, name: str, place: np.ndarray, turn: np.ndarray) -> None:
             body = parent.add_body(
@@ -90,7 +90,7 @@ class Judge:
                     mujoco.mjtJoint.mjJNT_SLIDE if joint.get("type") == "prismatic" else mujoco.mjtJoint.mjJNT_HINGE
                 )
                 axis = numbers(joint.find("axis"), "xyz", "1 0 0")
-                body.add_joint(name=prefix + joint.get("name"), type=kind, axis=axis)
+                body.add_joint(name=prefix + joint.get("name", ""), type=kind, axis=axis)
                 body.mass, body.inertia, body.explicitinertial = 1.0, [1.0] * 3, True
             for collision in links[name].findall("collision"):
                 self._geom(body, collision, urdf, name)
@@ -172,7 +172,7 @@ class Judge:
             ]
 
         pairs = product(placed(first), placed(second))
-        return min(fcl.distance(*a, *b, fcl.DistanceRequest(), fcl.DistanceResult()) for a, b in pairs)
+        return float(min(fcl.distance(*a, *b, fcl.DistanceRequest(), fcl.DistanceResult()) for a, b in pairs))
 
     def near(self) -> set[tuple[str, str]]:
         """Return the pairs of bodies that are nearer than the margin where the last distance was measured."""
@@ -190,6 +190,11 @@ class Judge:
             count = math.ceil(float(np.abs(end - start) @ reach) / step)
             for index in range(1, count + 1):
                 yield self.distance(start + (end - start) * (index / count))
+
+
+def _link(joint: ElementTree.Element, end: str) -> str:
+    found = joint.find(end)
+    return "" if found is None else found.get("link", "")
 
 
 def solid(shape: Any, urdf: Path, link: str) -> Any:
