@@ -21,8 +21,8 @@ def test_an_obstacle_in_the_way_holds_and_is_named(robot, inside) -> None:
     inside(*CHECK, f"collision.obstacles:=['wall = box 0.2 2 2 at {tip[0] + 0.09} 0 1']")
     robot.until(lambda: robot.says("collision_scene"), robot.send_frame)
     assert "wall" in robot.status["holds"]["collision_scene"]
-    robot.until(lambda: robot.commands)
-    assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
+    robot.until(lambda: robot.status["counters"]["collision_scene"] and len(robot.sent) > 60, robot.send_frame)
+    assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands), "at most a hold"
 
 
 @pytest.mark.causes("collision_self")
