@@ -33,6 +33,7 @@ from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
 
 JOINTS = [f"joint_{number}" for number in range(1, 8)]
+_WARM_UP = 4.0  # s from the first answer; a recorder starts meanwhile
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 
 
@@ -137,6 +138,7 @@ def drive(
         spinner.start()
         image = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
         sent, deadline = 0, time.monotonic() + 60.0
+        measured_from, measuring = 0.0, False
         due = time.monotonic()
         while time.monotonic() < deadline:
             stamp = now()
@@ -151,8 +153,11 @@ def drive(
             for each in frames:
                 each.publish(encode_image(image, now(), "camera"))
             sent += 1
-            if heard.is_set() and deadline > time.monotonic() + seconds:  # the first answer: measure from here
-                deadline, sent = time.monotonic() + seconds, 0
+            if heard.is_set() and not measured_from:  # a recorder starts beside the node: let it
+                measured_from = time.monotonic() + _WARM_UP
+                deadline = measured_from + seconds
+            if measured_from and not measuring and time.monotonic() >= measured_from:
+                measuring, sent = True, 0
                 ages.clear()
             due = max(due + 1 / rate, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))

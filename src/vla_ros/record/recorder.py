@@ -22,7 +22,7 @@ from vla_ros.record.selection import Mark, Selection
 from vla_ros.record.topics import EVENT, LATCHED, Topic, recorder_name
 from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnostic_array
 
-_PERIOD = 0.4  # s between writes: a killed process loses the messages of two periods at most
+_PERIOD = 0.1  # s between writes: a killed process loses the messages of two periods at most
 _SYNC = 1.0  # s between requests that the disk keeps what was written
 
 
