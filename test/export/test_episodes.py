@@ -219,6 +219,12 @@ EVENTS = [
     (2.65, "episode_start", "autonomous", ""),
     (2.95, "episode_end", "paused", "failure"),
 ]
+TO_THE_END = [
+    EVENTS[0],
+    (1.65, "source", "correcting", ""),
+    (2.05, "source", "paused", ""),
+    (2.35, "episode_end", "paused", "success"),
+]
 
 
 def test_episodes_have_their_interventions_and_outcomes(ramp: Any, export: Any, capsys: Any) -> None:
@@ -240,9 +246,11 @@ def test_episodes_have_their_interventions_and_outcomes(ramp: Any, export: Any, 
     assert features["next.reward"] == {"dtype": "float32", "shape": [1], "names": None}
 
 
-def test_corrections_alone(ramp: Any, export: Any) -> None:
-    _, folder = export(ramp("labelled", 3.2, events=EVENTS), *TWO, "--episodes", "corrections")
+@pytest.mark.parametrize(("events", "succeeds"), [(EVENTS, False), (TO_THE_END, True)])
+def test_corrections_alone(ramp: Any, export: Any, events: Any, succeeds: bool) -> None:
+    """Only a correction that ends with its episode has the episode's label."""
+    _, folder = export(ramp("labelled", 3.2, events=events), *TWO, "--episodes", "corrections")
     found = rows(folder)
     assert [one["length"] for one in episodes(folder)] == [4]
     assert found["intervention"].all()
-    assert found["next.success"].tolist() == [False] * 3 + [True]
+    assert found["next.success"].tolist() == [*[False] * 3, succeeds]

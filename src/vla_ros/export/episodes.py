@@ -18,15 +18,12 @@ from vla_ros.contract.binding import make_arms
 from vla_ros.contract.components import TOPIC, Component, parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, bind_state
-from vla_ros.control.mode import Mode
 from vla_ros.export.dataset import ExportError
-from vla_ros.export.recording import Interval, Recorded
+from vla_ros.export.recording import CORRECTING, PAUSED, Interval, Recorded
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
 from vla_ros.replay.topics import select_topics
 from vla_ros.types import FloatArray, IntArray, JointState
-
-PAUSED, CORRECTING = Mode.PAUSED.value, Mode.CORRECTING.value
 
 _SHORTEST = 2  # ticks
 _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}

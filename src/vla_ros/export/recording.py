@@ -31,7 +31,7 @@ from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
 
 _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
-_CORRECTING = Mode.CORRECTING.value
+CORRECTING, PAUSED = Mode.CORRECTING.value, Mode.PAUSED.value
 
 
 class Occurrence(NamedTuple):
@@ -200,7 +200,8 @@ class Recorded:
     def intervals(self, corrections: bool, notes: Counter[str]) -> list[Interval]:
         """Return the episodes that were not discarded, or the corrections in them.
 
-        An episode without an end, because the node was killed, has no label. ``notes`` counts what is left out.
+        An episode without an end, because the node was killed, has no label, nor has a correction after which the
+        episode went on: what it had achieved by then is unknown. ``notes`` counts what is left out.
         """
         found: list[Interval] = []
         inside: list[Occurrence] = []
@@ -214,8 +215,9 @@ class Recorded:
                 elif not corrections:
                     found.append(Interval(inside[0].time, event.time - 1, event.label))
                 else:
-                    spans = pairwise([*inside, event])
-                    found += [Interval(a.time, b.time - 1, event.label) for a, b in spans if a.mode == _CORRECTING]
+                    moving = [one for one in inside if one.mode != PAUSED]
+                    spans = pairwise([*moving, event])
+                    found += [Interval(a.time, b.time - 1, b.label) for a, b in spans if a.mode == CORRECTING]
                 inside = []
             elif inside and event.mode != inside[-1].mode:
                 inside.append(event)
