@@ -330,8 +330,8 @@ def main() -> int:
     requests = measure_requests(given.requests) if given.requests else {}
     found = {
         "handovers": [sum(getattr(e, w) for e in cases.values()) for w in ("takeovers", "releases")],
-        "largest_jump_ratio": max(each.jump for each in cases.values()),
-        "largest_acceleration_ratio": max(each.acceleration for each in cases.values()),
+        "largest_jump_ratio": round(max(each.jump for each in cases.values()), 9),
+        "largest_acceleration_ratio": round(max(each.acceleration for each in cases.values()), 9),
         "late_commands": sum(len(each.late) for each in cases.values()) + requests.pop("late", 0),
         **requests,
         "seed": given.seed,
