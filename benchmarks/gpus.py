@@ -4,15 +4,16 @@
     python benchmarks/gpus.py --gpus 8.6,12.0 --models pi0.5
 
 A kernel that needs more shared memory than the GPU has, or spills more than 64 bytes of registers, is a misfit: the
-engine would use torch instead, or be slow. A kernel that several models launch is compiled once (per process).
+engine would use torch instead, or be slow. A kernel that several models launch is compiled once. The file is
+written after each kernel, so that an interrupted run keeps what it has found.
 """
 
 import argparse
 import json
 import re
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,36 +23,48 @@ from triton.runtime.errors import PTXASError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
-from benchmarks.kernels import MODELS, compiled, launches, runs
+from benchmarks.kernels import MODELS, Launch, compiled, launches, runs
 from vla_ros.engine.tile_configs import GPUS
 
-_seen: set[tuple[str, str]] = set()
+_found: dict[tuple[str, str], tuple[str, Launch]] = {}
+"""Model and launch by GPU and key; forked processes inherit it, since kernels cannot be sent to another process."""
+_unknown: set[str] = set()
 
 
-def examine(name: str, model: str, wanted: str) -> list[dict[str, Any]]:
-    """Return a row per kernel of a model on a GPU whose name matches ``wanted``, except those already compiled."""
-    gpu, rows, began = GPUS[name], [], time.perf_counter()
-    for key, launch in (launches(gpu, model) if runs(gpu, model) else {}).items():
-        if (name, key) in _seen or not re.match(wanted, launch.name):
-            continue
-        _seen.add((name, key))
-        try:
-            made = compiled(launch, gpu)
-        except PTXASError as error:
-            if "is not defined for option 'gpu-name'" not in str(error):
-                raise
-            print(f"{name}: the assembler of Triton {triton.__version__} does not know this GPU", flush=True)
-            return []
-        rows.append({
-            "gpu": name, "model": model, "kernel": launch.name, "registers": made.registers, "spills": made.spills,
-            "shared": made.shared, "fits": made.fits(gpu),
-        })  # fmt: skip
-        if not made.fits(gpu):
-            print(f"misfit {rows[-1]}", flush=True)
-    print(
-        f"{name} {model}: {len(rows)} kernels in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True
-    )
-    return rows
+def find(name: str, models: list[str], wanted: str) -> None:
+    """Record the kernels of models on a GPU whose names match ``wanted``."""
+    for model in models:
+        for key, launch in (launches(GPUS[name], model) if runs(GPUS[name], model) else {}).items():
+            if re.match(wanted, launch.name):
+                _found.setdefault((name, key), (model, launch))
+
+
+def examine(task: tuple[str, str]) -> dict[str, Any] | None:
+    """Compile a kernel; None if the assembler does not know the GPU."""
+    (name, _), (model, launch) = task, _found[task]
+    if name in _unknown:
+        return None
+    try:
+        made = compiled(launch, GPUS[name])
+    except PTXASError as error:
+        if "is not defined for option 'gpu-name'" not in str(error):
+            raise
+        _unknown.add(name)
+        return None
+    return {
+        "gpu": name, "model": model, "kernel": launch.name, "registers": made.registers, "spills": made.spills,
+        "shared": made.shared, "fits": made.fits(GPUS[name]),
+    }  # fmt: skip
+
+
+@contextmanager
+def examined(processes: int) -> Iterator[Iterator[dict[str, Any] | None]]:
+    """Compile every kernel found."""
+    if processes == 1:
+        yield map(examine, _found)
+        return
+    with get_context("fork").Pool(processes) as pool:
+        yield pool.imap_unordered(examine, _found)
 
 
 def summary(name: str, rows: list[dict[str, Any]]) -> str:
@@ -70,17 +83,23 @@ def main() -> int:
     parser.add_argument("--gpus", default=",".join(GPUS), help="compute capabilities; all by default")
     parser.add_argument("--models", default="", help="words in the names of models; all by default")
     parser.add_argument("--kernels", default="", help="regular expression of kernels' names; all by default")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="that compile; 1 by default")
     options = parser.parse_args()
     names, words = options.gpus.split(","), options.models.split(",")
     models = [model for model in MODELS if any(word in model for word in words)]
-    tasks = [(name, model, options.kernels) for name in names for model in models]
-    if options.processes > 1:
-        with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-            found = list(pool.map(examine, *zip(*tasks, strict=True)))
-    else:
-        found = [examine(*task) for task in tasks]
-    rows = [row for part in found for row in part]
+    for name in names:
+        find(name, models, options.kernels)
+    rows: list[dict[str, Any]] = []
+    with examined(options.processes) as made:
+        for row in made:
+            if row is None:
+                continue
+            rows.append(row)
+            misfits = sum(not row["fits"] for row in rows)
+            print(*row.values(), sep=", ", file=sys.stdout if not row["fits"] else sys.stderr, flush=True)
+            if options.json:
+                table = {"triton": triton.__version__, "misfits": misfits, "kernels": rows}
+                options.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
     print(
         "| GPU | kernels | registers | spills, bytes | shared memory, bytes | misfits |\n|---|---|---|---|---|---|"
     )
@@ -88,9 +107,9 @@ def main() -> int:
         print(summary(name, [row for row in rows if row["gpu"] == name]))
     unknown = [name for name in names if not any(row["gpu"] == name for row in rows)]
     misfits = sum(not row["fits"] for row in rows)
-    if options.json:
-        options.json.write_text(json.dumps({"misfits": misfits, "kernels": rows}, indent=1), encoding="utf-8")
-    print(f"misfits {misfits}" + (f", not compiled: {', '.join(unknown)}" if unknown else ""))
+    print(f"misfits {misfits}")
+    if unknown:
+        print(f"the assembler of Triton {triton.__version__} does not know {', '.join(unknown)}")
     return int(misfits > 0 or bool(unknown))
 
 
