@@ -3,6 +3,7 @@ import re
 import runpy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -34,6 +35,19 @@ def test_rviz_shows_topics_that_exist() -> None:
     named = {display["Topic"]["Value"] for display in displays if "Topic" in display}
     assert named
     assert named <= TOPICS
+
+
+def test_package_xml_names_the_packages_of_the_messages_that_every_node_can_need() -> None:
+    """Others come with the driver (a gripper, MoveIt Servo) or the client (rosetta) that needs them."""
+    named = set(ElementTree.parse(CONFIG.parent / "package.xml").getroot().itertext())
+    node = CONFIG.parent / "src" / "vla_ros" / "node"
+    used = {
+        package
+        for file in node.rglob("*.py")
+        for package in re.findall(r'"(\w+)/(?:msg|srv|action)/\w+"', file.read_text())
+    }
+    assert "sensor_msgs" in used
+    assert used - {"control_msgs", "franka_msgs", "moveit_msgs", "rosetta_interfaces"} <= named
 
 
 def test_a_policy_whose_library_is_missing_can_name_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
