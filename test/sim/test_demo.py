@@ -331,3 +331,9 @@ def test_the_users_environment_is_kept():
     chosen = process.private_graph({})
     assert set(chosen) == {"ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"}
     assert chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
+
+
+def test_a_demo_on_humble_which_ignores_the_range_stays_on_this_host():
+    for reach, only in (("", "1"), ("LOCALHOST", "1"), ("SUBNET", None)):
+        given = {"ROS_DISTRO": "humble", "ROS_AUTOMATIC_DISCOVERY_RANGE": reach}
+        assert process.private_graph(given).get("ROS_LOCALHOST_ONLY") == only

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vla_ros.engine import tile_store
 from vla_ros.errors import ConfigError
+from vla_ros.graph.names import rcl_reach
 
 GIB = 1024**3
 _OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -103,7 +104,8 @@ def _graph() -> Iterator[Finding]:
         yield Finding("embedded DDS", "not installed", WRONG, "pip install 'vla_ros[dds]'")
     domain = os.environ.get("ROS_DOMAIN_ID", "0")
     reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "not set")
-    yield Finding("ROS domain", f"{domain}, ROS_AUTOMATIC_DISCOVERY_RANGE {reach}")
+    shown = f"discovery range {rcl_reach(os.environ)}" if rclpy else f"ROS_AUTOMATIC_DISCOVERY_RANGE {reach}"
+    yield Finding("ROS domain", f"{domain}, {shown}")
 
 
 def _rclpy(distro: str) -> Finding:

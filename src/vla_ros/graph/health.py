@@ -73,7 +73,8 @@ class TopicHealth:
                 "no_publisher",
                 f"{item.topic} has had no publisher for {self._timeout:g} s. Is the driver running, is the name "
                 f"right (ros2 topic list; remap with --ros-args -r {item.topic}:=/other)? Both sides need the same "
-                "ROS_DOMAIN_ID, and across hosts ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET",
+                "ROS_DOMAIN_ID, and across hosts ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET (on Humble, "
+                "ROS_LOCALHOST_ONLY=0)",
             )
         ]
 

@@ -43,8 +43,11 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     if not environment.get("ROS_DOMAIN_ID"):
         chosen["ROS_DOMAIN_ID"] = str(free_domain())
-    if not environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE") and not environment.get("ROS_LOCALHOST_ONLY"):
-        chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    reach = environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE") or "LOCALHOST"
+    if reach == "LOCALHOST" and not environment.get("ROS_LOCALHOST_ONLY"):
+        chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] = reach
+        if environment.get("ROS_DISTRO") == "humble":  # which knows only the older variable
+            chosen["ROS_LOCALHOST_ONLY"] = "1"
     return chosen
 
 
