@@ -40,12 +40,8 @@ def test_rviz_shows_topics_that_exist() -> None:
 def test_package_xml_names_the_packages_of_the_messages_that_every_node_can_need() -> None:
     """Others come with the driver (a gripper, MoveIt Servo) or the client (rosetta) that needs them."""
     named = set(ElementTree.parse(CONFIG.parent / "package.xml").getroot().itertext())
-    node = CONFIG.parent / "src" / "vla_ros" / "node"
-    used = {
-        package
-        for file in node.rglob("*.py")
-        for package in re.findall(r'"(\w+)/(?:msg|srv|action)/\w+"', file.read_text())
-    }
+    code = "".join(file.read_text() for file in (CONFIG.parent / "src" / "vla_ros" / "node").rglob("*.py"))
+    used = set(re.findall(r'"(\w+)/(?:msg|srv|action)/\w+"', code))
     assert "sensor_msgs" in used
     assert used - {"control_msgs", "franka_msgs", "moveit_msgs", "rosetta_interfaces"} <= named
 

@@ -309,6 +309,11 @@ def write_bag(folder: Path, frames: int, rate: float) -> None:
 
 
 @pytest.fixture
+def ros2_bag() -> None:
+    pytest.importorskip("ros2bag", reason="the command `ros2 bag` is not installed")
+
+
+@pytest.fixture
 def recorded_bag(tmp_path: Path) -> Path:
     """Two seconds of camera and joint states: 40 frames."""
     folder = tmp_path / "recorded"

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 pytestmark = pytest.mark.ros
 
 
-@pytest.mark.skipif(shutil.which("ros2") is None, reason="the ros2 command is not installed")
+@pytest.mark.usefixtures("ros2_bag")
 def test_a_recorded_bag_drives_the_node(robot, policy, program, recorded_bag: Path) -> None:
     policy("use_sim_time:=true").wait_for("is ready")
     play = program("ros2", "bag", "play", str(recorded_bag), "--clock", "100", "--delay", "3", "--rate", "0.5")

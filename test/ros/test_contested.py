@@ -4,6 +4,7 @@ Regressions pinned: rmw_cyclonedds' gid of a publisher is not the one that disco
 itself for another commander.
 """
 
+import importlib.util
 import json
 import re
 import shutil
@@ -209,10 +210,11 @@ def test_listeners_and_a_gripper_apart_are_no_contest(robot, policy, program, tm
     for topic, kind in ((COMMAND, JointState), ("/joint_states", JointState), ("/camera/image_raw", Image)):
         robot.node.create_subscription(kind, topic, lambda message: None, 10)
     node, words = moving(robot, policy, "topics.gripper:=/gripper/command")
-    if shutil.which("ros2"):
+    if importlib.util.find_spec("ros2bag"):
         record = program("ros2", "bag", "record", "-o", str(tmp_path / "bag"), COMMAND, "/joint_states")
-        echo = program("ros2", "topic", "echo", COMMAND, "sensor_msgs/msg/JointState")
         record.wait_for(f"Subscribed to topic '{COMMAND}'", 60)
+    if shutil.which("ros2"):
+        echo = program("ros2", "topic", "echo", COMMAND, "sensor_msgs/msg/JointState")
         echo.wait_for("joint_1", 60)
     sent, moved = len(robot.commands), len(fingers)
     robot.wait(lambda: min(len(robot.commands) - sent, len(fingers) - moved) > 40, "commands", 60)

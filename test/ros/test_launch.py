@@ -128,6 +128,7 @@ def test_a_mistake_ends_the_launch_before_anything_starts(program) -> None:
 
 
 def test_a_node_that_cannot_start_ends_the_launch(program) -> None:
+    pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "checkpoint:=/nowhere/model")
     assert launch.process.wait(60) == 1
     assert "/nowhere/model" in launch.output
@@ -191,6 +192,7 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(program, tmp_path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ros2_bag")
 def test_the_replay_launch_file_records_the_live_actions_and_reports(program, recorded_bag: Path, tmp_path) -> None:
     from rosbags.rosbag2 import Reader
 

@@ -1,7 +1,6 @@
 """A recorder that was killed: after the repair, ros2 bag reads and plays what it wrote."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 pytestmark = pytest.mark.ros
 
 
-@pytest.mark.skipif(shutil.which("ros2") is None, reason="the ros2 command is not installed")
+@pytest.mark.usefixtures("ros2_bag")
 def test_ros2_bag_reads_and_plays_a_repaired_bag(robot, policy, program, tmp_path: Path) -> None:
     policy("policy.name:=hold").wait_for("is ready")
     options = "-p", "record.what:=all", "-p", f"record.folder:={tmp_path}", "-p", "node.backend:=rclpy"

@@ -28,7 +28,8 @@ sys.exit(service.run())
 """
 
 
-@pytest.mark.skipif(not (shutil.which("ros2") and shutil.which("setpriv")), reason="no ros2 or no util-linux")
+@pytest.mark.usefixtures("ros2_bag")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not installed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_recorder_ends_with_its_launch(program, tmp_path, number: signal.Signals) -> None:
     """As `replay.launch.py` starts it."""
