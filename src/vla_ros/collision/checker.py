@@ -65,7 +65,7 @@ class Checker:
         body_of = np.array([index for _, index in pieces], np.int64)
         self._shapes = [piece.shape for piece, _ in pieces]
         self._frames = np.array([world.bodies[index].frame for index in body_of], np.int64)
-        self._places = np.array([piece.place for piece, _ in pieces]).reshape(-1, 1, 4, 4)
+        self._places = np.array([piece.place for piece, _ in pieces]).reshape(-1, 4, 4)
         radii = np.array([piece.radius for piece, _ in pieces])
         self._radii = np.where(np.isfinite(radii), radii, 0.0)
         members = [np.flatnonzero(body_of == index) for index in range(len(world.bodies))]
@@ -77,12 +77,22 @@ class Checker:
         self._first, self._second, self._pair = np.array(ordered, np.int64).reshape(-1, 3).T
         fcl = library()
         # Half-spaces and large boxes are treated as such when pairs are selected, other pieces as spheres.
-        self._planes = ~np.isfinite(radii[self._second])
-        boxes = np.array([isinstance(self._shapes[b], fcl.Box) and radii[b] > _LARGE for b in self._second], bool)
-        halves = [getattr(shape, "halfSide", np.zeros(3)) for shape in self._shapes]
-        self._halves = np.array(halves).reshape(-1, 3)[self._second]
-        self._alone = self._planes | boxes
-        self._sum = self._radii[self._first] + np.where(self._alone, 0.0, self._radii[self._second])
+        boxes = np.array([isinstance(shape, fcl.Box) for shape in self._shapes], bool) & (radii > _LARGE)
+        self._alone = np.flatnonzero(boxes | ~np.isfinite(radii))  # [B]
+        self._plane = ~np.isfinite(radii[self._alone])[:, None, None]
+        halves = [getattr(self._shapes[number], "halfSide", np.zeros(3)) for number in self._alone]
+        self._halves = np.array(halves).reshape(-1, 1, 3, 1)
+        which = np.full(len(pieces), -1)
+        which[self._alone] = np.arange(len(self._alone))
+        self._which = which[self._second]  # [N], of which of these a row's second piece is, or -1
+        self._sum = self._radii[self._first] + np.where(self._which < 0, self._radii[self._second], 0.0)
+        rows = np.arange(len(ordered))
+        self._signs = np.zeros((2, len(pieces), len(ordered)))  # for sums and differences of a row's pieces
+        self._signs[:, self._first, rows] = self._signs[0, self._second, rows] = 1.0
+        self._signs[1, self._second, rows] = -1.0
+        self._turned = np.zeros((len(world.tree.names), len(pieces)))  # radius, where a joint moves the piece
+        for number, frame in enumerate(self._frames.tolist()):
+            self._turned[world.tree.ancestors(frame), number] = self._radii[number]
         self._rows: list[list[int]] = [self._first.tolist(), self._second.tolist(), self._pair.tolist()]
         bodies = world.bodies
         self._supported = np.array(
@@ -110,15 +120,10 @@ class Checker:
 
     def distances(self, pair: int, q: FloatArray, near: float) -> FloatArray:
         """Return the distances of a pair of bodies at ``q`` [K, J]; lower bounds if they exceed ``near``."""
-        rows, found = np.flatnonzero(self._pair == pair), np.empty(len(q))
+        rows, found = np.flatnonzero(self._pair == pair), list[float]()
         for start in range(0, len(q), _CHUNK):
-            sweep = _Sweep(self, q[start : start + _CHUNK])
-            lower = sweep.lower(rows)
-            for row, bounds in zip(rows.tolist(), lower, strict=True):
-                for at in np.flatnonzero(bounds <= near).tolist():
-                    bounds[at] = sweep.distance(row, at)
-            found[start : start + _CHUNK] = lower.min(axis=0)
-        return found
+            found += _Sweep(self, q[start : start + _CHUNK]).least(rows, near)
+        return np.array(found)
 
     def _idle(self, closed: Collection[str]) -> IntArray:
         """Return the rows of what is held only by grippers that are open."""
@@ -134,32 +139,32 @@ class _Sweep:
     def __init__(self, checker: Checker, samples: FloatArray) -> None:
         fcl = library()
         self._c, self._samples = checker, samples
-        self._place: Any = getattr(fcl, "Transform3s", None) or fcl.Transform3f
-        self._distance_of, self._request, self._result = fcl.distance, fcl.DistanceRequest(), fcl.DistanceResult()
-        self._where: dict[tuple[int, float], Any] = {}
+        place = getattr(fcl, "Transform3s", None) or fcl.Transform3f
+        self._places, self._distance_of = (place(), place()), fcl.distance
+        self._request, self._result = fcl.DistanceRequest(), fcl.DistanceResult()
         self._extra: dict[float, FloatArray] = {}
         self._at = self._transforms(samples)  # [P, K, 4, 4]
+        self._turns, self._points = self._at[..., :3, :3], self._at[..., :3, 3]
+        self._centres = np.ascontiguousarray(self._points.transpose(1, 2, 0))  # [K, 3, P]
 
     def _transforms(self, samples: FloatArray) -> FloatArray:
         checker = self._c
-        found: FloatArray = checker.world.tree.forward(samples)[checker._frames] @ checker._places
+        frames = checker.world.tree.forward(samples)[checker._frames]
+        found: FloatArray = (frames.reshape(len(frames), -1, 4) @ checker._places).reshape(frames.shape)
         return found
 
     def find(self, margins: Margins, idle: IntArray) -> Clearance:
         checker = self._c
         lower = self.lower(_ALL)
         slow = np.where(checker._supported, margins.support_slow, margins.slow)[checker._pair]
-        moves = _moved(self._at, checker._radii).max(axis=1, initial=0.0)  # at most, between two samples
-        lower[idle] = np.inf
-        near = lower.min(axis=1) - 0.5 * (moves[checker._first] + moves[checker._second])
-        rows = np.flatnonzero(near < slow)
+        lower[:, idle] = np.inf
+        rows = np.flatnonzero(_between(lower, self._moves()).min(axis=0) < slow)
         relative = self._relative(rows)
-        keep = _between(lower[rows], relative).min(axis=1, initial=np.inf) < slow[rows]
-        rows, relative = rows[keep], relative[keep]
-        if not len(rows):
-            row = int(np.argmin(lower.min(axis=1)))
-            return Clearance(float(lower[row].min()), self._names(int(checker._pair[row])))
-        return self._judge(rows, lower[rows], relative, slow, margins)
+        keep = _between(lower[:, rows], relative).min(axis=0, initial=np.inf) < slow[rows]
+        if not keep.any():
+            row = int(np.argmin(lower.min(axis=0)))
+            return Clearance(float(lower[:, row].min()), self._names(int(checker._pair[row])))
+        return self._judge(rows[keep], lower[:, rows[keep]].T, relative[:, keep].T, slow, margins)
 
     def _judge(
         self, rows: IntArray, lower: FloatArray, relative: FloatArray, slow: FloatArray, margins: Margins
@@ -168,14 +173,14 @@ class _Sweep:
         starts, least, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
         wanted = np.where(checker._supported, margins.support, margins.stop)
         stops: list[float] = np.minimum(wanted, checker._closest).tolist()
-        for row, bounds, motion in zip(rows.tolist(), lower.tolist(), relative.tolist(), strict=True):
+        order = lower.min(axis=1).argsort()  # what is found for the first rows of a pair spares queries of others
+        for row, bounds, motion in zip(*(each[order].tolist() for each in (rows, lower, relative)), strict=True):
             pair = checker._rows[2][row]
-            first, smallest = self._follow(row, bounds, motion, float(slow[row]), stops[pair])
-            starts[pair] = min(first, starts.get(pair, math.inf))
-            least[pair] = min(smallest, least.get(pair, math.inf))
+            known = starts.get(pair, math.inf), least.get(pair, math.inf)
+            starts[pair], least[pair] = self._follow(row, bounds, motion, (float(slow[row]), stops[pair]), known)
             used.setdefault(pair, []).append(row)
         share, below = 1.0, list[int]()
-        for pair, smallest in least.items():
+        for pair, smallest in sorted(least.items()):
             first, stop = starts[pair], stops[pair]
             most = margins.support_slow if checker._supported[pair] else margins.slow
             if first < stop:
@@ -198,7 +203,7 @@ class _Sweep:
         dense = [np.interp(at, np.arange(count), column) for column in self._samples.T]
         fine, apart = _Sweep(self._c, np.stack(dense, axis=1)), False
         for pair, rows in below.items():
-            first, *later = [min(fine.distance(row, step) for row in rows) for step in range(_ESCAPE)]
+            first, *later = fine.least(np.array(rows), math.inf)
             if min(later) < first - _ROUNDING:
                 return pair
             apart = apart or later[-1] > first + _ROUNDING
@@ -213,44 +218,87 @@ class _Sweep:
         return first, second
 
     def lower(self, rows: Any) -> FloatArray:
-        """Return lower bounds [N, K] of the distances of pairs of pieces."""
-        checker, centres = self._c, np.ascontiguousarray(self._at[..., :3, 3])
-        second = checker._second[rows]
-        apart = centres.take(checker._first[rows], axis=0) - centres.take(second, axis=0)
-        size = np.sqrt(np.einsum("nki,nki->nk", apart, apart))
-        if (own := np.flatnonzero(checker._alone[rows])).size:
-            turned = np.einsum("nki,nkij->nkj", apart[own], self._at[second[own], :, :3, :3])
-            outside = np.maximum(np.abs(turned) - checker._halves[rows][own, None], 0.0)
-            beside = np.sqrt(np.einsum("nki,nki->nk", outside, outside))
-            size[own] = np.where(checker._planes[rows][own, None], turned[..., 2], beside)
-        found: FloatArray = size - checker._sum[rows][:, None]
+        """Return lower bounds [K, N] of the distances of pairs of pieces."""
+        checker, centres = self._c, self._centres
+        apart = (centres.reshape(-1, centres.shape[2]) @ checker._signs[1][:, rows]).reshape(len(centres), 3, -1)
+        size = np.sqrt(np.einsum("kin,kin->kn", apart, apart))
+        if (own := np.flatnonzero(checker._which[rows] >= 0)).size:
+            alone = self._at[checker._alone]
+            seen = alone[..., :3, :3].swapaxes(2, 3) @ (centres - alone[..., :3, 3:])  # [B, K, 3, P]
+            beyond = np.abs(seen) - checker._halves
+            outside = np.maximum(beyond, 0.0)
+            beside = np.sqrt(np.einsum("bkip,bkip->bkp", outside, outside)) + np.minimum(beyond.max(axis=2), 0.0)
+            beside = np.where(checker._plane, seen[:, :, 2], beside)
+            size[:, own] = beside[checker._which[rows][own], :, checker._first[rows][own]].T
+        found: FloatArray = size - checker._sum[rows]
+        return found
+
+    def _moves(self) -> FloatArray:
+        """Return how far pairs of pieces move at most between two samples, [K - 1, N], m."""
+        steps = self._centres[1:] - self._centres[:-1]
+        turned = np.abs(self._samples[1:] - self._samples[:-1]) @ self._c._turned
+        each = np.sqrt(np.einsum("kip,kip->kp", steps, steps)) + turned
+        found: FloatArray = _CURVED * (each @ self._c._signs[0])
+        return found
+
+    def least(self, rows: IntArray, near: float) -> list[float]:
+        """Return the smallest distance of pairs of pieces at each sample; a lower bound if it exceeds ``near``."""
+        lower, found = self.lower(rows), list[float]()
+        for at, (order, bounds) in enumerate(zip(lower.argsort(axis=1).tolist(), lower.tolist(), strict=True)):
+            least = math.inf
+            for number in order:
+                if bounds[number] >= least:
+                    break
+                near_it = bounds[number] <= near
+                least = min(least, self.distance(int(rows[number]), at) if near_it else bounds[number])
+            found.append(least)
         return found
 
     def _relative(self, rows: IntArray) -> FloatArray:
-        """Return how far points of the first piece move relative to the second one, [N, K - 1], m."""
+        """Return how far points of the first piece move relative to the second one, [K - 1, N], m."""
         first, second = self._at[self._c._first[rows]], self._at[self._c._second[rows]]
         first[..., 3] -= second[..., 3]
-        seen = np.einsum("nkji,nkjl->nkil", second[..., :3, :3], first[..., :3, :])
-        return _moved(seen, self._c._radii[self._c._first[rows]])
+        seen = second[..., :3, :3].swapaxes(2, 3) @ first[..., :3, :]
+        change = seen[:, 1:] - seen[:, :-1]
+        turned = np.sqrt(0.5 * np.einsum("nkij,nkij->kn", change[..., :3], change[..., :3]))  # about the angle, rad
+        moved = np.sqrt(np.einsum("nki,nki->kn", change[..., 3], change[..., 3]))
+        found: FloatArray = _CURVED * (moved + turned * self._c._radii[self._c._first[rows]])
+        return found
 
     def _follow(
-        self, row: int, lower: list[float], motion: list[float], slow: float, stop: float
+        self,
+        row: int,
+        lower: list[float],
+        motion: list[float],
+        limits: tuple[float, float],
+        known: tuple[float, float],
     ) -> tuple[float, float]:
-        """Return a pair's distance at the start, and the smallest one along the motion if it is below ``slow``."""
-        last, at = len(motion), 0
-        first = here = least = self.distance(row, 0) if lower[0] < slow else lower[0]
-        while at < last:
-            to, moved = at + 1, motion[at]
-            while to < last and here - moved - motion[to] > slow:
-                moved += motion[to]
-                to += 1
-            if here - moved > slow and to == last:
-                break
-            there = self.distance(row, to) if lower[to] < slow else lower[to]
-            least = min(least, there)
-            if 0.5 * (here + there - moved) < stop <= least:
-                least = min(least, self._inside(row, (float(at), here), (float(to), there), moved, stop))
-            at, here = to, there
+        """Return a pair's distance at the start, and the smallest one along the motion if it is below ``slow``.
+
+        ``limits`` are the distances below which to be slow and to stop; ``known`` is what other pieces of the same
+        bodies have at the start and at least. Where a piece cannot be nearer than these, a bound takes the place of
+        its distance.
+        """
+        (slow, stop), (first, least) = limits, known
+        here = lower[0]
+        is_bound = here >= (min(slow, first) if first >= stop else slow)
+        if not is_bound:
+            here = self.distance(row, 0)
+        own, first, least = here, min(first, here), min(least, here)
+        for at, moved in enumerate(motion):
+            bound, sphere = here - moved, lower[at + 1]
+            there = max(bound, sphere)
+            was_bound, is_bound = is_bound, there >= (min(slow, least) if least >= stop else slow)
+            is_bound = is_bound and bound + there >= 2.0 * stop
+            if not is_bound:
+                there = self.distance(row, at + 1) if sphere < slow else sphere
+            if not is_bound or sphere >= bound:
+                own = min(own, there)
+            if bound + there < 2.0 * stop <= 2.0 * own:
+                if was_bound and lower[at] < slow:
+                    here = self.distance(row, at)
+                own = min(own, self._inside(row, (float(at), here), (float(at + 1), there), moved, stop))
+            here, least = there, min(least, own)
         return first, least
 
     def _inside(
@@ -272,43 +320,28 @@ class _Sweep:
         """Return the distance of a pair of pieces at a sample, or between two samples."""
         checker = self._c
         a, b = checker._rows[0][row], checker._rows[1][row]
+        whole, turns, points = int(at), self._turns, self._points
+        if at != whole:
+            if at not in self._extra:
+                share = at - whole
+                q = (1 - share) * self._samples[whole] + share * self._samples[whole + 1]
+                self._extra[at] = self._transforms(q[None])
+            turns, points = self._extra[at][..., :3, :3], self._extra[at][..., :3, 3]
+            whole = 0
+        self._places[0].setTransform(turns[a, whole], points[a, whole])
+        self._places[1].setTransform(turns[b, whole], points[b, whole])
         self._result.clear()
-        places = self._placed(a, at), self._placed(b, at)
         found = self._distance_of(
-            checker._shapes[a], places[0], checker._shapes[b], places[1], self._request, self._result
+            checker._shapes[a], self._places[0], checker._shapes[b], self._places[1], self._request, self._result
         )
         return float(found)
 
-    def _placed(self, piece: int, at: float) -> Any:
-        key = piece, at
-        if key not in self._where:
-            whole = int(at)
-            if at == whole:
-                matrix = self._at[piece, whole]
-            else:
-                if at not in self._extra:
-                    share = at - whole
-                    q = (1 - share) * self._samples[whole] + share * self._samples[whole + 1]
-                    self._extra[at] = self._transforms(q[None])[:, 0]
-                matrix = self._extra[at][piece]
-            self._where[key] = self._place(matrix[:3, :3], matrix[:3, 3])
-        return self._where[key]
-
 
 def _between(lower: FloatArray, moves: FloatArray) -> FloatArray:
-    """Return lower bounds [N, K - 1] between samples; without motion, those at the sample."""
-    if lower.shape[1] == 1:
-        return lower.copy()
-    found: FloatArray = 0.5 * (lower[:, :-1] + lower[:, 1:] - moves)
-    return found
-
-
-def _moved(at: FloatArray, radii: FloatArray) -> FloatArray:
-    """Return how far points within ``radii`` [N] move between transforms [N, K, 3 or 4, 4]."""
-    change = at[:, 1:, :3] - at[:, :-1, :3]
-    squares = change * change
-    turned = np.sqrt(0.5 * squares[..., :3].sum(axis=(-1, -2)))  # about the angle, rad
-    found: FloatArray = _CURVED * (np.sqrt(squares[..., 3].sum(axis=-1)) + radii[:, None] * turned)
+    """Return lower bounds [K - 1, N] between samples; without motion, those at the sample."""
+    if len(lower) == 1:
+        return lower
+    found: FloatArray = 0.5 * (lower[:-1] + lower[1:] - moves)
     return found
 
 
