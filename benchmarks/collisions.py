@@ -239,8 +239,7 @@ def judges(config: Config, arms: Arms) -> tuple[Judge, Judge, Judge]:
     rough = Judge(config, arms.check, far)
     near = list[set[tuple[str, str]]]()
     for _ in range(50):
-        rough.distance(arms.random())
-        near.append(rough.near())
+        near.append(rough.near(arms.random()))
     roomy = Judge(config, arms.check, far, set.intersection(*near))
     return Judge(config, arms.check, 0.0), roomy, Judge(config, arms.check, config.collision.stop_distance)
 

@@ -145,11 +145,14 @@ class Judge:
             size = [obstacle.size[0], obstacle.size[1] / 2, 0]
             body.add_geom(type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=size, margin=self._margin)
 
-    def distance(self, q: np.ndarray) -> float:
-        """Return the smallest distance at positions ``q`` of the tree, or the margin."""
+    def _move(self, q: np.ndarray) -> None:
         self.data.qpos[self._columns] = q
         mujoco.mj_kinematics(self.model, self.data)
         mujoco.mj_collision(self.model, self.data)
+
+    def distance(self, q: np.ndarray) -> float:
+        """Return the smallest distance at positions ``q`` of the tree, or the margin."""
+        self._move(q)
         if not self.data.ncon:
             return self._margin
         found = self.data.contact.dist.copy()
@@ -174,8 +177,9 @@ class Judge:
         pairs = product(placed(first), placed(second))
         return float(min(fcl.distance(*a, *b, fcl.DistanceRequest(), fcl.DistanceResult()) for a, b in pairs))
 
-    def near(self) -> set[tuple[str, str]]:
-        """Return the pairs of bodies that are nearer than the margin where the last distance was measured."""
+    def near(self, q: np.ndarray) -> set[tuple[str, str]]:
+        """Return the pairs of bodies whose pieces are nearer than the margin at positions ``q``."""
+        self._move(q)
         bodies = self.model.geom_bodyid[self.data.contact.geom[self.data.contact.dist < self._margin]]
         return {(self.model.body(int(a)).name, self.model.body(int(b)).name) for a, b in np.sort(bodies, axis=1)}
 
