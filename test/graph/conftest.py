@@ -98,6 +98,8 @@ def domain() -> Iterator[int]:
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ["ROS_DOMAIN_ID"] = str(number)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
+        os.environ["ROS_LOCALHOST_ONLY"] = "1"
     if rclpy_missing() or os.environ.get("RMW_IMPLEMENTATION") == "rmw_cyclonedds_cpp":
         # Another run on the same host may have the same domain: a tag, which Cyclone alone knows, keeps them apart.
         tag = f"<Tag>vla_ros_graph_{os.getpid()}</Tag>"

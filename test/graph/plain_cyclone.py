@@ -22,8 +22,10 @@ from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
+LOOPBACK = "<Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
 CONFIGURATION = (
-    "<CycloneDDS><Domain><General><AllowMulticast>false</AllowMulticast></General><Discovery>"
+    f"<CycloneDDS><Domain><General>{LOOPBACK if os.environ.get('ROS_LOCALHOST_ONLY') == '1' else ''}"
+    "<AllowMulticast>false</AllowMulticast></General><Discovery>"
     "<ParticipantIndex>auto</ParticipantIndex><Peers><Peer address='localhost'/></Peers>"
     "</Discovery><Compatibility><IgnoreTypeInformation>1.16</IgnoreTypeInformation></Compatibility>"
     "</Domain></CycloneDDS>"
