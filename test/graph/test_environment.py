@@ -17,6 +17,7 @@ def test_defaults_stay_on_this_host():
     assert (environment.domain_id, environment.range, environment.gid_size) == (0, "LOCALHOST", 16)
     assert "LOCALHOST (default)" in environment.describe()
     assert "ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET" in environment.describe()
+    assert "ROS_LOCALHOST_ONLY=1 on both sides" in dds_environment({"ROS_DISTRO": "humble"}).describe()
     configuration = tree()
     assert configuration.findtext("Domain/General/AllowMulticast") == "false"
     assert [peer.get("address") for peer in configuration.iter("Peer")] == ["localhost"]

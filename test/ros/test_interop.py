@@ -45,6 +45,10 @@ def missing() -> str:
 pytestmark = [pytest.mark.ros, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
 
 
+HUMBLE = os.environ.get("ROS_DISTRO") == "humble"
+"""Its Cyclone DDS listens to multicast only, which never reaches a participant that stays on this host."""
+
+
 def has_rmw(name: str) -> bool:
     prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
     index = Path("share/ament_index/resource_index/rmw_typesupport")
@@ -63,6 +67,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Default reach on both sides: nothing is set but the domain."""
     for name in REACH:
         monkeypatch.delenv(name, raising=False)
+    if HUMBLE:
+        monkeypatch.setenv("ROS_LOCALHOST_ONLY", "1")
     monkeypatch.setenv("ROS_DOMAIN_ID", str(50 + os.getpid() % 51))
 
 
@@ -207,7 +213,7 @@ def test_ros_sees_our_endpoints_and_we_see_theirs(graph, start_ros):
     assert (camera["reliability"], camera["durability"]) == ("BEST_EFFORT", "VOLATILE")
     assert theirs.topic_type == IMAGE
     assert theirs.qos_profile.reliability.name == "BEST_EFFORT"
-    assert theirs.topic_type_hash == graph.participant.types.type_hash(IMAGE)
+    assert theirs.topic_type_hash == ("" if HUMBLE else graph.participant.types.type_hash(IMAGE))
 
 
 def test_incompatible_publisher_of_ros_is_found(graph, start_ros):

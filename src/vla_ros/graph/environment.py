@@ -36,10 +36,12 @@ class DdsEnvironment:
         return 24 if self.distro == "humble" else 16
 
     def describe(self) -> str:
+        hint = ""
         if self.range_source == "default":
             hint = "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to meet other hosts"
-        else:
-            hint = ""
+        if self.range == "LOCALHOST" and self.range_source != "ROS_LOCALHOST_ONLY" and self.distro == "humble":
+            # which then listens to multicast only
+            hint += "; rmw_cyclonedds_cpp of Humble is met with ROS_LOCALHOST_ONLY=1 on both sides, or with SUBNET"
         peers = f", static peers {', '.join(self.static_peers)}" if self.static_peers else ""
         own = ", CYCLONEDDS_URI applied on top" if self.user_configuration else ""
         return (
