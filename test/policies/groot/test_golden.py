@@ -27,6 +27,8 @@ def test_chunk(loaded, case):
     np.testing.assert_array_equal(request.tokens, case["tokens"][case.valid])
     np.testing.assert_array_equal(request.positions, case["position_ids"][:, case.valid])
     np.testing.assert_allclose(request.state, case["state_normalized"], atol=1e-6)
+    again = model.request(prepared(model, case), case["state"], str(case["prompt"]), 0)
+    assert again.tokens is request.tokens  # an instruction is encoded once
     [chunk] = infer(model, request)
     np.testing.assert_allclose(chunk[:, : processing.model_size], case["actions_normalized"], atol=1e-4)
     np.testing.assert_allclose(processing.robot_actions(chunk, case["state"]), case["actions"], atol=2e-4)

@@ -221,7 +221,9 @@ class Processing:
         values = np.asarray(state, np.float32)
         if self.state_bounds is not None:
             values = self.state_bounds.normalize(values, self.clip_state)
-        return np.pad(values, (0, size - len(values)))
+        padded = np.zeros(size, np.float32)  # np.pad takes 40 us
+        padded[: len(values)] = values
+        return padded
 
     def shown_actions(self, normalized: Array) -> Array:
         """Return the rows and columns that count, [rows, model_size], of the model's actions [H, A]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ class PromptEncoder:
 
         Raises ConfigError if the instruction has control tokens, CheckpointError if the template drops an image.
         """
+        return _encode(self, instruction, tuple(grids))
+
+    def _written(self, instruction: str, grids: Sequence[tuple[int, int]]) -> Prompt:
         text = formalize(instruction, self.formal)
         if control := [token for token in self.tokenizer.control if token in text]:
             raise ConfigError(f"policy.instruction: has the control tokens {control}; remove them")
@@ -74,6 +78,11 @@ class PromptEncoder:
             positions.append(free + np.stack([np.zeros_like(down), down, across]))
             free += max(rows, columns)
         return Prompt(np.concatenate(tokens).astype(np.int64), np.concatenate(positions, axis=1).astype(np.int64))
+
+
+@lru_cache(maxsize=16)
+def _encode(encoder: PromptEncoder, instruction: str, grids: tuple[tuple[int, int], ...]) -> Prompt:
+    return encoder._written(instruction, grids)  # a robot repeats its instruction
 
 
 def read_prompt_encoder(folder: Path, image_token: int, vocabulary: int, formal: bool) -> PromptEncoder:
