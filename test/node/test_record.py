@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ def recorder() -> int:
     """The process id of the recorder, the only child of this process; 0 if there is none."""
     children = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
     found = [int(child) for each in children for child in each]
-    alive = [child for child in found if b"record" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    alive = []
+    for child in found:
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+            alive += [child] if b"record" in Path(f"/proc/{child}/cmdline").read_bytes() else []
     assert len(alive) <= 1
     return alive[0] if alive else 0
 
