@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SKIPPED = {
     r"^ros2 |^colcon |^rosdep |/opt/ros/|benchmarks/middleware\.py": "needs ROS 2; see test/ros",
     r"^sudo |KEYSTORE": "needs root, or what root installs",
-    r"git clone |^(~/lerobot/bin/|env -u PYTHONPATH )?pip |-m venv|^make ": "installs packages",
+    r"git clone |^(~/lerobot/bin/|env -u PYTHONPATH |\w+=\S+ )?pip |-m venv|^c?make ": "installs packages",
     r"libero/bin/python|--compare sync\.json|preset:=libero|libero\.yaml": "needs LIBERO, and a checkpoint for it",
     r"tools\.(train|flywheel)|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",

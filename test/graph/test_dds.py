@@ -77,7 +77,7 @@ def test_bytes_that_are_no_message_are_refused_when_published(open_here):
 
 def test_other_settings_for_a_domain_that_is_open_are_refused(open_here, monkeypatch):
     open_here()
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
+    monkeypatch.setenv("ROS_LOCALHOST_ONLY", "0")  # the subnet
     with pytest.raises(VlaRosError, match="with other settings of ROS_AUTOMATIC"):
         open_here()
 
