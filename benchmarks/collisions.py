@@ -4,9 +4,9 @@
 
 The descriptions are those of ``example-robot-data`` (extra ``robots``). MuJoCo has its own kinematics and its own
 convex pieces of the same meshes (by CoACD: ``pip install coacd``), and the same excluded pairs. The arm executes
-each command that is sent; a twist as MoveIt Servo does: by a (damped) pseudo-inverse, all joints slower where one
-would exceed its velocity limit (``jointLimitVelocityScalingFactor`` of ``moveit_servo``). It stops with
-``collision.deceleration`` after a refused command.
+each command that is sent; a twist as MoveIt Servo does: by a pseudo-inverse (damped, differently for each command),
+all joints slower where one would exceed its velocity limit (``jointLimitVelocityScalingFactor`` of
+``moveit_servo``). It stops with ``collision.deceleration`` after a refused command.
 """
 
 import argparse
@@ -49,7 +49,7 @@ ROBOTS = {
 OUTPUTS = {"position": "joint_state", "velocity": "joint_velocity_state", "twist": "twist_stamped"}
 FREE = 0.02  # m beyond the stop distance
 ASKED = 4  # one of so many commands is asked whether it is free
-DAMPING = 0.01  # of the servo, which is not that of the check
+DAMPING = (1e-3, 2e-2)  # of the servo: between these, another one for each command
 ATTEMPTS = 8  # to leave after a refused command: the action reversed, then random ones, at a fifth of the speed
 BLOCK = 1000  # commands of one process at a time, the same for any number of processes
 
@@ -106,7 +106,7 @@ class Arms:
     """Arms that execute commands exactly, and stop with a deceleration of each joint."""
 
     def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.rng = config, np.random.default_rng(seed)
+        self.config, self.rng, self.servo = config, np.random.default_rng(seed), np.random.default_rng(seed)
         self.kinematics = make_kinematics(config)
         self.check = CollisionCheck(config, self.kinematics)
         self.twist = config.arms[0].output == "twist_stamped"
@@ -158,13 +158,13 @@ class Arms:
 
     def executed(self, commands: tuple[Command, ...], seconds: float) -> np.ndarray:
         """Move for ``seconds``; return the path."""
-        path = [self.q.copy()]
+        path, damping = [self.q.copy()], math.exp(self.servo.uniform(*np.log(DAMPING)))
         for _ in range(10 if self.twist else 1):
             for command in commands:
                 columns, chain = self.columns[command.arm], self.kinematics[command.arm]
                 part = seconds / (10 if self.twist else 1)
                 if command.twist is not None:
-                    speed = chain.resolve(self.q[columns], np.concatenate(command.twist), DAMPING)
+                    speed = chain.resolve(self.q[columns], np.concatenate(command.twist), damping)
                 elif command.velocities is not None:
                     speed = np.array([command.velocities[name] for name in chain.joint_names])
                 else:
@@ -176,12 +176,8 @@ class Arms:
 
     def stopped(self) -> np.ndarray:
         """Decelerate to rest; return the path."""
-        deceleration, path, start, speed = (
-            self.config.collision.deceleration,
-            [self.q.copy()],
-            self.q.copy(),
-            self.speed,
-        )
+        deceleration, path = self.config.collision.deceleration, [self.q.copy()]
+        start, speed = self.q.copy(), self.speed
         for time_ in np.linspace(0, np.abs(speed).max() / deceleration, 8)[1:]:
             passed = np.minimum(time_, np.abs(speed) / deceleration)
             self.q = np.clip(
@@ -214,18 +210,7 @@ class Counts:
     def add(self, other: "Counts") -> None:
         if other.deepest > self.deepest:
             self.deepest, self.deepest_at = other.deepest, other.deepest_at
-        for name in (
-            "commands",
-            "penetrations",
-            "free",
-            "share",
-            "free_held",
-            "held",
-            "led",
-            "led_back",
-            "wall",
-            "cpu",
-        ):
+        for name in vars(self).keys() - {"deepest", "deepest_at"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -247,7 +232,7 @@ def judges(config: Config, arms: Arms) -> tuple[Judge, Judge, Judge]:
 def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, block: int, commands: int) -> Counts:
     """Send a block of random commands, and judge what the arms do."""
     config, rng, counts = arms.config, np.random.default_rng([seed, block]), Counts()
-    arms.rng = rng
+    arms.rng, arms.servo = rng, np.random.default_rng([seed, block, 1])
     stop, expires = config.collision.stop_distance, lifetime(config)
     action, left = arms.action(), 0
     limit, path_of, seen, shares = CollisionCheck.limit, CollisionCheck.path, [], []

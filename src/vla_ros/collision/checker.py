@@ -24,7 +24,7 @@ _LARGE = 0.15  # m, radius of a box's sphere
 _ROUNDING = 1e-5  # m; smaller changes of a distance are none
 _SLOWEST = 0.1  # share of the speed just above the stop distance
 _HARMLESS = 0.1  # share of its distance from the stop distance that a pair may lose without being slowed
-_ESCAPE = 25  # samples of a motion out of a collision
+_ESCAPE = 25  # samples of a motion out of a collision, at least
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
 
@@ -199,7 +199,8 @@ class _Sweep:
 
     def _not_escaping(self, below: Mapping[int, list[int]]) -> int | None:
         """Return None if the motion brings none of these pairs nearer and one of them apart; else a pair."""
-        at, count = np.linspace(0, len(self._samples) - 1, _ESCAPE), len(self._samples)
+        count = len(self._samples)
+        at = np.linspace(0, count - 1, max(_ESCAPE, count))
         dense = [np.interp(at, np.arange(count), column) for column in self._samples.T]
         fine, apart = _Sweep(self._c, np.stack(dense, axis=1)), False
         for pair, rows in below.items():

@@ -22,6 +22,8 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
 _HALF = 0.5  # opening below which a gripper is closed
+_DAMPINGS = (1e-3, 5e-3, 2e-2)  # of servos; near singularities they move the joints differently
+_SAME = 0.5  # of the stop distance; ways that are nowhere further apart are the same
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
@@ -133,38 +135,52 @@ class CollisionCheck:
                 index, column = self._index(arm, state.names)
                 start[index] = state.positions[column]
         start = tree.follow(np.where(np.isfinite(start), start, 0.0))
-        end, early, expired, rest = (start.copy() for _ in range(4))
-        closed = []
+        speeds = {each.arm: self._speeds.pop(each.arm, np.zeros(0)) for each in commands if each.hold}
+        ways = [self._way(commands, start, speeds, _DAMPINGS[0])]
+        if any(each.twist is not None and not each.hold for each in commands):
+            last = self._way(commands, start, speeds, _DAMPINGS[-1])
+            apart = float((np.abs(last - ways[0]) @ self.world.reach).max())
+            if apart > _SAME * self._margins.stop:  # there with one servo, back with the next
+                ways += [self._way(commands, start, speeds, _DAMPINGS[1])[::-1], last]
+        known = [each for each in commands if each.arm in self.world.joints]
+        return tree.follow(np.concatenate(ways)), [each.arm for each in known if self._is_closed(each)]
+
+    def _way(
+        self, commands: Sequence[Command], start: FloatArray, speeds: Mapping[str, FloatArray], damping: float
+    ) -> FloatArray:
+        """Return the waypoints [W, J] from ``start`` [J] until all arms have come to rest.
+
+        ``speeds`` [N] are those of the arms that hold; ``damping`` is that of the servos that follow a twist.
+        """
+        assert self.world is not None
+        half, end, early, late, expired, rest = (start.copy() for _ in range(6))
         for command in commands:
             own = self.world.joints.get(command.arm)
             if own is None:
                 continue
             index, column = self._index(command.arm, command.names)
-            end[index] = early[index] = expired[index] = rest[index] = command.positions[column]
+            for each in (half, end, early, late, expired, rest):
+                each[index] = command.positions[column]
             chain = self._kinematics[command.arm]
             at = [own[name] for name in chain.joint_names]
             last = speed = command.speed
             if command.hold:
-                last = self._speeds.pop(command.arm, np.zeros(len(at)))
+                last = speeds[command.arm] if speeds[command.arm].size else np.zeros(len(at))
             else:
                 left = max(self._lifetime - command.duration, 0.0)
                 if command.twist is not None:  # the driver chooses the joints' velocities
                     twist = np.concatenate(command.twist)
-                    end[at], speed = chain.follow(start[at], twist, command.duration)
-                    early[at] = self._stopped(
-                        at, end[at], speed
-                    )  # elsewhere, as joints turn back near singularities
-                    expired[at], last = chain.follow(end[at], twist, left)
-                elif command.moves_on:
-                    expired[at] = end[at] + left * speed
+                    half[at], end[at], speed = chain.follow(start[at], twist, command.duration, damping)
+                    early[at] = self._stopped(at, end[at], speed)  # joints turn back near singularities
+                    late[at], expired[at], last = chain.follow(end[at], twist, left, damping)
+                else:
+                    expired[at] = end[at] + left * speed * command.moves_on
+                    half[at], late[at] = 0.5 * (start[at] + end[at]), 0.5 * (end[at] + expired[at])
                 self._speeds[command.arm] = speed
             rest[at] = self._stopped(at, expired[at], last)
-            if self._is_closed(command):
-                closed.append(command.arm)
-        waypoints = [start, end, expired, rest] if any(each.moves_on for each in commands) else [start, end, rest]
         if any(each.twist is not None and not each.hold for each in commands):
-            waypoints[2:2] = [early, end]
-        return tree.follow(np.stack(waypoints)), closed
+            return np.stack([start, half, end, early, end, late, expired, rest])
+        return np.stack([start, end, *([expired] if any(each.moves_on for each in commands) else []), rest])
 
     def _stopped(self, at: list[int], q: FloatArray, speed: FloatArray) -> FloatArray:
         """Return where joints ``at`` of the tree, at ``q`` [N] with ``speed`` [N], come to rest."""

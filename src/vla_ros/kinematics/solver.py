@@ -24,7 +24,7 @@ _TOLERANCE = 1e-5  # m and rad
 _MAX_ITERATION_STEP = 0.3  # rad or m per joint and iteration; the linearisation is valid about that far
 _POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
 _REMEMBERED_POSES = 8
-_SERVO_DAMPING = 1e-3
+_SERVO_PERIOD = 0.01  # s
 
 
 class Kinematics:
@@ -152,24 +152,27 @@ class Kinematics:
                 now = _clip(now + step, low, high)
         return best
 
-    def follow(self, q: FloatArray, twist: FloatArray, seconds: float) -> tuple[FloatArray, FloatArray]:
-        """Return where a servo that gets a twist brings the arm, [N], and the joints' velocities there, [N].
+    def follow(
+        self, q: FloatArray, twist: FloatArray, seconds: float, damping: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return where a servo that gets a twist brings the arm: halfway, at the end, and its speed there; [N].
 
-        The servo resolves the twist as MoveIt Servo does without a plugin for inverse kinematics: the least joint
-        velocities, all of them slower if one would exceed its limit.
+        The servo resolves the twist every 10 ms or so, as MoveIt Servo does without a plugin for inverse
+        kinematics: the least joint velocities, all of them slower if one would exceed its limit.
 
         Args:
             q: Joint positions [N] at the start.
             twist: Velocity of the tip [6], m/s over rad/s, in base axes.
             seconds: How long the twist lasts.
+            damping: Of the servo's pseudo-inverse, as a singular value of the Jacobian.
         """
-        if seconds:
-            middle = q + 0.5 * seconds * self.resolve(q, twist)
-            moved = q + seconds * self.resolve(middle, twist)
-            q = _clip(moved, np.minimum(self.position_low, q), np.maximum(self.position_high, q))
-        return q, self.resolve(q, twist)
+        steps = 2 * math.ceil(0.5 * seconds / _SERVO_PERIOD)
+        low, high, way = np.minimum(self.position_low, q), np.maximum(self.position_high, q), [q]
+        for _ in range(steps):
+            way.append(_clip(way[-1] + seconds / steps * self.resolve(way[-1], twist, damping), low, high))
+        return way[steps // 2], way[-1], self.resolve(way[-1], twist, damping)
 
-    def resolve(self, q: FloatArray, twist: FloatArray, damping: float = _SERVO_DAMPING) -> FloatArray:
+    def resolve(self, q: FloatArray, twist: FloatArray, damping: float) -> FloatArray:
         """Return the joint velocities [N] with which a servo follows a ``twist`` [6] at ``q`` [N]."""
         jacobian = self.jacobian(q)
         squares = jacobian @ jacobian.T
