@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.graph_engine import StageClock
-from vla_ros.engine.runner import CudaRunner, Runner
+from vla_ros.engine.runner import CudaRunner
 
 DEVICE = torch.device("cuda:0")
 
@@ -166,39 +165,3 @@ def test_a_camera_frame_without_the_batch_axis_is_uploaded_whole(journal, monkey
     for frame in (source, source[::-1]):
         runner.upload(target, frame)
         assert np.array_equal(target[0].numpy(), frame)
-
-
-def test_the_times_of_all_stages_wait_for_the_last_event_only(journal, monkeypatch):
-    made = []
-
-    class Event:
-        def __init__(self, **_):
-            self.number, self.waits = len(made), 0
-            made.append(self)
-
-        def record(self, stream):
-            assert str(stream) == "stream 1"
-
-        def synchronize(self):
-            self.waits += 1
-
-        def elapsed_time(self, end):
-            return (end.number - self.number) * 10.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    runner = CudaRunner(DEVICE)
-    made.clear()
-    clock = StageClock(runner)
-    for stage in ("vision", "flow", "download"):
-        clock.end(stage)
-    assert clock.milliseconds() == {"vision": 10.0, "flow": 10.0, "download": 10.0}
-    assert [event.waits for event in made] == [0, 0, 0, 1]
-
-
-def test_a_download_is_a_stage_of_its_own():
-    clock, tensor = StageClock(Runner()), torch.arange(3.0)
-    clock.end("flow")
-    found = clock.download(tensor)
-    tensor.zero_()  # what was downloaded is a copy
-    np.testing.assert_array_equal(found, [0, 1, 2])
-    assert list(clock.milliseconds()) == ["flow", "download"]

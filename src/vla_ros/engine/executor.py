@@ -276,7 +276,8 @@ class Engine(GraphEngine[int, StepGraphs]):
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
             graphs.run(stage)
             clock.end(stage)
-        tokens, margins = graphs.answer_buffer.split(clock.download(graphs.answer_buffer.buffer))
+        tokens, margins = graphs.answer_buffer.split(runner.download(graphs.answer_buffer.buffer))
+        clock.end("download")
         if not drafted:
             decoded = [
                 Decoded(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)

@@ -207,7 +207,8 @@ class ChunkEngine(GraphEngine[K, B]):
             clock.end(stage)
             if stage == "vision":
                 self._upload_inputs(graphs, requests)  # while the device encodes the images
-        actions = clock.download(graphs.actions)
+        actions = runner.download(graphs.actions)
+        clock.end("download")
         stages = clock.milliseconds()
         answers = [
             FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions

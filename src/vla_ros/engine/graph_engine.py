@@ -170,20 +170,18 @@ class StageClock:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._marks = {"": runner.mark()}
+        self._start = runner.mark()
+        self._ends: dict[str, Any] = {}
 
     def end(self, stage: str) -> None:
         """Record the end of a stage, which is the start of the next."""
-        self._marks[stage] = self._runner.mark()
-
-    def download(self, tensor: Tensor) -> NDArray[Any]:
-        """Copy to the host as the stage ``download``, and wait."""
-        return self._runner.download(tensor, lambda: self.end("download"))
+        self._ends[stage] = self._runner.mark()
 
     def milliseconds(self) -> dict[str, float]:
         """Return the time of each stage; waits for the last stage."""
-        times = self._runner.milliseconds(*self._marks.values())
-        return dict(zip([stage for stage in self._marks if stage], times, strict=True))
+        starts = [self._start, *self._ends.values()]
+        pairs = zip(self._ends.items(), starts, strict=False)
+        return {stage: self._runner.milliseconds(start, end) for (stage, end), start in pairs}
 
 
 class GraphEngine(ABC, Generic[K, G]):

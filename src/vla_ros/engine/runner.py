@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -73,10 +72,9 @@ class Runner:
     def forget(self, target: Tensor) -> None:
         """Free the staging buffer for uploads to ``target``."""
 
-    def download(self, tensor: Tensor, then: Stage = lambda: None) -> NDArray[Any]:
-        """Copy to the host and wait for this copy only; ``then`` is called before waiting."""
+    def download(self, tensor: Tensor) -> NDArray[Any]:
+        """Copy to the host and wait for this copy only."""
         copy: NDArray[Any] = tensor.numpy().copy()
-        then()
         return copy
 
     def capture(self, stage: Stage) -> Stage:
@@ -94,9 +92,9 @@ class Runner:
         """Record a point in time on the device."""
         return time.perf_counter()
 
-    def milliseconds(self, *marks: Any) -> list[float]:
-        """Return the times between consecutive marks in milliseconds; wait for the last one."""
-        return [float(end - start) * 1e3 for start, end in pairwise(marks)]
+    def milliseconds(self, start: Any, end: Any) -> float:
+        """Return the time between two marks in milliseconds; wait for the later one."""
+        return float(end - start) * 1e3
 
     def close(self) -> None:
         """Release all resources."""
@@ -152,10 +150,9 @@ class CudaRunner(Runner):
             np.copyto(host[chunk], source[chunk])
             there[chunk].copy_(pinned[chunk], non_blocking=True)
 
-    def download(self, tensor: Tensor, then: Stage = lambda: None) -> NDArray[Any]:
+    def download(self, tensor: Tensor) -> NDArray[Any]:
         host = self._staging(tensor, "down")
         host.copy_(tensor, non_blocking=True)
-        then()
         self._done.record(self._stream)
         self._done.synchronize()
         copy: NDArray[Any] = host.numpy().copy()
@@ -212,9 +209,9 @@ class CudaRunner(Runner):
         event.record(self._stream)
         return event
 
-    def milliseconds(self, *marks: torch.cuda.Event) -> list[float]:
-        marks[-1].synchronize()  # the earlier ones are before it in the stream
-        return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
+    def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end))
 
     def close(self) -> None:
         self._pinned.clear()

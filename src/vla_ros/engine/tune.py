@@ -105,7 +105,7 @@ class Search:
                 start = self._runner.mark()
                 for _ in range(5):
                     replay()
-                times.append(self._runner.milliseconds(start, self._runner.mark())[0] / 5)
+                times.append(self._runner.milliseconds(start, self._runner.mark()) / 5)
         return statistics.median(times[1:])
 
     def _ops(self, tiles: Mapping[str, Tile]) -> Ops:
