@@ -15,6 +15,7 @@ from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
+from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import Pose, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, JointState
@@ -55,6 +56,13 @@ class Robot:
         """Distance of the finger tips from the table."""
         tip = ARM.forward(self.q)
         return float(tip.position[2] + 0.013 * tip.rotation[2, 2])
+
+
+def test_twists_of_an_arm_of_five_joints_are_refused() -> None:
+    arm = Kinematics.from_urdf("demo", [f"joint_{number}" for number in range(1, 6)])
+    config = Robot("twist_stamped").config
+    with pytest.raises(ConfigError, match="5 joints cannot follow every twist"):
+        CollisionCheck(config, {"arm": arm})
 
 
 def repeat(robot: Robot, action: np.ndarray, steps: int = 60) -> None:

@@ -18,6 +18,7 @@ from vla_ros.collision.world import World, make_world, read_srdf, with_bodies, w
 from vla_ros.config import Config
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
@@ -27,7 +28,17 @@ _SAME = 0.5  # of the stop distance; ways that are nowhere further apart are the
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
-    """Return the world with the pairs that are checked, or None if no arm has a URDF."""
+    """Return the world with the pairs that are checked, or None if no arm has a URDF.
+
+    Raises ConfigError if the geometry cannot be used, or an arm gets twists that its joints cannot follow.
+    """
+    for arm in config.arms:
+        joints = len(kinematics[arm.name].joint_names) if arm.name in kinematics else 6
+        if arm.output == "twist_stamped" and joints < 6:
+            raise ConfigError(
+                f"collision.check: {joints} joints cannot follow every twist, so nobody knows how arm '{arm.name}' "
+                "moves; set control.output to joint_state or joint_velocity_state, or collision.check to false"
+            )
     world = make_world(config, kinematics)
     if world is None:
         return None
