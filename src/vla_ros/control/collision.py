@@ -28,10 +28,7 @@ _SAME = 0.5  # of the stop distance; ways that are nowhere further apart are the
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
-    """Return the world with the pairs that are checked, or None if no arm has a URDF.
-
-    Raises ConfigError if the geometry cannot be used, or an arm gets twists that its joints cannot follow.
-    """
+    """Return the world with the pairs that are checked, or None if no arm has a URDF. Raises ConfigError."""
     for arm in config.arms:
         joints = len(kinematics[arm.name].joint_names) if arm.name in kinematics else 6
         if arm.output == "twist_stamped" and joints < 6:
