@@ -27,6 +27,7 @@ _HARMLESS = 0.1  # share of its distance from the stop distance that a pair may 
 _ESCAPE = 25  # samples of a motion out of a collision, at least
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
+_Two = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -266,14 +267,7 @@ class _Sweep:
         found: FloatArray = _CURVED * (moved + turned * self._c._radii[self._c._first[rows]])
         return found
 
-    def _follow(
-        self,
-        row: int,
-        lower: list[float],
-        motion: list[float],
-        limits: tuple[float, float],
-        known: tuple[float, float],
-    ) -> tuple[float, float]:
+    def _follow(self, row: int, lower: list[float], motion: list[float], limits: _Two, known: _Two) -> _Two:
         """Return a pair's distance at the start, and the smallest one along the motion if it is below ``slow``.
 
         ``limits`` are the distances below which to be slow and to stop; ``known`` is what other pieces of the same
