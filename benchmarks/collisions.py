@@ -19,7 +19,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import files
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Refused
 from vla_ros.control.robot import RobotController, make_kinematics
+from vla_ros.errors import ConfigError
 from vla_ros.types import JointState
 
 RATE = 20.0
@@ -55,8 +56,11 @@ BLOCK = 1000  # commands of one process at a time, the same for any number of pr
 
 
 def description(name: str) -> str:
-    found = [file for file in files("example-robot-data") or [] if str(file).endswith(f"robots/{name}")]
-    return str(found[0].locate())
+    try:
+        found = [file for file in files("example-robot-data") or [] if str(file).endswith(f"robots/{name}")]
+        return str(found[0].locate())
+    except (PackageNotFoundError, IndexError):
+        raise SystemExit(f"no {name} in example-robot-data: pip install 'vla_ros[robots]' coacd") from None
 
 
 def options(robot: str, output: str) -> Config:
@@ -356,7 +360,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options_ = vars(parser.parse_args())
     path = options_.pop("json")
-    text = json.dumps(measure_all(**options_), indent=2)
+    try:
+        text = json.dumps(measure_all(**options_), indent=2)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
     print(text)
     if path:
         path.write_text(text + "\n", encoding="utf-8")
