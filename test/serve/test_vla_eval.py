@@ -48,9 +48,13 @@ def unnamed(policy: Mirror) -> None:
 class Pictured(Mirror):
     """Remembers its observations; answers rows 0, 1, 2, ... of an episode's chunks in the units of LIBERO."""
 
-    def __init__(self, images: tuple[ImageFeature, ...], gripper: float = 0.0) -> None:
+    def __init__(
+        self,
+        images: tuple[ImageFeature, ...],
+        gripper: float = 0.0,
+        state: tuple[StateFeature, ...] = (StateFeature("proprio", size=8),),
+    ) -> None:
         super().__init__()
-        state = (StateFeature("proprio", size=8),)
         self.spec = PolicySpec(images, state, dimension=7, horizon=6, execute_steps=4)
         self.observed: list[Observation] = []
         self.gripper = gripper
@@ -272,6 +276,25 @@ def test_what_libero_sends_and_gets_is_what_the_published_servers_take_and_answe
     for feature, image in zip(LIBERO_IMAGES, images.values(), strict=True):  # upright already: not turned again
         expected = process(RawImage(np.ascontiguousarray(image), processor=feature.processor))
         np.testing.assert_array_equal(observed.images[feature.key], expected)
+
+
+def test_a_state_vector_holds_the_policys_vectors_in_turn() -> None:
+    """As GR00T's of LIBERO: x, y, z, roll, pitch, yaw and gripper."""
+    sizes = {"x": 1, "rotation": 5, "gripper": 2}
+    policy = Pictured(LIBERO_IMAGES, state=tuple(StateFeature(key, size=size) for key, size in sizes.items()))
+    message = {"images": {"agentview": IMAGE, "wrist": IMAGE}, "task_description": "go"}
+
+    async def body(connection: Connection) -> None:
+        await connection.act(message | {"states": LIBERO_STATE})
+        await connection.act(message | {"states": LIBERO_STATE[1:].tolist(), "x": [7.0], "episode_restart": True})
+        for vector in (np.zeros(7), 1.0, []):
+            with pytest.raises(RuntimeError, match="no state 'x'; the request has"):
+                await connection.act(message | {"states": vector, "episode_restart": True})
+
+    with served(policy) as (_, port):
+        talk(port, body)
+    found = [np.concatenate([seen.state[key] for key in sizes]) for seen in policy.observed]
+    np.testing.assert_array_equal(found, [LIBERO_STATE, [7.0, *LIBERO_STATE[1:]]])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from vla_ros.config import Config
 from vla_ros.contract import benchmark as benchmarks
 from vla_ros.contract.spec import PolicySpec
@@ -107,7 +109,8 @@ def _features(payload: Mapping[str, Any], schema: RequestSchema) -> Iterator[tup
 
     A feature takes what has one of its names (``vla-ros serve --image KEY=NAME``, or the policy's with a usual
     prefix). Of the rest, images of a wrist go to the policy's wrist images, the others in order, as vla-eval's own
-    model servers take them; the policy's only state vector is ``states``, ``state`` or ``joint_state``.
+    model servers take them; ``states``, ``state`` or ``joint_state`` holds the policy's state vectors
+    in turn.
     """
     images, state = payload.get("images"), payload.get("state")
     sent: dict[str, Any] = dict(images) if isinstance(images, dict) else {}
@@ -129,3 +132,8 @@ def _features(payload: Mapping[str, Any], schema: RequestSchema) -> Iterator[tup
     vector = next((others[name] for name in _STATES if name in others), None)
     if len(keys) == 1 and vector is not None:
         yield keys[0], vector
+    elif keys and vector is not None:
+        sizes = [feature.size for feature in schema.spec.state if feature.key in keys]
+        values = np.atleast_1d(vector)
+        if all(sizes) and sum(sizes) == values.shape[-1]:
+            yield from zip(keys, np.split(values, np.cumsum(sizes)[:-1], axis=-1), strict=True)
