@@ -3,8 +3,7 @@
 Takes the arguments of ``vla-ros run``. The instruction selects what the policy does: ``wave`` moves in random
 steps; ``carry`` as well, with the gripper closed; ``meet`` moves two arms towards each other; ``late 0.5`` takes
 half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` cause the error that they
-name. ``turn`` moves the first and the last joint on a slow circle, whose angle encodes the time that an action is
-meant for.
+name.
 """
 
 import argparse
@@ -29,9 +28,6 @@ _SPREAD: dict[str, FloatArray] = {
     "joint_position": np.array(0.5),
     "joint_velocity": np.array(0.5),
 }
-TURN_SECONDS = 10.0
-"""Seconds that ``turn`` takes for a circle."""
-_TURN = 0.2  # rad
 _ASIDE = np.array([0.0, -0.01, 0.0, 0.0, 0.0, 0.0])  # m; of the left arm, towards the right one
 _TOWARDS = np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # rad; of the right arm, towards the left one
 _WILD = 0.15  # share of steps far beyond every limit
@@ -48,7 +44,6 @@ class WildPolicy(Policy):
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds, self._closed = seconds, np.array(config.gripper.closed_value)
-        self._period = 1 / config.control.rate_hz if config.control.rate_hz else 0.0
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
         parts = parse_components(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
         self._parts = tuple((part, part.size(len(ARM))) for part in parts)
@@ -61,13 +56,7 @@ class WildPolicy(Policy):
             raise RuntimeError("the policy fails on command")
         time.sleep(float(amount or 0.5) if word == "late" else self._seconds)
         actions = np.stack([self._action(observation.stamp, step) for step in range(self.spec.horizon)])
-        if word == "turn":
-            meant = observation.stamp / 1e9 + self._period * np.arange(self.spec.horizon)
-            angle = 2 * np.pi * (meant % TURN_SECONDS) / TURN_SECONDS
-            actions[:, : len(ARM)] = HOME[: len(ARM)]
-            actions[:, 0] += _TURN * np.sin(angle)
-            actions[:, len(ARM) - 1] += _TURN * np.cos(angle)
-        elif word in ("carry", "meet"):
+        if word in ("carry", "meet"):
             self._set(actions, "gripper", self._closed)
             if word == "meet":
                 self._set(actions, "tip_delta", _ASIDE)
