@@ -9,14 +9,16 @@ the `--jobs` then needs a core and a half to itself.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
+from tools.train.evaluate import run_demo
+from vla_ros.errors import VlaRosError
 
 SCHEDULES = ("sync", "append", "blend", "ensemble", "rtc")
 FIRST_DOMAIN = 20
@@ -79,20 +81,14 @@ def cells_order(cell: tuple[float, str]) -> tuple[float, int]:
 def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the demo for one row; print the error and return None if it fails."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "demo.json"
-        command = [sys.executable, "-m", "vla_ros.cli", "demo", "--checkpoint", "demo-pi"]
-        command += ["--real-time" if arguments.real_time else "--simulated-time", "--camera-hz", str(CAMERA_HZ)]
-        command += ["--delay-ms", str(delay), "--schedule", schedule, "--json", str(figures)]
-        command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed), *arguments.options]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "ROS_DOMAIN_ID": str(domain)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode:
-            print(
-                f"{name_of(delay, schedule)}: {(done.stderr or done.stdout)[-2000:]}", file=sys.stderr, flush=True
-            )
-            return None
-        result: dict[str, Any] = json.loads(figures.read_text(encoding="utf-8"))
+    words = ["--checkpoint", "demo-pi", "--real-time" if arguments.real_time else "--simulated-time"]
+    words += ["--camera-hz", str(CAMERA_HZ), "--delay-ms", str(delay), "--schedule", schedule]
+    words += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed), *arguments.options]
+    try:
+        result = run_demo(*words, ROS_DOMAIN_ID=str(domain))
+    except VlaRosError as error:
+        print(f"{name_of(delay, schedule)}: {error}", file=sys.stderr, flush=True)
+        return None
     print(f"{name_of(delay, schedule)}: {result['success_rate']:.0%}, {time.monotonic() - began:.0f} s", flush=True)
     return result
 

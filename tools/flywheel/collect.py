@@ -15,11 +15,11 @@ from contextlib import closing
 from pathlib import Path
 
 from tools.flywheel.session import OPTIONS, Session
-from tools.train.rollouts import parse_options
+from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros.sim.arguments import episode_options, make_table, plan_demo
+from vla_ros.sim.arguments import episode_options, make_table, parse, plan_demo
 
 KINDS = ("corrected", "demonstrated", "autonomous")
 JOURNAL = "episodes.json"
@@ -36,7 +36,7 @@ class Collector:
         steps = () if kind == "autonomous" else ("--max-steps", _STEPS)
         takeover = [word for option in OPTIONS for word in ("-p", option)]
         words = ("--simulated-time", *place.split(), *steps, *_ALONE, *takeover)
-        self._arguments = parse_options(checkpoint, words)
+        self._arguments = parse(*words_of(checkpoint), *words)
         self._config = plan_demo(self._arguments).config
         self._source = PolicySource(create(self._config))
         self._source.load()  # before rendering: torch crashes if Mesa has loaded its LLVM

@@ -8,18 +8,16 @@ import json
 import os
 from pathlib import Path
 
-from tools.train.rollouts import roll_out
+from tools.train.evaluate import run_episodes
 
 
 def evaluate(checkpoint: Path, file: Path, seeds: range, processes: int, place: str = "") -> dict[int, bool]:
-    """Return success by seed, from ``file`` if it has these seeds; the network infers in float32."""
+    """Return success by seed, from ``file`` if it has these seeds."""
     if file.exists():
         known = {int(seed): won for seed, won in json.loads(file.read_text(encoding="utf-8")).items()}
         if known.keys() == set(seeds):
             return known
-    options = ("policy.device:=auto", "policy.dtype:=float32", "policy.engine:=reference")
-    found = roll_out(checkpoint, place.split(), seeds, processes, options)
-    won = {one.seed: bool(one.success) for one in found}
+    won = {each["seed"]: each["success"] for each in run_episodes(checkpoint, place.split(), seeds, processes)}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(won) + "\n", encoding="utf-8")

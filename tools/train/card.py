@@ -99,9 +99,6 @@ Seeds below {data["seed"]}, so no scene of the training data. Success: the named
 steps.
 
 {table}
-The draft columns compare the seven tokens of each step with those of the step before: share of equal tokens, mean
-length of the accepted prefix, share of drafts accepted in full.
-
 ## Limits
 
 {_LIMITS}"""

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from tools.train.recipe import FOREIGN_DATASET
-from tools.train.rollouts import Rollout
-from vla_ros.types import IntArray
 
 
 @dataclass(frozen=True)
@@ -57,54 +55,31 @@ def chosen(names: str) -> tuple[Control, ...]:
     return tuple(known[name] for name in wanted) or CONTROLS
 
 
-def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
-    """Return how often the previous step's tokens, int64 [steps, 7] per episode, are accepted as a draft.
-
-    Returns:
-        ``tokens`` (share of equal tokens), ``leading`` (mean length of the accepted prefix) and ``whole`` (share of
-        drafts accepted in full); empty if every episode has fewer than two steps.
-    """
-    equal = [tokens[1:] == tokens[:-1] for tokens in episodes if len(tokens) > 1]
-    if not equal:
-        return {}
-    rows = np.concatenate(equal)
-    leading = np.cumprod(rows, axis=1).sum(axis=1)
-    return {
-        "tokens": round(float(rows.mean()), 4),
-        "leading": round(float(leading.mean()), 3),
-        "whole": round(float(rows.all(axis=1).mean()), 4),
-    }
-
-
-def summarize(control: Control, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    won = [rollout for rollout in rollouts if rollout.success]
-    rate = len(won) / len(rollouts)
+def summarize(control: Control, episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a row of the table, from the demo's figures of each episode."""
+    won = [episode for episode in episodes if episode["success"]]
+    rate = len(won) / len(episodes)
     return {
         "name": control.name,
         "title": control.title,
         "options": list(control.options),
-        "episodes": len(rollouts),
-        "first_seed": rollouts[0].seed,
+        "episodes": len(episodes),
+        "first_seed": episodes[0]["seed"],
         "success_rate": rate,
-        "wrong_object_rate": sum(rollout.reason == "wrong_object" for rollout in rollouts) / len(rollouts),
-        "steps": round(float(np.mean([rollout.steps for rollout in won])), 1) if won else None,
+        "wrong_object_rate": sum(episode["reason"] == "wrong_object" for episode in episodes) / len(episodes),
+        "steps": round(float(np.mean([episode["steps"] for episode in won])), 1) if won else None,
         "expected": [control.at_least, control.at_most],
         "met": control.met(rate),
-        "draft_acceptance": draft_acceptance([rollout.tokens for rollout in rollouts]),
-        "failed_seeds": [rollout.seed for rollout in rollouts if not rollout.success][:20],
+        "failed_seeds": [episode["seed"] for episode in episodes if not episode["success"]][:20],
     }
 
 
-HEADINGS = (
-    *("control", "on", "episodes", "success", "wrong object", "steps", "expected"),
-    "draft: tokens, leading, whole",
-)
+HEADINGS = ("control", "on", "episodes", "success", "wrong object", "steps", "expected")
 
 
 def row(figures: dict[str, Any]) -> tuple[str, ...]:
     low, high = figures["expected"]
     wanted = f">= {low:.0%}" if low else f"<= {high:.0%}" if high < 1 else ""
-    draft = figures.get("draft_acceptance") or {}
     return (
         figures["title"],
         figures.get("machine", ""),
@@ -113,7 +88,6 @@ def row(figures: dict[str, Any]) -> tuple[str, ...]:
         f"{figures['wrong_object_rate']:.1%}",
         "" if figures["steps"] is None else f"{figures['steps']:.1f}",
         wanted if figures["met"] else f"{wanted} MISSED",
-        f"{draft['tokens']:.0%}, {draft['leading']:.1f}, {draft['whole']:.0%}" if draft else "",
     )
 
 

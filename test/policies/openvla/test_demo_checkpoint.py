@@ -5,7 +5,7 @@ seems to succeed because something else than its eyes and its words decides.
 """
 
 import json
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra
 
 from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
+from tools.train.evaluate import run_episodes
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
-from tools.train.rollouts import Rollout, roll_out
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
 from vla_ros.config import load
 from vla_ros.config.files import config_file
@@ -34,10 +34,9 @@ def read(name: str) -> dict:
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def episodes(count: int, *words: str) -> list[Rollout]:
-    """Rollouts; a right one takes 17 to 21 steps. One thread: two stall where other work shares the cores."""
-    words = ("--max-steps", "28", *words)
-    return roll_out(Path(DEMO), words, range(SEED, SEED + count), 1, ("policy.device:=cpu", "policy.threads:=1"))
+def episodes(count: int, *words: str) -> list[dict[str, Any]]:
+    """Episodes; a right one takes 17 to 21 steps."""
+    return run_episodes(DEMO, ("--max-steps", "28", *words), range(SEED, SEED + count), 1, "cpu")
 
 
 def test_the_demo_checkpoint_is_small_and_complete() -> None:
@@ -81,12 +80,12 @@ def test_the_demo_configuration_names_the_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_the_demo_policy_picks_up_the_named_object() -> None:
-    assert [rollout.reason for rollout in episodes(3)] == ["success"] * 3
+    assert [episode["reason"] for episode in episodes(3)] == ["success"] * 3
 
 
 @pytest.mark.slow
 def test_the_demo_policy_follows_the_instruction() -> None:
-    assert [rollout.reason for rollout in episodes(1, "--shuffle")] == ["wrong_object"]
+    assert [episode["reason"] for episode in episodes(1, "--shuffle")] == ["wrong_object"]
 
 
 @pytest.mark.slow
@@ -95,4 +94,4 @@ def test_the_demo_policy_follows_the_instruction() -> None:
     ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"],
 )
 def test_the_demo_policy_fails_with_a_wrong_setting(mistake: str) -> None:
-    assert not episodes(1, "-p", mistake)[0].success
+    assert not episodes(1, "-p", mistake)[0]["success"]
