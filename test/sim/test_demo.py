@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,18 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.highlevel import AnyReader
 
-from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
+from vla_ros.node.source import PolicySource
 from vla_ros.policies.shipped import folder_of
 from vla_ros.sim import process
 from vla_ros.sim.arguments import parse, plan_demo
 from vla_ros.sim.arm import TWO_ARMS
 from vla_ros.sim.demo import check_torch
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.one_process import InLockstep
+from vla_ros.sim.table import TableEnvironment
 from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image
 
@@ -108,13 +110,12 @@ def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
                 actions.append([])
             elif connection.topic == "/vla_policy/action":
                 actions[-1].append(reader.deserialize(raw, connection.msgtype).data)
-    expert = ExpertPolicy(options())
-    controller = make_controller(expert.spec)
+    config = options("--policy", "expert", "--lockstep")
+    source = PolicySource(ExpertPolicy(config)).start()
     with TableTop() as world:
+        runner = InLockstep(TableEnvironment(world), config, source, EpisodeOptions())
         for index in range(EPISODES):
-            result = run_episode(
-                world, partial(expert.infer, expert.start_session()), controller, SEED + index, render_every=0
-            )
+            result = runner.run(SEED + index)
             assert result.steps == lockstep.figures["episodes"][index]["steps"]
             sent = actions[index][-result.steps :]  # earlier ones belong to frames whose commands were discarded
             np.testing.assert_allclose(np.array(sent), result.actions, atol=1e-6)  # m and rad

@@ -2,12 +2,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
-from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.errors import ConfigError, VlaRosError
@@ -22,6 +20,7 @@ from vla_ros.sim.environment import EpisodeOptions, PolicyFailedError
 from vla_ros.sim.episodes import Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
+from vla_ros.sim.one_process import InLockstep
 from vla_ros.sim.table import TableEnvironment, TableOptions
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
@@ -98,15 +97,15 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
     with world:
         policy(config=config)
         result = runner(graph, world, config).run(3)
-        expert = ExpertPolicy(config)
-        controller = make_controller(expert.spec, config)
-        expected = run_episode(world, partial(expert.infer, Session()), controller, 3, render_every=0)
+        source = PolicySource(ExpertPolicy(config)).start()
+        single = InLockstep(TableEnvironment(world), config, source, EpisodeOptions())
+        expected = single.run(3)
     assert result.success
-    assert not controller.counters, "the expert stays within all limits"
+    assert (single.limited, single.refused) == (0, 0), "the expert stays within all limits"
     assert result.tips.shape == (result.steps + 1, arms, 3)
     assert result.fingers.shape == (result.steps + 1, arms)
     assert 2 <= len(result.images) <= 12
-    assert result.actions.shape[1] == expert.spec.dimension
+    assert result.actions.shape[1] == source.spec.dimension
     assert result.steps == expected.steps
     np.testing.assert_allclose(result.actions, expected.actions, atol=1e-6)
 

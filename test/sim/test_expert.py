@@ -1,21 +1,23 @@
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
-from tools.train.episode import make_controller, run_episode, state_of
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.kinematics.rotations import read_rotation
-from vla_ros.policies import Policy, available
+from vla_ros.node.source import PolicySource
+from vla_ros.policies import Policy, Session, available
 from vla_ros.sim import arm
+from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide
+from vla_ros.sim.one_process import InLockstep
+from vla_ros.sim.table import TableEnvironment
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
-from vla_ros.types import Observation
+from vla_ros.types import ActionChunk, Observation
 
 
 def ask(policy, observation):
@@ -30,7 +32,17 @@ def expert() -> ExpertPolicy:
 
 
 def observation(world: TableTop, instruction: str) -> Observation:
-    return Observation({}, instruction, 5, state_of(world))
+    joints = world.joint_positions().reshape(len(world.mounts), -1)
+    split = len(arm.JOINT_NAMES)
+    objects = world.object_state(0).positions
+    state = {"joints": joints[:, :split].ravel(), "fingers": joints[:, split:].ravel(), "objects": objects}
+    return Observation({}, instruction, 5, state)
+
+
+def in_lockstep(world: TableTop, expert: type[ExpertPolicy] = ExpertPolicy) -> InLockstep:
+    """Episodes of an expert, driven by the node."""
+    config = load([config_file("demo")], ["policy.name:=expert", "control.schedule:=sync"])
+    return InLockstep(TableEnvironment(world), config, PolicySource(expert(config)).start(), EpisodeOptions())
 
 
 def test_the_expert_is_found_by_its_entry_point(expert):
@@ -41,31 +53,34 @@ def test_the_expert_is_found_by_its_entry_point(expert):
 
 
 @pytest.mark.slow
-def test_the_expert_solves_picks_and_pushes(expert):
-    controller = make_controller(expert.spec)
-    with TableTop(WorldOptions(tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
-        results = [run_episode(world, partial(ask, expert), controller, seed, render_every=0) for seed in range(30)]
+def test_the_expert_solves_picks_and_pushes():
+    with TableTop(WorldOptions(width=16, height=16, tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
+        runner = in_lockstep(world)
+        results = [runner.run(seed) for seed in range(30)]
     failed = [(result.seed, result.instruction, result.reason) for result in results if not result.success]
     assert not failed
     assert np.mean([result.steps for result in results]) < 25
-    assert not controller.counters, "the expert stays within all limits"
+    assert (runner.limited, runner.refused) == (0, 0), "the expert stays within all limits"
 
 
-def test_the_expert_recovers_from_bumps_and_noisy_actions(expert):
-    controller = make_controller(expert.spec)
-    random = np.random.default_rng(0)
+class Noisy(ExpertPolicy):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._random = np.random.default_rng(0)
 
-    def noise(step: int, action: np.ndarray) -> np.ndarray:
-        action[:3] += random.normal(scale=0.006, size=3)
-        if random.random() < 0.05:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        chunk = super().infer(session, observation)
+        action = chunk.actions[0].copy()
+        action[:3] += self._random.normal(scale=0.006, size=3)
+        if self._random.random() < 0.05:
             action[6] = 1 - action[6]
-        return action
+        return replace(chunk, actions=action[np.newaxis])
 
-    with TableTop(WorldOptions(bump=0.05)) as world:
-        results = [
-            run_episode(world, partial(ask, expert), controller, seed, render_every=0, noise=noise)
-            for seed in range(8)
-        ]
+
+def test_the_expert_recovers_from_bumps_and_noisy_actions():
+    with TableTop(WorldOptions(width=16, height=16, bump=0.05)) as world:
+        runner = in_lockstep(world, Noisy)
+        results = [runner.run(seed) for seed in range(8)]
     assert sum(result.success for result in results) >= 7
 
 

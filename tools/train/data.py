@@ -9,22 +9,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tools.train import shards
-from tools.train.episode import DirectControl, make_controller, run_episode
 from tools.train.labels import counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe, as_json, claim
-from vla_ros.config import Config, load
+from vla_ros.config import load
 from vla_ros.config.files import config_file
+from vla_ros.errors import VlaRosError
+from vla_ros.node.source import ActionSource
+from vla_ros.policies.base import Session
 from vla_ros.sim import arm
 from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.one_process import InLockstep
 from vla_ros.sim.scene import Scene
+from vla_ros.sim.table import TableEnvironment
 from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
@@ -91,14 +95,6 @@ def _make_shard(job: tuple[int, Path]) -> np.ndarray:
     return _worker[0].shard(*job)
 
 
-@dataclass
-class _Notes:
-    """Frames and labels of an episode."""
-
-    frames: list[UInt8Array]
-    rows: list[dict[str, Any]]
-
-
 class Disturbance:
     """Noise for the executed actions of an episode, so that the data contain recoveries.
 
@@ -139,16 +135,77 @@ class Disturbance:
         return executed
 
 
+class Demonstrator(ActionSource):
+    """The expert, whose actions are disturbed before they are executed; notes frames and labels of an episode.
+
+    Attributes:
+        frames: Images so far.
+        rows: The label of each image, as fields of :class:`~.shards.Labels`.
+    """
+
+    def __init__(self, expert: ExpertPolicy, world: TableTop, recipe: DataRecipe) -> None:
+        self.spec, self._expert, self._world, self._recipe = expert.spec, expert, world, recipe
+        self.begin(0)
+
+    def begin(self, seed: int) -> None:
+        """Forget the last episode; ``seed`` determines the disturbances of the next one."""
+        self.frames: list[UInt8Array] = []
+        self.rows: list[dict[str, Any]] = []
+        self._seed, self._step, self._disturbance = seed, 0, Disturbance(self._recipe, seed)
+        self._rng = rng = np.random.default_rng([seed, 0x5717C4])
+        self._switch_at = int(rng.integers(2, 16)) if rng.random() < self._recipe.switch_share else -1
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        if self._step == self._switch_at:
+            self._world.judge_by(_another(self._world.scene, self._recipe, self._rng))
+        if self._step % self._recipe.every == 0:
+            self._note(observation)
+        asked = replace(observation, instruction=self._world.scene.instruction)
+        chunk = self._expert.infer(Session(), asked)
+        executed = self._disturbance(self._step, chunk.actions[0])
+        self._step += 1
+        return replace(chunk, actions=executed[np.newaxis])
+
+    def _note(self, observation: Observation) -> None:
+        world, scene = self._world, self._world.scene
+        objects = world.object_positions()
+        recipe, joints = self._recipe, observation.state["joints"]
+        state = np.append(joints, np.mean(observation.state["fingers"]))
+        if recipe.horizon > 1:
+            places = np.full((SLOTS, 3), np.nan)
+            places[: len(objects)] = list(objects.values())
+            label = {"places": places}
+        else:
+            label = {"actions": counterfactual_actions(arm.forward(joints), state[7], objects, recipe.tasks)}
+        patches = [patch_of(world.project(place)) for place in objects.values()]
+        self.rows.append(
+            {
+                "seeds": np.int64(self._seed),
+                "steps": np.int16(self._step),
+                "kinds": kinds_of(list(objects)),
+                "patches": np.array(patches + [-1] * (len(kinds_of([])) - len(patches)), np.int16),
+                "states": state.astype(np.float32),
+                **label,
+                "asked": np.array(
+                    [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
+                ),
+                "noise": np.float32(self._disturbance.sd),
+            }
+        )
+        self.frames.append(observation.images["image"])
+
+
 class Recorder:
-    """Records episodes of the expert on one table-top."""
+    """Records episodes of the expert on one table-top, in lockstep with the node."""
 
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
-        config: Config = load([config_file("demo")], [f"control.rate_hz:={recipe.rate_hz}"])
-        self._expert = ExpertPolicy(config)
-        chunks = recipe.horizon > 1
-        self._controller = DirectControl() if chunks else make_controller(self._expert.spec, config)
+        options = ("policy.name:=expert", "control.schedule:=sync", f"control.rate_hz:={recipe.rate_hz}")
+        config = load([config_file("demo")], options)
         self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, objects=recipe.objects))
+        self._source = Demonstrator(ExpertPolicy(config), self._world, recipe)
+        episodes = EpisodeOptions(recipe.max_steps)
+        self._runner = InLockstep(TableEnvironment(self._world), config, self._source, episodes)
 
     def close(self) -> None:
         self._world.close()
@@ -161,10 +218,9 @@ class Recorder:
         rows: list[dict[str, Any]] = []
         results = []
         for episode in range(first, last):
-            notes, result = self.episode(self._recipe.seed + episode)
-            frames += notes.frames
-            rows += notes.rows
-            results.append(result)
+            results.append(self.episode(self._recipe.seed + episode))
+            frames += self._source.frames
+            rows += self._source.rows
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         blob, offsets = shards.pack(frames)
         height, width, _ = frames[0].shape
@@ -174,71 +230,20 @@ class Recorder:
         shards.write(path, shard)
         return shard.results
 
-    def episode(self, seed: int) -> tuple[_Notes, tuple[int, int, int]]:
-        """Record an episode; return its frames and labels, and (seed, success as 0 or 1, steps)."""
-        recipe, world = self._recipe, self._world
-        notes = _Notes([], [])
-        disturbance = Disturbance(recipe, seed)
-        rng = np.random.default_rng([seed, 0x5717C4])
-        switch_at = int(rng.integers(2, 16)) if rng.random() < recipe.switch_share else -1
-
-        step = 0
-
-        def infer(observation: Observation) -> ActionChunk:
-            nonlocal step
-            if step == switch_at:
-                world.judge_by(_another(world.scene, recipe, rng))
-            if observation.images:
-                self._note(observation, step, seed, disturbance.sd, notes)
-            step += 1
-            return self._expert.infer(
-                self._expert.start_session(), replace(observation, instruction=world.scene.instruction)
-            )
-
-        result = run_episode(
-            world,
-            infer,
-            self._controller,
-            seed,
-            options=EpisodeOptions(recipe.max_steps),
-            render_every=recipe.every,
-            noise=disturbance,
-        )
+    def episode(self, seed: int) -> tuple[int, int, int]:
+        """Record an episode into the source's frames and rows; return (seed, success as 0 or 1, frames)."""
+        recipe, source = self._recipe, self._source
+        source.begin(seed)
+        success = self._runner.run(seed).success
+        if self._runner.failed:
+            raise VlaRosError(self._runner.failed)
         if recipe.horizon > 1:
-            states = np.stack([row["states"] for row in notes.rows]).astype(np.float64)
-            places = np.stack([row.pop("places") for row in notes.rows])
+            states = np.stack([row["states"] for row in source.rows]).astype(np.float64)
+            places = np.stack([row.pop("places") for row in source.rows])
             chunks = counterfactual_chunks(states, places, recipe.tasks, recipe.horizon, recipe.rate_hz)
-            for row, actions in zip(notes.rows, chunks, strict=True):
+            for row, actions in zip(source.rows, chunks, strict=True):
                 row["actions"] = actions
-        return notes, (seed, int(result.success), len(notes.frames))
-
-    def _note(self, observation: Observation, step: int, seed: int, sd: float, notes: _Notes) -> None:
-        world, scene = self._world, self._world.scene
-        objects = world.object_positions()
-        recipe, joints = self._recipe, observation.state["joints"]
-        state = np.append(joints, np.mean(observation.state["fingers"]))
-        if recipe.horizon > 1:
-            places = np.full((SLOTS, 3), np.nan)
-            places[: len(objects)] = list(objects.values())
-            label = {"places": places}
-        else:
-            label = {"actions": counterfactual_actions(arm.forward(joints), state[7], objects, recipe.tasks)}
-        patches = [patch_of(world.project(place)) for place in objects.values()]
-        notes.rows.append(
-            {
-                "seeds": np.int64(seed),
-                "steps": np.int16(step),
-                "kinds": kinds_of(list(objects)),
-                "patches": np.array(patches + [-1] * (len(kinds_of([])) - len(patches)), np.int16),
-                "states": state.astype(np.float32),
-                **label,
-                "asked": np.array(
-                    [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
-                ),
-                "noise": np.float32(sd),
-            }
-        )
-        notes.frames.append(observation.images["image"])
+        return seed, int(success), len(source.frames)
 
 
 def _another(scene: Scene, recipe: DataRecipe, rng: np.random.Generator) -> Scene:

@@ -1,12 +1,10 @@
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tools.train import data, shards
-from tools.train.episode import make_controller, run_episode
 from tools.train.labels import KINDS
 from tools.train.network import EMPTY_TOKEN, VOCABULARY, architecture_of, token_ids
 from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe, NetworkRecipe
@@ -14,11 +12,15 @@ from tools.train.tokens import Prompts, encode_actions, followed, shape_actions,
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
+from vla_ros.node.source import PolicySource
+from vla_ros.policies import Session
 from vla_ros.policies.openvla.processing import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
 from vla_ros.sim.environment import EpisodeOptions
 from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy
-from vla_ros.sim.world import TableTop
+from vla_ros.sim.one_process import InLockstep
+from vla_ros.sim.table import TableEnvironment
+from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, Observation
 
 BINS = ActionBins(VOCABULARY, 256)
@@ -90,20 +92,21 @@ def test_prompts_are_the_policys(tmp_path) -> None:
 @pytest.mark.parametrize("mode", ["binary", "continuous"])
 def test_the_closing_value_grasps_only_with_the_threshold(mode: str) -> None:
     """Taken literally, it leaves the hand wider open than any object."""
-    config = load([config_file("demo")], [f"gripper.mode:={mode}"])
-    expert = ExpertPolicy(config)
+    options = ("policy.name:=expert", "control.schedule:=sync", f"gripper.mode:={mode}")
+    config = load([config_file("demo")], options)
     closing = LabelRecipe().closed_value
 
-    def infer(observation: Observation) -> ActionChunk:
-        chunk = expert.infer(expert.start_session(), observation)
-        actions = chunk.actions.copy()
-        actions[:, 6] = closing + (OPEN - closing) * actions[:, 6]
-        return replace(chunk, actions=actions)
+    class Pressed(ExpertPolicy):
+        def infer(self, session: Session, observation: Observation) -> ActionChunk:
+            chunk = super().infer(session, observation)
+            actions = chunk.actions.copy()
+            actions[:, 6] = closing + (OPEN - closing) * actions[:, 6]
+            return replace(chunk, actions=actions)
 
-    with TableTop() as world:
-        controller = make_controller(expert.spec, config)
-        run = partial(run_episode, world, infer, controller, options=EpisodeOptions(40), render_every=0)
-        won = [run(seed).success for seed in (0, 1, 2)]
+    source = PolicySource(Pressed(config)).start()
+    with TableTop(WorldOptions(width=16, height=16)) as world:
+        runner = InLockstep(TableEnvironment(world), config, source, EpisodeOptions(40))
+        won = [runner.run(seed).success for seed in (0, 1, 2)]
     assert won == [mode == "binary"] * 3
     gripper = Gripper(config.gripper)
     assert gripper.opening(closing) == (CLOSED if mode == "binary" else pytest.approx(closing))
