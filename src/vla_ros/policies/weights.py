@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
@@ -19,9 +20,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Maps parameter names to shapes."""
 
 
+class _NoInit(TorchFunctionMode):
+    """Skips ``torch.nn.init``: to draw random numbers on ``meta``, torch imports its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_init = getattr(func, "__module__", "") == "torch.nn.init"
+        return None if is_init else func(*args, **(kwargs or {}))
+
+
 def empty(make: Callable[[], M]) -> M:
     """Return the network that ``make`` builds on ``meta``, without memory for its weights; for inference only."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInit():
         return make().eval().requires_grad_(False)
 
 

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from tools.checkpoints.tiny import random_weights
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest
 from vla_ros.policies.openvla.loading import build_empty, check_weights
-from vla_ros.policies.weights import fill
+from vla_ros.policies.weights import empty, fill
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
@@ -34,6 +35,12 @@ def edit(folder, change):
     index["weight_map"] = {key: file for key, file in index["weight_map"].items() if file == FIRST}
     index["weight_map"].update(dict.fromkeys(tensors, SECOND))
     (folder / INDEX).write_text(json.dumps(index))
+
+
+def test_a_network_without_weights_needs_no_compiler(monkeypatch):
+    """To draw random numbers without memory, torch imports its compiler, which takes seconds."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    assert empty(lambda: torch.nn.Embedding(5, 3)).weight.is_meta
 
 
 def test_loaded_weights_equal_the_written_ones(tiny, small):
