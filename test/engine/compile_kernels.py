@@ -1,6 +1,6 @@
 """Compile some kernels of the published models for a GPU that is not here, and print what they need.
 
-    python compile_kernels.py CAPABILITY
+    python compile_kernels.py CAPABILITY...
 
 Run by test_kernels.py. For Hopper, those are the products with packed weights, whose machine code is examined, and
 Gemma's products; for others, the kernels nearest to the limits. ``benchmarks/gpus.py`` compiles all kernels.
@@ -35,7 +35,8 @@ def main(name: str) -> None:
             made = compiled(launch, gpu)
             wrong = hazards(machine_code(made)) if name == "9.0" else []
             print(
-                f"kernel {launch.name}: registers {made.registers} spills {made.spills} shared {made.shared}",
+                f"{name} kernel {launch.name}: registers {made.registers} spills {made.spills}",
+                f"shared {made.shared}",
                 *(f"{word} {made.ptx.count(text)}" for word, text in COUNTED.items()),
                 f"serialized {made.serialized} hazards {len(wrong)} moves {moves(made.ttgir)}",
                 f"fits {made.fits(gpu)}",
@@ -44,4 +45,5 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for capability in sys.argv[1:]:
+        main(capability)

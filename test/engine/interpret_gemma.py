@@ -1,10 +1,9 @@
-"""Compare Gemma's kernels in Triton's interpreter with torch: prefix and flow steps; run by test_kernels.py."""
+"""Compare Gemma's kernels in Triton's interpreter with torch: prefix and flow steps."""
 
-import sys
 from dataclasses import replace
 
 import torch
-from interpret_kernels import close, prepare_interpreter
+from interpret_kernels import close
 
 from vla_ros.engine.flow import FlowModel, prefill_flow, sample
 from vla_ros.engine.kernel_check import check_flow
@@ -78,7 +77,6 @@ def run(kind: str, model: FlowModel, ops: Ops, dtype: torch.dtype) -> tuple[torc
 
 
 def main(name: str) -> None:
-    prepare_interpreter()
     dtype = getattr(torch, name)
     bound = 2e-5 if dtype == torch.float32 else 2e-2
     for kind in PUBLISHED:
@@ -96,7 +94,3 @@ def main(name: str) -> None:
         if kind == "pi05":
             check_flow(TritonOps(), model)
         print("equal", kind)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

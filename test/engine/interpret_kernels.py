@@ -1,11 +1,9 @@
-"""Compare one decoder layer and a choice of tokens in Triton's interpreter with torch; run by test_kernels.py."""
+"""Compare one decoder layer and a choice of tokens in Triton's interpreter with torch."""
 
 import functools
 import inspect
-import sys
 from dataclasses import replace
 
-import interpret_towers
 import numpy as np
 import torch
 import triton.language as tl
@@ -145,7 +143,7 @@ def check_choice(ours: Ops, theirs: Ops, generator: torch.Generator) -> None:
     assert ours.choose(table)[1][0, 2].isnan()
 
 
-def main(kind: str, name: str) -> None:
+def compare(kind: str, name: str) -> None:
     dtype = getattr(torch, name)
     bound = 1e-5 if dtype == torch.float32 else 2e-2
     weights = make_weights(SHAPE, kind, dtype)
@@ -234,12 +232,9 @@ def main(kind: str, name: str) -> None:
     print("equal", kind)
 
 
-if __name__ == "__main__":
-    prepare_interpreter()
-    round_to_fp8()
+def main(name: str) -> None:
     # Each quantisation in the type whose bound is nearer to its own errors; 4 bits in both, see ``ops.rounds``.
-    left_out = "fp8" if sys.argv[1] == "float32" else "int8"
+    left_out = "fp8" if name == "float32" else "int8"
     for kind in QUANTIZATIONS:
         if kind != left_out:
-            main(kind, sys.argv[1])
-    interpret_towers.main(sys.argv[1])
+            compare(kind, name)

@@ -1,4 +1,4 @@
-"""Compare the fused vision towers in Triton's interpreter with the reference path; run by test_kernels.py."""
+"""Compare the fused vision towers in Triton's interpreter with the reference path."""
 
 from dataclasses import replace
 from functools import partial

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,24 @@ def run(script, *words, **environment):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_kernels_equal_torch_in_the_interpreter(dtype):
-    said = run("interpret_kernels.py", dtype, TRITON_INTERPRET="1")
+    said = run("interpret.py", dtype, TRITON_INTERPRET="1")
     quantized = ["int8", "int4"] if dtype == "float32" else ["int4", "fp8"]
-    assert re.findall(r"equal (\w+)", said) == ["none", *quantized, "towers"]
+    expected = ["none", *quantized, "towers", "pi0", "pi05", "GR00T none", "GR00T fp8"]
+    assert re.findall(r"equal (.+)", said) == expected
 
 
-def compiled(capability):
-    """Names of kernels to what the compiler says of them."""
-    lines = re.findall(r"kernel (.*): (registers .*)", run("compile_kernels.py", capability))
-    return {name: dict(re.findall(r"(\S+) (\S+)", words)) for name, words in lines}
+def test_kernels_compile():
+    made = defaultdict(dict)
+    said = run("compile_kernels.py", "9.0", "8.9", "12.0")
+    for capability, name, words in re.findall(r"(\S+) kernel (.*): (registers .*)", said):
+        made[capability][name] = dict(re.findall(r"(\S+) (\S+)", words))
+    check_hopper(made["9.0"])
+    for capability in ("8.9", "12.0"):
+        check_rtx_card(made[capability])
 
 
-def test_kernels_compile_for_hopper():
+def check_hopper(made):
     """At most 64 bytes are spilled, by products that have at most 128 registers."""
-    made = compiled("9.0")
     assert {one["fits"] for one in made.values()} == {"True"}, made
     # Unpacking must find every number where the tensor cores want it: see engine/lowbit.py.
     packed = {name: one for name, one in made.items() if "KIND int" in name or name.startswith("gemm_fp8")}
@@ -61,22 +66,8 @@ def test_kernels_compile_for_hopper():
     assert "0" not in {one["cp.async"] for one in gemma.values()}, gemma
 
 
-@pytest.mark.parametrize("capability", ["8.9", "12.0"])
-def test_kernels_fit_into_the_shared_memory_of_an_rtx_card(capability):
+def check_rtx_card(made):
     """RTX 4090 and 5090 have 99 KiB for a program; a kernel that does not fit is replaced by torch."""
-    made = compiled(capability)
     assert len(made) == 7
     assert {one["fits"] for one in made.values()} == {"True"}, made
     assert {one["wgmma"] for one in made.values()} == {"0"}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_gemmas_kernels_equal_torch_in_the_interpreter(dtype):
-    said = run("interpret_gemma.py", dtype, TRITON_INTERPRET="1")
-    assert re.findall(r"equal (\w+)", said) == ["pi0", "pi05"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_groots_kernels_equal_torch_in_the_interpreter(dtype):
-    said = run("interpret_groot.py", dtype, TRITON_INTERPRET="1")
-    assert re.findall(r"equal (\w+)", said) == ["none", "fp8"]
