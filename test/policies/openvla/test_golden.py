@@ -49,7 +49,6 @@ def model():
 @pytest.mark.parametrize("number", ["00", "03", "04", "09"])
 @torch.inference_mode()
 def test_the_published_codes_tokens_and_actions(model, cases, number):
-    torch.set_num_threads(os.cpu_count() or 1)
     case = cases[number]
     image = Image.open(FOLDER / f"{number}.png").resize((224, 224), Image.Resampling.BICUBIC)
     pixels = model.normalize(torch.from_numpy(np.array(image))[None].to(model.device))
