@@ -1,8 +1,8 @@
 """A robot as the node sees one: a driver in this process, the node in another, DDS between them."""
 
-import importlib.util
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,8 +24,10 @@ from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy
 from vla_ros.vision.messages import encode_image
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # test modules are imported by path: live_loop would not be found
+sys.path.append(str(Path(__file__).parent))  # test modules are imported by path: live_loop would not be found
+
+from scripted_node import ScriptedPolicy, forked
+
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
 HOME = (0.0, 0.3, 0.0, 1.6, 0.0, 1.2, 0.0)
@@ -167,6 +169,38 @@ class Robot:
         self.graph.close()
 
 
+class Fork:
+    """The scripted node in a process that need not import anything: what the tests use of Popen."""
+
+    _context = multiprocessing.get_context("forkserver")
+    _context.set_forkserver_preload(
+        ["vla_ros.node.run", "vla_ros.graph.dds", "rosbags.typesys.stores.ros2_jazzy", "pinocchio"]
+    )
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        log.write_text("")
+        self._process = self._context.Process(target=forked, args=(words, dict(os.environ), log))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("scripted_node.py", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 class Node:
     """The node in a process of its own."""
 
@@ -180,14 +214,16 @@ class Node:
     ) -> None:
         self.stats = tmp_path / "stats.json"
         self.log = tmp_path / "log.txt"
-        command = script or (sys.executable, str(HERE / "scripted_node.py"))
         # With rclpy it would be on another middleware, which does not know the robot's domain tag.
         embedded = ["-p", "node.backend:=dds"]
         fixed = [] if bare else ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
+        words = (*embedded, *fixed, *words)
+        if script is None and stdin == subprocess.DEVNULL:
+            self.process: subprocess.Popen[bytes] | Fork = Fork(words, self.log)
+            return
+        command = script or (sys.executable, str(Path(__file__).with_name("scripted_node.py")))
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, *embedded, *fixed, *words], stdin=stdin, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen([*command, *words], stdin=stdin, stdout=log, stderr=subprocess.STDOUT)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -255,17 +291,9 @@ def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
             stack.callback(node.cleanup)
             stack.callback(spinning.join, 10)
             stack.callback(ended.set)
-            node.configure(source=PolicySource(policy or scripted_policy()))
+            node.configure(source=PolicySource(policy or ScriptedPolicy()))
             node.activate()
             spinning.start()
             return node
 
         yield begin
-
-
-def scripted_policy() -> Policy:
-    spec = importlib.util.spec_from_file_location("scripted_node", HERE / "scripted_node.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    policy: Policy = module.ScriptedPolicy()
-    return policy

@@ -7,6 +7,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -48,10 +50,24 @@ class ScriptedPolicy(Policy):
         return ActionChunk(action, observation.stamp, stages_ms={"infer": 0.0}, info=info)
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = load(arguments.config, arguments.param)
     ros_args = ["--ros-args", *arguments.ros_args]
-    sys.exit(run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(ScriptedPolicy())))
+    return run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(ScriptedPolicy()))
+
+
+def forked(words: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    """Run the node in this process, which was forked from one that has imported what it needs."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("a") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    sys.exit(main(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
