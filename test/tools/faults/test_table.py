@@ -19,8 +19,6 @@ from vla_ros.config import load
 from vla_ros.control.reasons import Reason
 
 SLICE = (
-    "camera garbage",
-    "joint states nan",
     "obstacle appears, attached object",
     "operator stops in a chunk",
     "ahead at 250 Hz, instruction changes",
