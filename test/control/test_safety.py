@@ -126,19 +126,6 @@ def test_events_of_a_motion_are_delivered_after_it() -> None:
     assert [event.reason for event in heard] == [Reason.SUSPENDED]
 
 
-def test_a_reason_lasts_until_its_owner_clears_it() -> None:
-    safety = armed()
-    safety.hold(Reason.FRAME_OLD, "when its motion was due")
-    safety.follow({})
-    assert safety.state is State.HOLDING, "the watchdog did not find it"
-    safety.follow({Reason.FRAME_OLD: "on arrival"})
-    safety.clear(Reason.FRAME_OLD)
-    assert safety.state is State.HOLDING, "the watchdog still finds it"
-    safety.follow({})
-    assert safety.state is State.ARMED
-    assert safety.counters == {"frame_old": 1}
-
-
 def test_listeners_get_every_event_in_order_and_may_call_back() -> None:
     ticks = itertools.count(10)
     safety = Safety(clock=lambda: next(ticks))

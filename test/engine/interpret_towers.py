@@ -41,9 +41,9 @@ def resampling() -> None:
     generator, device = np.random.default_rng(0), torch.device("cpu")
     resample._kernels = lambda device: kernels
     ramp = np.broadcast_to(np.linspace(0, 255, 60, dtype=np.uint8)[:, None], (60, 60, 3))
-    for source, size in (((17, 33), (8, 9)), ((9, 22), (12, 6))):
-        images = generator.integers(0, 256, (2, *source, 3), dtype=np.uint8)
-        images[1, 4:] = ramp[4 : source[0], : source[1]]
+    for source, size, count in (((17, 33), (8, 9), 1), ((9, 22), (12, 6), 2)):
+        images = generator.integers(0, 256, (count, *source, 3), dtype=np.uint8)
+        images[-1, 4:] = ramp[4 : source[0], : source[1]]
         for (step,), host in (
             ([JpegRoundTrip(source)], jpeg_round_trip),
             (lanczos3_steps(source, size), partial(resize_lanczos3, size=size)),

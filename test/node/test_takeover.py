@@ -73,6 +73,17 @@ def wobble(live: Person) -> Callable[[], FloatArray]:
     return lambda: start + 0.1 * np.sin(2 * (live.clock.steady() - began))
 
 
+def led(options: dict[str, Any] = LEADER, **more: Any) -> Person:
+    """A person moves the arm with a leader."""
+    live = Person(options, **more)
+    live.run(0.5)
+    live.correct()
+    live.hand = wobble(live)
+    live.run(0.5)
+    assert live.source == PERSON
+    return live
+
+
 def test_a_leader_moves_the_arm_once_it_is_where_the_arm_is() -> None:
     live = Person(LEADER)
     live.run(1.0)
@@ -128,12 +139,7 @@ def test_a_handover_never_jumps_and_back_to_the_policy_comes_a_new_chunk(speed: 
     ],
 )
 def test_a_leader_that_fails_rests_the_arm_and_the_policy_does_not_continue(reason: Reason, change: Any) -> None:
-    live = Person(LEADER, takeover__frozen=0.5)
-    live.run(0.5)
-    live.correct()
-    live.hand = wobble(live)
-    live.run(0.8)
-    assert live.source == PERSON
+    live = led(takeover__frozen=0.5)
     live.last, live.away = live.positions.copy(), live.positions + 0.4
     live.hand = lambda: change(live)
     live.run(1.5)
@@ -147,11 +153,7 @@ def test_a_leader_that_fails_rests_the_arm_and_the_policy_does_not_continue(reas
 
 
 def test_two_leaders_hold_until_a_person_chooses() -> None:
-    live = Person(LEADER)
-    live.correct()
-    live.hand = wobble(live)
-    live.run(0.5)
-    assert live.source == PERSON
+    live = led()
     live.publisher = b"other"
     live.say()
     live.publisher = b"hand"
@@ -314,11 +316,7 @@ def test_what_a_person_did_long_ago_is_not_followed_whatever_the_clock_of_the_pu
 
 @pytest.mark.parametrize("lost", ["paused", "silent"])
 def test_a_leader_that_was_lost_must_be_brought_to_the_arm_again(lost: str) -> None:
-    live = Person(LEADER)
-    live.correct()
-    live.hand = wobble(live)
-    live.run(0.5)
-    assert live.source == PERSON
+    live = led()
     away = live.positions + 0.3  # less than takeover.lag
 
     def moved() -> FloatArray:
@@ -339,10 +337,7 @@ def test_a_leader_that_was_lost_must_be_brought_to_the_arm_again(lost: str) -> N
 
 def test_a_joy_that_died_with_a_button_down_does_not_open_the_gripper() -> None:
     joy = {"takeover.joy": "/joy", "takeover.buttons": ["close = 0"]}
-    live = Person({**LEADER, **joy, "robot.gripper_joint_names": ["finger_left"]})
-    live.correct()
-    live.hand = wobble(live)
-    live.run(0.3)
+    live = led({**LEADER, **joy, "robot.gripper_joint_names": ["finger_left"]})
     for _ in range(2):
         live.person.buttons.hear([1], np.zeros(0), live.clock.steady(), b"joy")
         live.run(0.1)

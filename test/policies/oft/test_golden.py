@@ -69,9 +69,9 @@ def test_causal_attention_and_shifted_states_fail(monkeypatch, name, mistake):
 @pytest.mark.parametrize("variant", sorted(BOUND))
 @pytest.mark.parametrize("lengths", [(5,), (20,), (5, 37, 20)])
 def test_padding_and_other_robots_change_nothing(variant, lengths):
-    policy = loaded(variant)
+    policy = loaded(variant, denoising_steps=5)
     model, rng = policy.loaded.model, np.random.default_rng(len(lengths))
-    engine = make_chunk_engine(model, weights=fuse(model.language_model), ops=Ops())
+    engine = make_chunk_engine(model, weights=fuse(model.language_model), ops=Ops(), steps=5)
     layout, asked = model.layout, []
     for length in lengths:
         images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
