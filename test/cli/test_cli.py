@@ -6,28 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from test.command import vla_ros
 from vla_ros.cli import doctor
 from vla_ros.cli.main import main
 
 HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy", "rosbags", "cv2")
 
 
-def vla_ros(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vla_ros.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_without_a_command_all_commands_are_listed() -> None:
     done = vla_ros()
-    assert done.returncode == 0
     for name in ("run", "demo", "replay", "doctor", "config"):
         assert name in done.stdout
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:
-    done = vla_ros("rnu")
-    assert done.returncode == 2
-    assert "rnu" in done.stderr
+    assert "rnu" in vla_ros("rnu", status=2).stderr
 
 
 def test_an_interrupt_during_an_import_is_not_blamed_on_opengl(monkeypatch, capsys) -> None:
@@ -48,21 +41,17 @@ def test_an_interrupt_during_an_import_is_not_blamed_on_opengl(monkeypatch, caps
 
 def test_config_prints_all_options_and_takes_overrides() -> None:
     done = vla_ros("config", "-p", "control.rate_hz:=7")
-    assert done.returncode == 0
     assert "rate_hz: 7.0" in done.stdout
     assert "checkpoint: ''" in done.stdout
 
 
 def test_a_wrong_option_ends_with_one_line_and_status_1() -> None:
-    done = vla_ros("config", "-p", "control.rate:=7")
-    assert done.returncode == 1
+    done = vla_ros("config", "-p", "control.rate:=7", status=1)
     assert done.stderr == "vla-ros config: control.rate: no such parameter; did you mean 'control.rate_hz'?\n"
 
 
 def test_doctor_reports_every_subject() -> None:
-    done = vla_ros("doctor", "--json")
-    assert done.returncode == 0
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    rows = {row["name"]: row for row in json.loads(vla_ros("doctor", "--json").stdout)}
     assert {"Python", "ROS 2", "torch", "GPU", "EGL", "memory", "socket buffer"} <= set(rows)
     assert all(row["fix"] for row in rows.values() if row["level"] == "wrong")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import build
 from vla_ros.contract.spec import PolicySpec, StateFeature
@@ -26,7 +28,6 @@ from vla_ros.eval.results import Log
 from vla_ros.eval.suites import fit_benchmark
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
-COMMAND = (sys.executable, "-m", "vla_ros.cli")
 REACH = ("reach_benchmark:Reach", "--policy", "reach")
 
 
@@ -48,12 +49,6 @@ def command(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         found = main(["eval", *words])
     done = subprocess.CompletedProcess(words, found, out.getvalue(), errors.getvalue())
     assert found == status, done.stdout + done.stderr
-    return done
-
-
-def own_process(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, "eval", *words], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
     return done
 
 
@@ -122,7 +117,7 @@ def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
     """`vla-eval run` with `vla-ros serve`, the node with that server, and with its own policy: the same bits."""
     entry = {"benchmark": "reach_benchmark:Reach", "episodes_per_task": 2, "params": {"seed": 3}}
     words = ("serve", "--policy", "reach", "--port", "0", "--with-parent")
-    with subprocess.Popen([*COMMAND, *words], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen([*VLA_ROS, *words], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         url = next(line for line in server.stdout if line.startswith("serving")).split()[-1]
         config = {"server": {"url": f"{url}/vla-eval"}, "output_dir": ".", "benchmarks": [entry]}
@@ -147,8 +142,8 @@ def test_a_benchmark_needs_no_pinocchio(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["pinocchio"] = None\n')
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    assert evaluate(*REACH, "--episodes", "1", run=own_process)["success_rate"] == 1.0
-    assert "run `pip install pin`" in own_process("table", "--checkpoint", "demo", status=1).stderr
+    assert evaluate(*REACH, "--episodes", "1", run=partial(vla_ros, "eval"))["success_rate"] == 1.0
+    assert "run `pip install pin`" in vla_ros("eval", "table", "--checkpoint", "demo", status=1).stderr
 
 
 def test_vla_evals_own_tools_read_the_results(capsys) -> None:
@@ -309,7 +304,7 @@ def test_shards_give_the_same_results_as_one_process() -> None:
         ("Reach_b: go left", index) for index in (0, 1)
     }
     assert {value for (task, _), value in one.items() if task.startswith("Reach_b")} == {(False, 3)}
-    assert outcome(evaluate("two.yaml", "--policy", "reach", "--shards", "2", run=own_process)) == one
+    assert outcome(evaluate("two.yaml", "--policy", "reach", "--shards", "2", run=partial(vla_ros, "eval"))) == one
 
 
 def test_two_results_are_compared_by_pairs() -> None:
@@ -336,7 +331,7 @@ def test_the_report_shows_failures_first() -> None:
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:
-    words = [*COMMAND, "eval", *REACH, "--episodes", "2", "-b", "wrong=hang@right/0/1", "--json", "out.json"]
+    words = [*VLA_ROS, "eval", *REACH, "--episodes", "2", "-b", "wrong=hang@right/0/1", "--json", "out.json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     for line in process.stdout:
@@ -354,8 +349,8 @@ def test_ctrl_c_keeps_what_is_done() -> None:
 def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
     """The demo runs the node in another process, over the graph; this runs it in the same process."""
     found = evaluate("table", "--checkpoint", "demo", "--episodes", "2", "--seed", "0", "--sync")
-    demo = (*COMMAND, "demo", "--checkpoint", "demo", "--episodes", "2", "--seed", "0", "--lockstep")
-    subprocess.run([*demo, "--json", "demo.json"], check=True, capture_output=True, timeout=200)
+    demo = ("demo", "--checkpoint", "demo", "--episodes", "2", "--seed", "0", "--lockstep")
+    vla_ros(*demo, "--json", "demo.json")
     theirs = json.loads(Path("demo.json").read_text())["episodes"]
     ours = episodes(found)
     assert [(one["success"], one["steps"], one["instruction"]) for one in theirs] == [

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from test.command import VLA_ROS, vla_ros
 from vla_ros.vision.messages import encode_image
 
 PACKAGE = Path(__file__).parents[1] / "data" / "two_eyes"
 CAMERAS = ("-p", "camera.topics:=[/camera/image_raw, /wrist]", "-p", "camera.keys:=[front, wrist]")
 SIZES = ("-p", "camera.width:=[64, 32]", "-p", "camera.height:=[48, 40]")
-COMMAND = (sys.executable, "-m", "vla_ros.cli")
 
 
 @pytest.fixture(autouse=True)
@@ -21,18 +21,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), *sys.path]))
 
 
-def vla_ros(*words: str) -> str:
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def image(height: int, width: int, level: int, stamp: int) -> bytes:
     return encode_image(np.full((height, width, 3), level, np.uint8), stamp, "camera")
 
 
 def test_its_options_are_checked_and_printed() -> None:
-    text = vla_ros("config", "-p", "policy.name:=two_eyes", "-p", "policy.gain:=0.002")
+    text = vla_ros("config", "-p", "policy.name:=two_eyes", "-p", "policy.gain:=0.002").stdout
     assert "# Metres per level of brightness. A number from 0 to 0.1 (m); may change while running." in text
     assert "gain: 0.002" in text
     assert "checkpoint" not in text.split("camera:")[0]
@@ -41,10 +35,7 @@ def test_its_options_are_checked_and_printed() -> None:
         ("policy.gain:=1.0", "policy.gain: found 1.0 (float), expected a number from 0 to 0.1 (m)"),
         ("policy.checkpoint:=x", "policy.checkpoint: an option of the policy 'openvla'"),
     ):
-        wrong = [*COMMAND, "config", "-p", "policy.name:=two_eyes", "-p", words]
-        refused = subprocess.run(wrong, capture_output=True, text=True, timeout=60, check=False)
-        assert refused.returncode == 1
-        assert said in refused.stderr
+        assert said in vla_ros("config", "-p", "policy.name:=two_eyes", "-p", words, status=1).stderr
 
 
 def test_a_checkpoint_that_it_claims_is_run_by_it(tmp_path) -> None:
@@ -58,7 +49,7 @@ def test_it_runs_in_the_node_with_two_cameras_and_a_session(robot, start) -> Non
     graph = robot.graph
     wrist = robot.node.create_publisher(graph.message("sensor_msgs/msg/Image"), "/wrist", graph.qos("camera"))
     options = ("-p", "policy.name:=two_eyes", "-p", "policy.gain:=0.002", "-p", "policy.instruction:=look")
-    start(*options, *CAMERAS, *SIZES, "-p", "control.execute_steps:=1", script=(*COMMAND, "run"))
+    start(*options, *CAMERAS, *SIZES, "-p", "control.execute_steps:=1", script=(*VLA_ROS, "run"))
     level = iter(range(100, 10_000))
 
     def send() -> None:
@@ -102,7 +93,7 @@ def test_it_is_replayed(tmp_path) -> None:
 
 def test_it_is_measured(tmp_path) -> None:
     words = ("--policy", "two_eyes", "-p", "policy.side:=16", *CAMERAS, *SIZES, "--steps", "5")
-    text = vla_ros("bench", *words, "--json", str(tmp_path / "bench.json"))
+    text = vla_ros("bench", *words, "--json", str(tmp_path / "bench.json")).stdout
     assert "policy 'two_eyes': 5 steps, 2 action(s) of 7 numbers" in text
     result = json.loads((tmp_path / "bench.json").read_text())
     assert result["chunk"] == [2, 7]

@@ -3,7 +3,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.highlevel import AnyReader
 
+from test.command import VLA_ROS, vla_ros
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.node.source import PolicySource
@@ -33,18 +33,12 @@ SEED, EPISODES = 40, 2
 OWN = "openvla", "/models/mine", "table_10hz"
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "vla_ros.cli", "demo", *arguments]
-
-
 def environment() -> dict[str, str]:
     return {**os.environ, "ROS_DOMAIN_ID": str(process.free_domain()), "OMP_NUM_THREADS": "1"}
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+def demo(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    return vla_ros("demo", *arguments, status=status, env=environment())
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,6 @@ def lockstep(tmp_path_factory) -> Run:
         *("--json", str(folder / "new" / "figures.json")),
         *("--record", str(folder / "bag")),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((folder / "new" / "figures.json").read_text())
     return Run(done.stdout, figures, folder / "bag")
 
@@ -155,29 +148,20 @@ def test_stamps_increase_and_each_command_answers_a_frame(lockstep):
 @pytest.mark.slow
 def test_a_bag_of_two_arms_is_answered_as_it_was_recorded(tmp_path):
     words = ("--policy", "expert", "--arms", "2", "--actions", "joint_position", "--seed", str(SEED), "--lockstep")
-    done = demo("--episodes", "1", *words, "--record", str(tmp_path / "bag"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    demo("--episodes", "1", *words, "--record", str(tmp_path / "bag"))
     left, right = (topic(tmp_path / "bag", f"/{side}_arm/joint_command") for side in ("left", "right"))
     assert len(left) == len(right) > 10
     assert left[0].name == list(TWO_ARMS[0].joint_names)
     bag, results = str(tmp_path / "bag"), str(tmp_path / "replay.json")
     chosen = ("--config", "demo_two_arms", "-p", "policy.actions:=joint_position")
-    replayed = subprocess.run(
-        [*command()[:3], "replay", bag, *chosen, "--json", results],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    replayed = vla_ros("replay", bag, *chosen, "--json", results)
     assert "The policy does what was recorded." in replayed.stdout
 
 
 @pytest.mark.slow
 def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     running = subprocess.Popen(
-        command("--episodes", "500", "--policy", "expert", "--record", str(tmp_path / "bag")),
+        [*VLA_ROS, "demo", "--episodes", "500", "--policy", "expert", "--record", str(tmp_path / "bag")],
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -305,17 +289,14 @@ def test_without_torch_the_error_says_what_to_install_and_what_runs_without_it(m
 @pytest.mark.slow
 def test_a_policy_that_fails_to_load_ends_the_demo_with_the_reason(tmp_path):
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
-    done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1")
-    assert done.returncode == 1
+    done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1", status=1)
     assert "nowhere" in done.stderr
     assert "the policy node exited" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_option_is_refused_before_anything_starts():
-    done = demo("-p", "control.rte:=1")
-    assert done.returncode == 1
-    assert "control.rate_hz" in done.stderr
+    assert "control.rate_hz" in demo("-p", "control.rte:=1", status=1).stderr
 
 
 def test_a_domain_is_free_if_its_ports_are_free(monkeypatch):
