@@ -351,3 +351,31 @@ def test_a_message_of_impossible_length_is_dropped_and_later_ones_arrive(graph, 
     with pytest.raises(VlaRosError):
         graph.deserialize(damaged, graph.message(JOINTS))
     wiring.close()
+
+
+def test_a_tap_gets_the_bytes_of_what_is_received_and_sent_once_each(graph, spin_until):
+    """The first endpoint of a topic takes its tap, also of a topic that is renamed."""
+    wiring, text = Wiring(graph, graph.create_node("tapped")), graph.message(STRING)
+    tapped, heard = [], []
+    for topic in ("/in", "/tapped/out"):
+        wiring.taps[topic] = lambda cdr, published, topic=topic: tapped.append((topic, bytes(cdr), published))
+    for _ in range(2):
+        wiring.subscribe(STRING, "in", lambda message: heard.append(message.data), "default")
+    out = wiring.publisher(STRING, "~/out", "default")
+    assert out.topic_name == "/tapped/out"
+    assert out.get_subscription_count() == 0
+    sender = graph.create_node("sender").create_publisher(text, "/in", graph.qos("default"))
+    spin_until(graph, lambda: sender.get_subscription_count() == 2)
+    before = time.time_ns()
+    sender.publish(text(data="received"))
+    spin_until(graph, lambda: len(heard) == 2)
+    out.publish(text(data="sent"))
+    out.publish(text_cdr("sent as bytes"))
+    assert [topic for topic, _, _ in tapped] == ["/in", "/tapped/out", "/tapped/out"]
+    said = [graph.deserialize(cdr, text).data for _, cdr, _ in tapped]
+    assert said == ["received", "sent", "sent as bytes"]
+    received, *sent = [published for _, _, published in tapped]
+    assert before - 10**6 <= received <= time.time_ns()
+    assert sent == [0, 0]
+    wiring.close()
+    assert not wiring.taps

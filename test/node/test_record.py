@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from vla_ros.config import load
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
+from vla_ros.graph.wiring import Wiring
+from vla_ros.record.process import record
 from vla_ros.replay.bag import Bag
 from vla_ros.vision.messages import image_stamp
 
@@ -37,6 +41,23 @@ def texts(bag: Bag) -> list[dict[str, Any]]:
     return [json.loads(types.deserialize(bytes(record.data), cls).data) for record in bag.records([EVENT])]
 
 
+class Sender:
+    """Sends frames and keeps them."""
+
+    def __init__(self, robot: Any, height: int = 48, width: int = 64) -> None:
+        self._robot, self._size = robot, (height, width)
+        self.sent: dict[int, bytes] = {}
+
+    def __call__(self) -> None:
+        stamp = self._robot.now()
+        self.sent[stamp] = self._robot.noise(stamp, *self._size)
+        self._robot.send_frame(self.sent[stamp])
+
+
+def lost(robot: Any) -> int:
+    return int(robot.diagnostics["recording"].get("dropped//camera/image_raw", 0))
+
+
 def bags(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/metadata.yaml"))
 
@@ -52,24 +73,28 @@ def test_an_episode_is_recorded_with_its_label(
     label = robot.node.create_publisher(
         robot.graph.message("std_msgs/msg/String"), "/vla_policy/label", robot.graph.qos("command")
     )
-    node = inside("record.what:=episodes", *options)
-    robot.until(lambda: robot.says("recording episodes", "recording"), robot.send_frame, PATIENCE)
+    node, send = inside("record.what:=episodes", *options), Sender(robot)
+    robot.until(lambda: robot.says("recording episodes", "recording"), send, PATIENCE)
     before = int(robot.diagnostics["recording"]["messages"])
-    robot.until(lambda: int(robot.diagnostics["recording"]["messages"]) > before + 50, robot.send_frame, PATIENCE)
+    robot.until(lambda: int(robot.diagnostics["recording"]["messages"]) > before + 50, send, PATIENCE)
+    heard = [one.node_name for one in robot.node.get_subscriptions_info_by_topic("/camera/image_raw")]
+    assert heard == ["vla_policy"], "images are received once"
     label.publish(robot.graph.message("std_msgs/msg/String")(data="success"))
-    robot.until(lambda: bags(tmp_path), robot.send_frame, PATIENCE)
+    robot.until(lambda: bags(tmp_path), send, PATIENCE)
     with Bag(bags(tmp_path)[0]) as bag:
         found = {topic: list(bag.records([topic])) for topic in bag.topics}
         assert texts(bag)[-1]["event"] == "episode_end"
         assert texts(bag)[-1]["label"] == "success"
         assert any(each["instruction"] == "go on" for each in texts(bag))
         assert not bag.losses
-    stamps = [image_stamp(record.data) for record in found["/camera/image_raw"]]
-    assert len(set(stamps)) == len(stamps) >= 20
-    assert set(stamps) <= robot.sent
+    images = {image_stamp(record.data): record for record in found["/camera/image_raw"]}
+    assert len(images) == len(found["/camera/image_raw"]) >= 20
+    assert all(bytes(record.data) == send.sent[stamp] for stamp, record in images.items())
+    assert all(stamp <= record.time for stamp, record in images.items())
+    assert [record.time for record in images.values()] == sorted(record.time for record in images.values())
     assert len(found["/arm/joint_command"]) >= 10
     assert len(found["/vla_policy/action"]) >= 10
-    # The recorder is a subscriber of the commands, but no driver.
+    # The recorder is no driver.
     robot.node.destroy_subscription(robot.driver)
     robot.until(lambda: robot.status.get("stopped_by") == "driver_gone", robot.send_frame, PATIENCE)
     node.reset()
@@ -88,10 +113,15 @@ def test_a_killed_recorder_loses_a_second_at_most_and_the_arm_goes_on(
     robot.until(lambda: recorder() not in (0, victim) and bags(tmp_path), robot.send_frame, PATIENCE)
     robot.until(lambda: len(robot.commands) > commands + 20, robot.send_frame, PATIENCE)
     assert not robot.status["stopped_by"]
+    robot.diagnostics.clear()
     with Bag(bags(tmp_path)[0]) as bag:
         assert not bag.losses
         last = max(record.time for record in bag.records(["/camera/image_raw"]))
     assert killed - last < 1_000_000_000
+    # What came while another recorder started has waited for it.
+    robot.until(lambda: robot.says("recording all", "recording"), robot.send_frame, PATIENCE)
+    with Bag(Path(robot.diagnostics["recording"]["bag"])) as bag:
+        assert min(record.time for record in bag.records(["/camera/image_raw"])) - last < 1_000_000_000
     # The disk is full: recording stops with a reason, and nothing else.
     robot.until(lambda: robot.says("recording all", "recording"), robot.send_frame, PATIENCE)
     resource.prlimit(recorder(), resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -99,3 +129,46 @@ def test_a_killed_recorder_loses_a_second_at_most_and_the_arm_goes_on(
     commands = len(robot.commands)
     robot.until(lambda: len(robot.commands) > commands + 20, robot.send_frame, PATIENCE)
     assert robot.status["state"] == "armed"
+
+
+def test_a_recorder_that_cannot_start_is_refused_at_the_start(robot) -> None:
+    wiring, config = Wiring(robot.graph, robot.node), load([], ["record.what:=all"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # no file can have the shared memory's size
+    try:
+        with pytest.raises(VlaRosError, match=r"all: no recorder starts: .*File too large"):
+            record(config, robot.node, wiring)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_a_stopped_recorder_misses_is_counted_and_the_arm_goes_on(
+    robot, inside: Callable[..., Any], options: list[str]
+) -> None:
+    inside("record.what:=all", "record.memory:=16", *options)
+    send = Sender(robot, 480, 640)
+    robot.until(lambda: robot.says("recording all", "recording"), send, PATIENCE)
+    commands, before = len(robot.commands), lost(robot)  # while it started
+    os.kill(recorder(), signal.SIGSTOP)
+    robot.until(lambda: len(robot.commands) > commands + 100, send, PATIENCE)  # 92 MB
+    os.kill(recorder(), signal.SIGCONT)
+    robot.until(lambda: lost(robot) > before + 20, send, PATIENCE)
+    assert robot.says(f"recording all; {lost(robot)} messages were lost", "recording")
+    assert not robot.status["stopped_by"]
+
+
+def test_the_bag_of_a_killed_node_is_finished(
+    robot, start: Callable[..., Any], options: list[str], tmp_path: Path
+) -> None:
+    chosen = ("record.what:=all", "control.armed:=true", "policy.instruction:=go on", *options)
+    node = start(*(word for option in chosen for word in ("-p", option)))
+    robot.until(
+        lambda: int(robot.diagnostics.get("recording", {}).get("messages", 0)) > 50, robot.send_frame, PATIENCE
+    )
+    killed = robot.now()
+    node.signal(signal.SIGKILL)
+    robot.until(lambda: bags(tmp_path), robot.send_frame, PATIENCE)
+    with Bag(bags(tmp_path)[0]) as bag:
+        assert not bag.losses
+        last = max(record.time for record in bag.records(["/camera/image_raw"]))
+    assert killed - last < 500_000_000

@@ -20,10 +20,10 @@ from vla_ros.cli.main import main
 from vla_ros.config.record import RecordConfig
 from vla_ros.graph.messages import message_types
 from vla_ros.record.bag import BagWriter, repair, unfinished
-from vla_ros.record.mcap import Recorded, RecordError
+from vla_ros.record.mcap import RecordError
 from vla_ros.record.recorder import BagFolder
 from vla_ros.record.selection import Mark, Selection
-from vla_ros.record.topics import Topic
+from vla_ros.record.topics import Recorded, Topic
 from vla_ros.replay.bag import Bag
 
 TOPICS = [

@@ -16,8 +16,7 @@ from vla_ros.graph.origin import Origin
 from vla_ros.node.source import ActionSource
 from vla_ros.node.takeover import Episodes
 from vla_ros.record.bag import BagWriter
-from vla_ros.record.mcap import Recorded
-from vla_ros.record.topics import recorded_topics
+from vla_ros.record.topics import Recorded, recorded_topics
 from vla_ros.replay.topics import live_name
 from vla_ros.sim import arm
 from vla_ros.sim.environment import Episode, EpisodeOptions, Measurements

@@ -13,18 +13,26 @@ _DISCOVERED = 2.0  # s; usually immediate
 
 
 class Wiring:
-    """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all."""
+    """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all.
+
+    Attributes:
+        taps: By resolved topic, what is called with the CDR bytes and the source timestamp
+            (:class:`~vla_ros.graph.origin.Origin`) of each message that is received or sent. The topic's first
+            endpoint takes it.
+    """
 
     def __init__(self, graph: Backend, node: Node) -> None:
         self.graph = graph
         self.node = node
+        self.taps: dict[str, Callable[[Any, int], None]] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def publisher(self, type_name: str, topic: str, qos: str) -> Any:
         """Create a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_publisher, publisher))
-        return publisher
+        tap = self.taps.pop(publisher.topic_name, None)
+        return _Tapped(publisher, self.graph.serialize, tap) if tap else publisher
 
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
@@ -54,7 +62,14 @@ class Wiring:
     ) -> RawSubscription:
         """Call ``callback`` with each message's CDR bytes and its origin."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
-        subscription = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
+        tap = self.taps.pop(self.node.resolve_topic_name(topic), None)
+
+        def on_cdr(cdr: Any, origin: Origin) -> None:
+            if tap is not None:
+                tap(cdr, origin.published)
+            callback(cdr, origin)
+
+        subscription = self.graph.subscribe_raw(self.node, cls, topic, on_cdr if tap else callback, profile)
         self.undo(subscription.destroy)
         return subscription
 
@@ -110,3 +125,21 @@ class Wiring:
         """Destroy everything. Safe to call twice."""
         while self._undo:
             self._undo.pop()()
+        self.taps.clear()
+
+
+class _Tapped:
+    """A publisher whose messages are also passed to a tap, once they were sent."""
+
+    def __init__(
+        self, publisher: Any, serialize: Callable[[Any], bytes], tap: Callable[[bytes, int], None]
+    ) -> None:
+        self._publisher, self._serialize, self._tap = publisher, serialize, tap
+
+    def publish(self, message: Any) -> None:
+        cdr = message if isinstance(message, bytes) else self._serialize(message)
+        self._publisher.publish(cdr)
+        self._tap(cdr, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)

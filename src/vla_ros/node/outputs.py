@@ -14,7 +14,6 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 from vla_ros.node.gripper_goals import GripperGoals
 from vla_ros.node.servo import Servo
-from vla_ros.record.topics import recorder_name
 
 
 class Outputs:
@@ -22,7 +21,6 @@ class Outputs:
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
-        self._node = wiring.node
         self._make, self._serialize = wiring.graph.message, wiring.graph.serialize
         self._publishers: dict[str, Any] = {}
         self._goals: dict[str, GripperGoals] = {}  # by the action's name
@@ -44,21 +42,11 @@ class Outputs:
     @property
     def subscribers(self) -> tuple[str, int]:
         """The command topic, action or service with the fewest drivers, and their number."""
-        counts = {topic: self._drivers(publisher) for topic, publisher in self._publishers.items()}
+        counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
         peers: Mapping[str, GripperGoals | Servo] = {**self._goals, **self._servos}
         counts |= {name: int(peer.is_ready) for name, peer in peers.items()}
         worst = min(counts, key=lambda topic: counts[topic])
         return worst, counts[worst]
-
-    def _drivers(self, publisher: Any) -> int:
-        """Count the subscribers; this node's own recorders, of which a killed one may still be known, are none."""
-        count: int = publisher.get_subscription_count()
-        if count > 2 or self._context.options.current.record.what == "none":
-            return count
-        own = recorder_name(self._node.get_fully_qualified_name())
-        known = self._node.get_subscriptions_info_by_topic(publisher.topic_name)
-        others = [one for one in known if f"{one.node_namespace.rstrip('/')}/{one.node_name}" != own]
-        return min(count, len(others))
 
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         """Build the messages of all arms' commands; return a function that sends them.

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from vla_ros.graph.messages import ros_distro
-from vla_ros.record.mcap import Recorded, RecordError, RecordingFile
-from vla_ros.record.topics import Topic
+from vla_ros.record.mcap import RecordError, RecordingFile
+from vla_ros.record.topics import Recorded, Topic
 
 METADATA = "metadata.yaml"
 """File with which a bag is complete."""

@@ -1,6 +1,7 @@
 """Record a running node's images, joint states, actions, commands and events as rosbag2 bags (MCAP).
 
-The recorder is a subscriber in a process of its own; `vla-ros run` starts it with the node if record.what says so.
+The recorder is a process of its own. `vla-ros run` starts it if record.what says so, and passes it the node's
+messages; a recorder that a person starts is a subscriber.
 Bags of a killed recorder are repaired at the next start, or with --repair; then `ros2 bag info` and `play` work.
 """
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("NAME", "TYPE", "QOS"),
         help="record these topics, instead of the options'; the node passes what it resolved",
     )
+    parser.add_argument("--ring", type=int, help=argparse.SUPPRESS)  # descriptor from the node
     parser.add_argument("--repair", nargs="+", type=Path, metavar="DIR", help="finish these bags and exit")
 
 
@@ -40,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from vla_ros.record.bag import repair
         from vla_ros.record.recorder import Recorder
+        from vla_ros.record.ring import Ring
     except ImportError as error:
         raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[replay]'") from error
     if arguments.repair:
@@ -51,9 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     topics = [Topic(*words) for words in arguments.topic or ()]
     topics = topics or recorded_topics(config, lambda name: expand_name(name, base, namespace or "/"))
     options = replace(config.record, what="all") if config.record.what == "none" else config.record
+    ring = None if arguments.ring is None else Ring(arguments.ring, [topic.name for topic in topics])
     os.nice(_NICE)
     with open_graph(config.node.backend, log_level=config.node.log_level) as graph:
-        recorder = Recorder(graph, arguments.node, options, topics)
+        recorder = Recorder(graph, arguments.node, options, topics, ring)
         end_with_launcher()
         with contextlib.suppress(KeyboardInterrupt):
             graph.spin(lambda: False)

@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from mcap.data_stream import ReadDataStream, RecordBuilder
@@ -25,7 +25,7 @@ from vla_ros import __version__
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.qos import profile
-from vla_ros.record.topics import Topic
+from vla_ros.record.topics import Recorded, Topic
 
 _MAGIC = b"\x89MCAP0\r\n"
 _RECORD = struct.Struct("<BQ")  # opcode, and bytes that follow
@@ -39,15 +39,6 @@ _FOREVER = {"sec": 9223372036, "nsec": 854775807}
 
 class RecordError(VlaRosError):
     """A recording cannot be written or repaired."""
-
-
-class Recorded(NamedTuple):
-    """A message of a bag."""
-
-    time: int  # ns, when the recorder received it
-    published: int  # ns, when it was published
-    topic: str
-    data: bytes | memoryview  # CDR with its header
 
 
 class RecordingFile:
@@ -82,7 +73,9 @@ class RecordingFile:
         return min(starts, default=0), max((chunk.message_end_time for chunk in self._chunks), default=0)
 
     def sync(self) -> None:
+        """Wait for the disk, and free the memory that the file had: nobody reads it now."""
         os.fdatasync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def begin(self, topics: Sequence[Topic]) -> None:
         """Write the header, and define the topics."""

@@ -1,36 +1,58 @@
-"""Runs a recorder as a process beside the node."""
+"""Runs a recorder as a process beside the node, and passes it what the node receives and sends."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from logging import Logger
+from operator import attrgetter
+from typing import Any
 
 from vla_ros.config import Config
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.graph.node import Node
+from vla_ros.graph.qos import profile
 from vla_ros.graph.wiring import Wiring
-from vla_ros.record.topics import Topic, recorded_topics
+from vla_ros.record.ring import Ring
+from vla_ros.record.topics import LATCHED, Recorded, Topic, recorded_topics
 
-_WATCH = 2.0  # s between checks that the recorder runs
+_PERIOD = 0.05  # s between passes to the recorder; a killed node loses the messages of one
+_AGAIN = 2.0  # s from one start of the recorder to the next
 _ENDS = 10.0  # s; the recorder finishes its bag
+_SHARE, _LEAST = 8, 64  # part of record.memory that is shared with the recorder, and at least so many MiB
 
 
 def record(config: Config, node: Node, wiring: Wiring) -> None:
-    """Start the recorder of a node, if ``record.what`` asks for one; it ends when everything else is closed."""
+    """Start the recorder of a node, if ``record.what`` asks for one; it ends when everything else is closed.
+
+    Call it before the endpoints are created. Raises VlaRosError if it does not start.
+    """
     if config.record.what != "none":
         topics = recorded_topics(config, node.resolve_topic_name)
-        recorder = RecorderProcess(config, node.get_fully_qualified_name(), topics, node.get_logger())
+        try:
+            recorder = RecorderProcess(config, node.get_fully_qualified_name(), topics, node.get_logger())
+        except OSError as error:
+            raise VlaRosError(f"record.what: {config.record.what}: no recorder starts: {error}") from error
         wiring.undo(recorder.close)
-        wiring.timer(_WATCH, recorder.watch)
+        wiring.taps.update({topic.name: partial(recorder.hear, topic.name) for topic in topics})
 
 
 class RecorderProcess:
-    """A recorder that ends with this process, and is started again if it is killed before."""
+    """A recorder that ends with this process, and is started again if it is killed before.
+
+    A thread of its own passes the messages on, so that no other thread copies them or waits.
+    """
 
     def __init__(self, config: Config, node: str, topics: Sequence[Topic], logger: Logger) -> None:
         record, self._logger = config.record, logger
+        self._size = max(record.memory // _SHARE, _LEAST) << 20
+        self._topics = [topic.name for topic in topics]
         options = {f"record.{name}": value for name, value in vars(record).items()}
         options |= {"node.backend": config.node.backend, "node.log_level": config.node.log_level}
         self._command = [sys.executable, "-m", "vla_ros.cli", "record", "--node", node]
@@ -38,22 +60,22 @@ class RecorderProcess:
             self._command += ["-p", f"{name}:={json.dumps(value)}"]
         for topic in topics:
             self._command += ["--topic", *topic]
-        self._over = False
-        self._process = self._start()
+        self._waiting: deque[Recorded] = deque()
+        self._latched = {t.name: deque[Recorded](maxlen=profile(t.qos).depth) for t in topics if t.qos in LATCHED}
+        self._ended = threading.Event()
+        self._start()
+        self._thread = threading.Thread(target=self._run, name="vla_recorder", daemon=True)
+        self._thread.start()
 
-    def watch(self) -> None:
-        """Start the recorder again if it was killed; it repairs its bag."""
-        status = self._process.poll()
-        if status is None or self._over:
-            return
-        self._over = status >= 0  # it ended by itself, and would again
-        then = "nothing is recorded any more" if self._over else "it is started again"
-        self._logger.error(f"the recorder has ended with status {status}: {then}")
-        if not self._over:
-            self._process = self._start()
+    def hear(self, topic: str, cdr: Any, published: int) -> None:
+        """Record a message that was received or sent now; ``published`` is in nanoseconds, 0 for now."""
+        now = time.time_ns()
+        self._waiting.append(Recorded(now, published or now, topic, cdr))
 
     def close(self) -> None:
         """Let the recorder finish its bag."""
+        self._ended.set()
+        self._thread.join()
         self._process.terminate()
         try:
             self._process.wait(_ENDS)
@@ -61,7 +83,51 @@ class RecorderProcess:
             self._logger.error(f"the recorder did not finish its bag within {_ENDS:g} s; the next one repairs it")
             self._process.kill()
             self._process.wait()
+        self._ring.close()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> None:
+        """Start a recorder, with a ring that begins with what a late subscriber would get."""
+        self._ring, now = Ring.create(self._size, self._topics), time.time_ns()
+        latched = sorted((message for each in self._latched.values() for message in each), key=attrgetter("time"))
+        self._ring.write(message._replace(time=now) for message in latched)
+        shared, self._started = self._ring.descriptor, time.monotonic()
         # A session of its own, so that Ctrl-C reaches the node first, whose last events are recorded.
-        return subprocess.Popen(self._command, env={**os.environ, **launched()}, start_new_session=True)
+        self._process = subprocess.Popen(
+            [*self._command, "--ring", str(shared)],
+            env={**os.environ, **launched()},
+            start_new_session=True,
+            pass_fds=[shared],
+        )
+
+    def _run(self) -> None:
+        why = ""
+        try:
+            while not why and not self._ended.wait(_PERIOD):
+                self._pass_on()
+                why = self._watch()
+            self._pass_on()
+        except OSError as error:
+            why = str(error)
+        if why:
+            self._logger.error(f"{why}: nothing is recorded any more")
+        self._waiting = deque(maxlen=0)
+
+    def _pass_on(self) -> None:
+        messages = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        for message in messages:
+            if message.topic in self._latched:
+                self._latched[message.topic].append(message)
+        self._ring.write(messages)
+
+    def _watch(self) -> str:
+        """Start the recorder again if it was killed; it repairs its bag. Return why it would end again, or ""."""
+        status = self._process.poll()
+        if status is None or (status < 0 and time.monotonic() < self._started + _AGAIN):
+            return ""
+        if status >= 0:
+            return f"the recorder has ended with status {status}"
+        self._logger.error(f"the recorder has ended with status {status}: it is started again")
+        before = self._ring
+        self._start()
+        before.close()
+        return ""

@@ -1,4 +1,4 @@
-"""The recorder: a node that subscribes to what another node reads and sends, and a thread that writes it."""
+"""The recorder: a node that gets what another node receives and sends, and a thread that writes it."""
 
 import contextlib
 import json
@@ -17,12 +17,13 @@ from vla_ros.graph.node import Graph
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.record.bag import BagWriter, repair, unfinished
-from vla_ros.record.mcap import Recorded
+from vla_ros.record.ring import Ring
 from vla_ros.record.selection import Mark, Selection
-from vla_ros.record.topics import EVENT, LATCHED, Topic, recorder_name
+from vla_ros.record.topics import EVENT, LATCHED, Recorded, Topic, recorder_name
 from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnostic_array
 
 _PERIOD = 0.1  # s between writes: a killed process loses the messages of two periods at most
+_LOOKS = 0.05  # s between looks into the ring
 _SYNC = 1.0  # s between requests that the disk keeps what was written
 
 
@@ -110,9 +111,14 @@ def _repaired(path: Path) -> str:
 
 
 class Recorder:
-    """Records the topics of the node called ``node``; callbacks run on the thread that spins ``graph``."""
+    """Records the topics of the node called ``node``; callbacks run on the thread that spins ``graph``.
 
-    def __init__(self, graph: Graph, node: str, options: RecordConfig, topics: Sequence[Topic]) -> None:
+    Messages come from the ring that the node writes, or from subscriptions if there is none.
+    """
+
+    def __init__(
+        self, graph: Graph, node: str, options: RecordConfig, topics: Sequence[Topic], ring: Ring | None = None
+    ) -> None:
         namespace, _, base = recorder_name(node).rpartition("/")
         self._node = graph.create_node(base, namespace or "/")
         self._logger = self._node.get_logger()
@@ -122,9 +128,14 @@ class Recorder:
         self._selection = Selection(options, [topic.name for topic in topics if topic.qos in LATCHED])
         self._bags = BagFolder(Path(options.folder), topics, self._logger)
         self._lock = threading.Lock()  # of the selection
-        for topic in topics:
-            profile = EVENT if topic.qos in LATCHED else "recorder"
-            wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic), profile)
+        self._events = {topic.name for topic in topics if topic.qos == EVENT}
+        self._ring = ring
+        if ring is None:
+            for topic in topics:
+                profile = EVENT if topic.qos in LATCHED else "recorder"
+                wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic.name), profile)
+        else:
+            wiring.timer(_LOOKS, self._look)
         wiring.service("std_srvs/srv/SetBool", "~/record", self._on_record)
         self._diagnostics = wiring.publisher("diagnostic_msgs/msg/DiagnosticArray", "/diagnostics", "diagnostics")
         wiring.timer(1.0, self._report)
@@ -134,6 +145,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write what was received, and finish the bag."""
+        self._look()
         self._wiring.close()
         self._ended.set()
         self._writer.join()
@@ -150,19 +162,32 @@ class Recorder:
         state = f"recording {self._what}" if self._selection.is_open else f"waiting ({self._what})"
         return PartStatus("recording", WARN if count else OK, f"{state}; {count} messages were lost", values)
 
-    def _on_message(self, topic: Topic, cdr: bytes | memoryview, origin: Origin) -> None:
+    def _on_message(self, topic: str, cdr: bytes | memoryview, origin: Origin) -> None:
         now = time.time_ns()
+        self._keep(Recorded(now, origin.published or now, topic, cdr))
+
+    def _look(self) -> None:
+        if self._ring is None:
+            return
+        for message in self._ring.read():
+            self._keep(message)
         with self._lock:
-            self._selection.add(Recorded(now, origin.published or now, topic.name, cdr))
-            if topic.qos == EVENT:
-                text = self._wiring.graph.deserialize(cdr, self._text).data
+            for topic, count in self._ring.take_dropped().items():
+                self._selection.miss(topic, count)
+
+    def _keep(self, message: Recorded) -> None:
+        with self._lock:
+            self._selection.add(message)
+            if message.topic in self._events:
+                text = self._wiring.graph.deserialize(message.data, self._text).data
                 with contextlib.suppress(ValueError):
-                    self._selection.hear(dict(json.loads(text)), now)
+                    self._selection.hear(dict(json.loads(text)), message.time)
 
     def _on_record(self, request: Any, response: Any) -> Any:
         if self._what not in ("all", "last"):
             response.success, response.message = False, f"refused: record.what is {self._what}"
             return response
+        self._look()
         with self._lock:
             if request.data:
                 self._selection.begin(time.time_ns())

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from vla_ros.config.record import RecordConfig
-from vla_ros.record.mcap import Recorded
+from vla_ros.record.topics import Recorded
 
 
 class Mark(Enum):
@@ -32,7 +32,7 @@ class Selection:
         self._episode = False
         self._passes = options.what in ("all", "last")  # messages other than the latched belong in the bag
         self.is_open = options.what == "all"
-        self.dropped: Counter[str] = Counter()  # by topic, because memory was full
+        self.dropped: Counter[str] = Counter()  # by topic, because there was no room
 
     def add(self, message: Recorded) -> None:
         """Keep a message if it is recorded, now or perhaps later."""
@@ -51,6 +51,11 @@ class Selection:
             oldest = message.time - int(self._options.seconds * 1e9)
             while self._past and (self._past[0].time < oldest or self._bytes > self._limit):
                 self._bytes -= len(self._past.popleft().data)
+
+    def miss(self, topic: str, count: int) -> None:
+        """Count messages that were dropped before they came here, if they would have been recorded."""
+        if (self.is_open and (topic in self._latched or self._passes)) or self._options.what == "last":
+            self.dropped[topic] += count
 
     def hear(self, event: Mapping[str, Any], time: int) -> None:
         """Follow an event of the node, which was added before: episodes begin and end bags."""

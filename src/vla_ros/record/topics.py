@@ -24,6 +24,15 @@ class Topic(NamedTuple):
     qos: str = "state_publisher"  # profile that a player offers, a name in :data:`~vla_ros.graph.qos.PROFILES`
 
 
+class Recorded(NamedTuple):
+    """A message of a bag."""
+
+    time: int  # ns, when it was received or sent
+    published: int  # ns, when it was published
+    topic: str
+    data: bytes | memoryview  # CDR with its header
+
+
 def recorder_name(node: str) -> str:
     """Return the full name of the recorder of the node with this full name."""
     return f"{node}_recorder"

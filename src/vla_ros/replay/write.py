@@ -9,8 +9,7 @@ import numpy as np
 
 from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.record.bag import BagWriter
-from vla_ros.record.mcap import Recorded
-from vla_ros.record.topics import Topic
+from vla_ros.record.topics import Recorded, Topic
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.storage import BagError

@@ -22,7 +22,7 @@ class BagRecorder:
     def __init__(self, path: Path) -> None:
         try:
             from vla_ros.record.bag import BagWriter
-            from vla_ros.record.mcap import Recorded
+            from vla_ros.record.topics import Recorded
         except ImportError as error:
             raise MissingDependencyError(
                 f"--record: {error.name} does not import; install the extra: pip install 'vla_ros[replay]'"
