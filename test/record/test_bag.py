@@ -91,7 +91,7 @@ def content(messages: list[Recorded]) -> list[tuple[int, str, bytes]]:
 
 def test_a_closed_bag_is_read_by_every_reader(tmp_path: Path) -> None:
     writer = BagWriter(tmp_path / "bag", TOPICS)
-    messages = [image(number) for number in range(30)] + [text("begin")]
+    messages = [image(number) for number in range(1100)] + [text("begin")]
     writer.write(messages)
     writer.close()
     assert read(tmp_path / "bag") == content(messages)

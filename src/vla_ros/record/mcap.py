@@ -33,6 +33,7 @@ _RECORD = struct.Struct("<BQ")  # opcode, and bytes that follow
 _MESSAGE = struct.Struct("<BQHIQQ")
 # A chunk record up to its data: opcode, bytes that follow, start, end, size, checksum, compression, size.
 _CHUNK = struct.Struct("<BQQQQIIQ")
+_PARTS = 1000  # that one call writes at most; Linux allows 1024
 _LIBRARY = "vla_ros"  # first word of the header's library
 _FOREVER = {"sec": 9223372036, "nsec": 854775807}
 
@@ -48,7 +49,8 @@ class RecordingFile:
         self._file, self._end = file, 0  # offset after the last whole record
         self._schemas: dict[int, Schema] = {}
         self.channels: dict[int, Channel] = {}
-        self._chunks: list[ChunkIndex] = []
+        self._chunks: list[bytes] = []  # their indexes, serialized: a recording of hours has many
+        self.span = 0, 0  # times of the first and last message in nanoseconds
         self.counts: Counter[int] = Counter()  # messages of each channel
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,12 +67,6 @@ class RecordingFile:
     @property
     def name(self) -> str:
         return Path(str(self._file.name)).name
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Return the times of the first and last message in nanoseconds."""
-        starts = (chunk.message_start_time for chunk in self._chunks)
-        return min(starts, default=0), max((chunk.message_end_time for chunk in self._chunks), default=0)
 
     def sync(self) -> None:
         """Wait for the disk, and free the memory that the file had: nobody reads it now."""
@@ -125,8 +121,8 @@ class RecordingFile:
             entry.write(tail)
         chunk = _chunk_index(self._end, stop, *span, size)
         chunk.message_index_offsets, chunk.message_index_length = offsets, tail.count
-        self._append(b"".join([*parts, _end(tail)]))
-        self._chunks.append(chunk)
+        self._append(*parts, _end(tail))
+        self._keep(chunk)
         self.counts.update({channel: len(entry.records) for channel, entry in indexes.items()})
 
     def finish(self) -> None:
@@ -148,45 +144,55 @@ class RecordingFile:
             message_end_time=end,
             channel_message_counts=self.counts,
         ).write(builder)
-        for chunk in self._chunks:
-            chunk.write(builder)
-        Footer(summary_start=summary, summary_offset_start=0, summary_crc=0).write(builder)
-        self._append(_end(builder) + _MAGIC)
+        footer = RecordBuilder()
+        Footer(summary_start=summary, summary_offset_start=0, summary_crc=0).write(footer)
+        self._append(_end(builder), *self._chunks, _end(footer) + _MAGIC)
+
+    def _keep(self, chunk: ChunkIndex) -> None:
+        start, end = chunk.message_start_time, chunk.message_end_time
+        self.span = (min(self.span[0], start), max(self.span[1], end)) if self._chunks else (start, end)
+        builder = RecordBuilder()
+        chunk.write(builder)
+        self._chunks.append(_end(builder))
 
     def scan(self) -> bool:
         """Read the index of a file; return whether it has a summary. If not, rewrite its last chunk."""
         size = os.fstat(self._file.fileno()).st_size
         if self._read(0, len(_MAGIC)) != _MAGIC:
             raise RecordError(f"{self._file.name}: found {size} bytes that do not begin like an MCAP file")
-        at, counts = len(_MAGIC), Counter[int]()
+        at, counts, chunks = len(_MAGIC), Counter[int](), list[ChunkIndex]()
         while at + _RECORD.size <= size:
             opcode, length = _RECORD.unpack(self._read(at, _RECORD.size))
             start, stop = at + _RECORD.size, at + _RECORD.size + length
             if opcode == Opcode.CHUNK and at + _CHUNK.size <= size:
                 self.counts += counts
                 counts.clear()
-                self._chunks.append(self._read_chunk(at, stop))
+                chunks.append(self._read_chunk(at, stop))
             if opcode == Opcode.DATA_END or stop > size:
                 break
-            if opcode == Opcode.MESSAGE_INDEX and self._chunks:
+            if opcode == Opcode.MESSAGE_INDEX and chunks:
                 entry = self._parse(MessageIndex, start, length)
-                self._chunks[-1].message_index_offsets[entry.channel_id] = at
-                self._chunks[-1].message_index_length += stop - at
+                chunks[-1].message_index_offsets[entry.channel_id] = at
+                chunks[-1].message_index_length += stop - at
                 counts[entry.channel_id] += len(entry.records)
             elif opcode == Opcode.HEADER:
                 self._check_writer(self._parse(Header, start, length).library)
             elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
                 self._take(self._parse(Schema if opcode == Opcode.SCHEMA else Channel, start, length))
             at = stop
-        if at + _RECORD.size <= size and opcode == Opcode.DATA_END:
+        complete = at + _RECORD.size <= size and opcode == Opcode.DATA_END
+        last = chunks.pop() if chunks and not complete else None
+        for chunk in chunks:
+            self._keep(chunk)
+        if complete:
             self.counts += counts
             self._end = at
             if stop < size and self._read(size - len(_MAGIC), len(_MAGIC)) == _MAGIC:
                 return True
             self._truncate()
             return False
-        self._end = self._chunks[-1].chunk_start_offset if self._chunks else at
-        kept = self._whole_messages(self._chunks.pop(), size) if self._chunks else []
+        self._end = last.chunk_start_offset if last else at
+        kept = self._whole_messages(last, size) if last else []
         self._truncate()
         if kept:
             self.write(kept)
@@ -231,16 +237,19 @@ class RecordingFile:
         else:
             self.channels[record.id] = record
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, *parts: bytes | memoryview) -> None:
         """Write whole records, or nothing: after an OSError, the file ends where it did."""
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            for first in range(0, len(parts), _PARTS):
+                some = parts[first : first + _PARTS]
+                written = os.writev(self._file.fileno(), some)
+                rest = memoryview(b"".join(some) if written < sum(map(len, some)) else b"")[written:]
+                while rest:
+                    rest = rest[self._file.write(rest) :]
         except OSError:
             self._truncate()
             raise
-        self._end += len(data)
+        self._end += sum(map(len, parts))
 
     def _truncate(self) -> None:
         self._file.truncate(self._end)
