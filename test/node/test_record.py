@@ -172,3 +172,23 @@ def test_the_bag_of_a_killed_node_is_finished(
         assert not bag.losses
         last = max(record.time for record in bag.records(["/camera/image_raw"]))
     assert killed - last < 500_000_000
+
+
+def test_the_last_seconds_are_saved_when_a_person_asks(
+    robot, inside: Callable[..., Any], options: list[str], tmp_path: Path
+) -> None:
+    inside("record.what:=last", "record.seconds:=2.0", *options)
+    robot.until(lambda: robot.says("waiting (last)", "recording"), robot.send_frame, PATIENCE)
+    kind, began = robot.graph.service("std_srvs/srv/SetBool"), robot.now()
+    ask = robot.node.create_client(kind, "/vla_policy_recorder/record")
+    robot.until(lambda: ask.service_is_ready() and robot.now() > began + 3e9, robot.send_frame, PATIENCE)
+    asked = robot.now()
+    for data in (True, False):
+        answer = ask.call_async(kind.Request(data=data))
+        robot.until(answer.done, robot.send_frame, PATIENCE)
+        assert answer.result().success
+    robot.until(lambda: bags(tmp_path), robot.send_frame, PATIENCE)
+    with Bag(bags(tmp_path)[0]) as bag:
+        times = [record.time - asked for record in bag.records(["/camera/image_raw"])]
+    assert -2.5e9 < min(times) < -1e9
+    assert len(times) > 10
