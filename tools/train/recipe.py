@@ -86,8 +86,6 @@ class LabelRecipe:
     closed_value: float = option(
         0.7, "gripper value of a closing hand (1 opens). docs/demo-policy.md says why it is not 0"
     )
-    step_cap: float = option(0.0, "longest translation of a label, metres; 0 for no limit")
-    step_grid: float = option(0.0, "labels are rounded to multiples of this many metres; 0 for no rounding")
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,6 @@ backwards and 0.12 rad about x.
 def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArray:
     """Convert the expert's actions [..., 7] (gripper 1 open, 0 closed) to labels according to ``recipe``."""
     shaped = actions.astype(np.float64)
-    way = shaped[..., :3]
-    if recipe.step_cap:
-        length = np.linalg.norm(way, axis=-1, keepdims=True)
-        way *= np.minimum(1.0, recipe.step_cap / np.maximum(length, 1e-9))
-    if recipe.step_grid:
-        np.copyto(way, np.round(way / recipe.step_grid) * recipe.step_grid)
     shaped[..., 6] = recipe.closed_value + (1.0 - recipe.closed_value) * shaped[..., 6]
     return shaped
 

@@ -67,12 +67,11 @@ def test_statistics_are_of_the_followed_actions_and_of_another_robot(demonstrati
     np.testing.assert_allclose(still[[0, 3]], [-0.0231, 0.1187], atol=1e-4)  # m, rad: it drifts and turns
 
 
-def test_caps_and_grids_shape_the_translation_only() -> None:
+def test_only_the_gripper_of_a_label_differs() -> None:
     actions = np.array([[0.03, 0.0, 0.004, 0.01, 0.0, 0.0, 0.0]], np.float32)
-    shaped = shape_actions(actions, LabelRecipe(step_cap=0.015, step_grid=0.005))
-    np.testing.assert_allclose(shaped[0, :3], [0.015, 0.0, 0.0], atol=1e-7)
-    np.testing.assert_allclose(shaped[0, 3:], [0.01, 0, 0, LabelRecipe().closed_value], atol=1e-7)
-    assert actions[0, 0] == np.float32(0.03)  # the demonstrations are not changed
+    shaped = shape_actions(actions, LabelRecipe())
+    np.testing.assert_array_equal(shaped[0, :6], actions[0, :6])
+    assert (shaped[0, 6], actions[0, 6]) == (LabelRecipe().closed_value, 0.0)  # the demonstrations are not changed
 
 
 def test_prompts_are_the_policys(tmp_path) -> None:
