@@ -33,7 +33,8 @@ class Robot:
 
     def __init__(self) -> None:
         self.backend, self.said = Backend(), list[str]()
-        self.gate = LockstepWiring(self.backend, None, load([config_file("demo_two_arms")]))
+        node = SimpleNamespace(resolve_topic_name=lambda topic: topic)
+        self.gate = LockstepWiring(self.backend, node, load([config_file("demo_two_arms")]))
         for topic in ("/joint_states", "/camera/image_raw"):
             self.gate.subscribe_raw("sensor_msgs/msg/Any", topic, self.heard(topic), "camera")
         self.gate.subscribe_raw("std_msgs/msg/Float64MultiArray", "/force", self.heard("/force"), "state")
