@@ -15,7 +15,15 @@ from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.network import VisionEncoder
 from vla_ros.types import JpegRoundTrip
-from vla_ros.vision.processors import LiberoResize, crop_center, jpeg_round_trip, resize_lanczos3
+from vla_ros.vision.processors import (
+    LiberoResize,
+    LinearResize,
+    ResizeNaive,
+    crop_center,
+    jpeg_round_trip,
+    resize_lanczos3,
+    resize_with_pad_linear,
+)
 from vla_ros.vision.resample import bilinear_crop, lanczos3_steps
 
 
@@ -37,7 +45,7 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def resampling() -> None:
-    """The kernels of JPEG, Lanczos and crop have the bits of the host."""
+    """The kernels of JPEG, resizes and crop have the bits of the host."""
     generator, device = np.random.default_rng(0), torch.device("cpu")
     resample._kernels = lambda device: kernels
     ramp = np.broadcast_to(np.linspace(0, 255, 60, dtype=np.uint8)[:, None], (60, 60, 3))
@@ -51,10 +59,15 @@ def resampling() -> None:
         ):
             found = resample.make_step(step, device)(torch.from_numpy(images)).numpy()
             assert np.array_equal(found, np.stack([host(image) for image in images])), (source, step)
-    for processor in (LiberoResize((14, 14)), OFTResize((14, 14), camera_side=17)):
+    alone = LiberoResize((14, 14)), OFTResize((14, 14), camera_side=17), ResizeNaive((14, 10))
+    linear = LinearResize((14, 14), centred=False)
+    for processor, host in (
+        *((one, one) for one in alone),
+        (linear, lambda image: resize_with_pad_linear(image, (14, 14), centred=False)),
+    ):
         found = resample.make_pipeline(processor, (18, 21), device)
         image = generator.integers(0, 256, (18, 21, 3), dtype=np.uint8)
-        assert np.array_equal(found(torch.from_numpy(image)[None])[0].numpy(), processor(image)), processor
+        assert np.array_equal(found(torch.from_numpy(image)[None])[0].numpy(), host(image)), processor
 
 
 @torch.inference_mode()

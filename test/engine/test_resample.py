@@ -11,11 +11,13 @@ from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.vision.preprocess import TURNS
 from vla_ros.vision.processors import (
     LiberoResize,
+    LinearResize,
     ResizeNaive,
     ResizeWithPad,
     crop_center,
     resize_bicubic,
     resize_with_pad,
+    resize_with_pad_linear,
 )
 
 CPU = torch.device("cpu")
@@ -68,12 +70,21 @@ def test_crop_of_the_openvla_pipeline(source, area):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
-@pytest.mark.parametrize("processor", [LiberoResize(), OFTResize(), OFTResize(camera_side=256)])
-def test_jpeg_lanczos_and_crop_run_on_a_gpu(processor):
+@pytest.mark.parametrize(
+    "processor",
+    [
+        *(LiberoResize(), OFTResize(), OFTResize(camera_side=256), ResizeNaive(), ResizeNaive(crop_area=0.9)),
+        *(ResizeWithPad((224, 224)), LinearResize((224, 224), centred=False), LinearResize((512, 512))),
+    ],
+)
+def test_processors_run_on_a_gpu(processor):
     for source in (*SIZES, (256, 256), (1, 5), (250, 333), (17, 7)):
         for image in (*samples(*source), 255 * (samples(*source)[0] // 128)):
             found = make_pipeline(processor, source, torch.device("cuda:0"))(torch.from_numpy(image)[None].cuda())
-            assert np.array_equal(found[0].cpu().numpy(), processor(image)), source
+            expected = processor(image)
+            if processor.floating:
+                expected = resize_with_pad_linear(image, processor.size, processor.centred)
+            assert np.array_equal(found[0].cpu().numpy(), expected), source
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)

@@ -139,6 +139,14 @@ class Taps:
     def __call__(self, images: Tensor) -> Tensor:
         """Resize uint8 [A, N, C] to uint8 [A, M, C], rounding like Pillow."""
         count, samples, _ = self.weights.shape
+        if (kernels := _kernels(images.device)) is not None:
+            images, out = images.contiguous(), images.new_empty(len(images), samples, images.shape[2])
+            grid = (len(images) * -(-out[0].numel() // 256),)
+            kernels.taps_kernel[grid](
+                images, self.at, self.weights, out, *images.shape[1:2], *out.shape[1:], count, PRECISION_BITS,
+                BLOCK=256, num_warps=4,
+            )  # fmt: skip
+            return out
         rows = max(1, _AT_ONCE // (count * samples * images.shape[2]))
         parts = [self._sums(images[start : start + rows]) for start in range(0, images.shape[0], rows)]
         sums = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -231,6 +239,13 @@ def _crop(step: BilinearCrop, device: torch.device) -> _Pipeline:
 
 def _bilinear_pad(step: BilinearPad, device: torch.device) -> _Pipeline:
     levels = _to(np.arange(256, dtype=np.float32) / np.float32(255), device)  # a GPU divides with other bits
+    if (kernels := _kernels(device)) is not None:
+        tables = []
+        for axis, size, begin in zip((step.rows, step.columns), step.size, step.corner, strict=True):
+            beside = (begin, size - begin - len(axis.share)), (0, 0)
+            pairs = (axis.below, axis.above), (1 - axis.share, axis.share)
+            tables += [_to(np.pad(np.stack(pair, 1), beside), device) for pair in pairs]
+        return _one_kernel(kernels.float_resize_kernel, tables, (2, 2, levels), dtype=torch.float32)
     (above, below, down), (left, right, across) = (
         [_to(part, device) for part in (axis.below, axis.above, axis.share)] for axis in (step.rows, step.columns)
     )
@@ -259,7 +274,7 @@ def _resize(step: FixedPointResize, device: torch.device) -> _Pipeline:
 def _float_resize(step: FloatResize, device: torch.device) -> _Pipeline:
     tables = [_to(part, device) for axis in (step.rows, step.columns) for part in axis]
     taps = tables[0].shape[1], tables[2].shape[1]
-    return _one_kernel(_kernels(device).float_resize_kernel, tables, taps)
+    return _one_kernel(_kernels(device).float_resize_kernel, tables, (*taps, None))
 
 
 def _kernels(device: torch.device) -> Any:
@@ -269,7 +284,9 @@ def _kernels(device: torch.device) -> Any:
     return import_module("vla_ros.engine.kernels.resample")
 
 
-def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> _Pipeline:
+def _one_kernel(
+    kernel: Any, tables: Sequence[Tensor], more: Sequence[Any], block: int = 256, dtype: torch.dtype = torch.uint8
+) -> _Pipeline:
     """Return a step that runs ``kernel`` with one program per block of a row.
 
     The output has as many rows as the first table and as many columns as the third.
@@ -277,10 +294,10 @@ def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float],
     height, width = len(tables[0]), len(tables[2])
 
     def run(images: Tensor) -> Tensor:
-        out = images.new_empty(len(images), height, width, 3)
+        out = images.new_empty(len(images), height, width, 3, dtype=dtype)
         grid = len(images) * height, -(-3 * width // block)
         kernel[grid](
-            images.contiguous(), *tables, out, *images.shape[1:3], height, width, *numbers, BLOCK=block,
+            images.contiguous(), *tables, out, *images.shape[1:3], height, width, *more, BLOCK=block,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return out

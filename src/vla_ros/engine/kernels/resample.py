@@ -13,13 +13,13 @@ import triton.language as tl
 
 @triton.jit
 def float_resize_kernel(
-    images, rows, row_weights, columns, column_weights, out, H, W, HEIGHT, WIDTH, ROW_TAPS, COLUMN_TAPS,
+    images, rows, row_weights, columns, column_weights, out, H, W, HEIGHT, WIDTH, ROW_TAPS, COLUMN_TAPS, levels,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Resize ``images`` uint8 [B, H, W, 3] to ``out`` [B, HEIGHT, WIDTH, 3]; a program has BLOCK values of a row.
 
     ``rows`` [HEIGHT, ROW_TAPS] and ``columns`` [WIDTH, COLUMN_TAPS] are source positions. Taps are added in
-    order.
+    order. ``out`` is uint8 or, with the values ``levels`` [256] of the pixels, float32 in [0, 1].
     """
     y, first = tl.program_id(0) % HEIGHT, tl.program_id(0) // HEIGHT * H
     level = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -31,11 +31,32 @@ def float_resize_kernel(
         value = tl.zeros((BLOCK,), tl.float32)
         for other in range(0, ROW_TAPS):
             row = first + tl.load(rows + y * ROW_TAPS + other)
-            seen = tl.load(images + row * W * 3 + column, mask=inside, other=0).to(tl.float32)
+            pixel = tl.load(images + row * W * 3 + column, mask=inside, other=0)
+            seen = pixel.to(tl.float32) if levels is None else tl.load(levels + pixel.to(tl.int32))
             value += seen * tl.load(row_weights + y * ROW_TAPS + other)
         total += value * tl.load(column_weights + x * COLUMN_TAPS + tap, mask=inside, other=0.0)
-    even = tl.clamp(total, 0.0, 255.0) + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
-    tl.store(out + tl.program_id(0) * WIDTH * 3 + level, even.to(tl.uint8), mask=inside)
+    total = tl.clamp(total, 0.0, 255.0 if levels is None else 1.0)
+    if levels is None:
+        total = total + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
+    tl.store(out + tl.program_id(0) * WIDTH * 3 + level, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def taps_kernel(images, positions, weights, out, N, M, C, TAPS, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Resize ``images`` uint8 [A, N, C] to ``out`` [A, M, C] in fixed point; a program computes BLOCK values.
+
+    ``positions`` and ``weights``, multiples of 2^-BITS, are [TAPS, M].
+    """
+    blocks = tl.cdiv(M * C, BLOCK)
+    image, value = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside, sample = value < M * C, value // C
+    total = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
+    for tap in range(0, TAPS):
+        place = image * N + tl.load(positions + tap * M + sample, mask=inside, other=0)
+        seen = tl.load(images + place * C + value % C, mask=inside, other=0).to(tl.int32)
+        total += seen * tl.load(weights + tap * M + sample, mask=inside, other=0)
+    level = tl.minimum(tl.maximum(total >> BITS, 0), 255)
+    tl.store(out + image * M * C + value, level.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -67,11 +88,6 @@ def interpolate(row, one, other, share, unit, inside):
     left = tl.load(row + one, mask=inside, other=0).to(tl.float32) * unit
     right = tl.load(row + other, mask=inside, other=0).to(tl.float32) * unit
     return left + (right - left) * share
-
-
-# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
-# ruff: noqa: N803
-# mypy: ignore-errors
 
 
 @triton.jit
