@@ -40,9 +40,9 @@ from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.policies.checkpoint_files import Fields
 from vla_ros.policies.groot import inference as groot
 from vla_ros.policies.groot.architecture import tensor_shapes
+from vla_ros.policies.groot.building import build_model
 from vla_ros.policies.groot.head import with_few_rows
 from vla_ros.policies.groot.loading import EACH, tensor_dtype
-from vla_ros.policies.groot.network import build_model
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.network import VisionEncoder
@@ -265,7 +265,7 @@ def _flow(model: FlowModel, images: Tensor, batch: int) -> None:
     state = torch.empty(batch, model.state_dim, device=META)
 
     def ready(layer: int) -> None:
-        fill_cross(model, cache, cross, layer)
+        fill_cross(model, ops, cache, cross, layer)
 
     prefill_flow(model, ops, cache, patches, tokens, lengths, ready, state)
     actions = torch.empty(batch, model.horizon, model.action_dim, device=META)

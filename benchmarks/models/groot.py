@@ -22,9 +22,10 @@ from vla_ros.engine.runner import make_runner
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.checkpoint_files import Fields
 from vla_ros.policies.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture, tensor_shapes
+from vla_ros.policies.groot.building import build_model
 from vla_ros.policies.groot.inference import GrootEngine, LoadedGroot, continue_chunk, make_engine
 from vla_ros.policies.groot.loading import EACH, tensor_dtype
-from vla_ros.policies.groot.network import GrootModel, build_model
+from vla_ros.policies.groot.network import GrootModel
 from vla_ros.policies.groot.processing import ActionPart, Bounds, GrootResize, Processing
 from vla_ros.policies.groot.prompt import PromptEncoder
 from vla_ros.policies.tokenizers import Tokenizer

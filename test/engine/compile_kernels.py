@@ -23,6 +23,7 @@ HOPPER = {
 NEAREST = {
     "OpenVLA and OFT": r"attend_both_ways",
     "pi0.5": r"flow_(qkv|add|gate_up) .*BLOCK_M 64 |attend_prefix|attend_chunk .*BLOCK_R 64 ",
+    "SmolVLA": r"(start_mlp|flow_linear) .*BLOCK_M 64 |cross",
 }
 """Names of kernels by model."""
 

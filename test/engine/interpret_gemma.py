@@ -8,10 +8,11 @@ from interpret_kernels import close
 from vla_ros.engine.flow import FlowModel, prefill_flow, sample
 from vla_ros.engine.kernel_check import check_flow
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import TowerShape
+from vla_ros.engine.shapes import DecoderShape, TowerShape
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.tile_configs import Tile
 from vla_ros.engine.triton_ops import TritonOps
+from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.pi.architecture import PUBLISHED, gemma
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 
@@ -76,9 +77,25 @@ def run(kind: str, model: FlowModel, ops: Ops, dtype: torch.dtype) -> tuple[torc
     return *filled, chunk, again
 
 
+@torch.inference_mode()
+def cross(dtype: torch.dtype, bound: float) -> None:
+    """Keys and values of a model with 3 heads for a layer with 2 wider ones; there is room for fewer of them."""
+    torch.manual_seed(4)
+    key, value = (Matrix((torch.randn(64, 48) / 7).to(dtype), "dense", 48, "qkv") for _ in range(2))
+    shape, none = DecoderShape(64, 64, 1, 2, 2, 32, norm="rms_float32"), torch.zeros(1, 16, dtype=dtype)
+    weights = DecoderWeights(shape, (Layer(key, cross=(key, value)),), (), none, none)
+    source = torch.randn(2, 2, 3, 192, 16).to(dtype)
+    ours, theirs = (KVCache.in_blocks(weights, 2, 128, layers=1) for _ in range(2))
+    TritonOps().write_cross(weights, ours, 0, *source)
+    Ops().write_cross(weights, theirs, 0, *source)
+    close("cross, keys", ours.keys[0], theirs.keys[0], bound)
+    close("cross, values", ours.values[0], theirs.values[0], bound)
+
+
 def main(name: str) -> None:
     dtype = getattr(torch, name)
     bound = 2e-5 if dtype == torch.float32 else 2e-2
+    cross(dtype, bound)
     for kind in PUBLISHED:
         model = make_model(kind, dtype)
         expected = run(kind, model, Ops(), dtype)

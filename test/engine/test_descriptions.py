@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vla_ros.engine.decoder import hidden_states, run_layers, write_cross
+from vla_ros.engine.decoder import hidden_states, run_layers
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.stream import Cross, KVCache, Stream
@@ -143,7 +143,7 @@ def test_a_diffusion_transformer_is_a_description():
     ops, cache = Ops(), KVCache.allocate(weights, 2, rows)
     crossed = KVCache.allocate(weights, 2, source)
     for index in (0, 2):
-        write_cross(weights, crossed, index, context, context)
+        ops.write_cross(weights, crossed, index, context[:, None], context[:, None])
     at = torch.arange(rows, dtype=torch.int32).expand(2, -1)
     seen = ends.int()[:, None].expand(2, rows)
     cross = Cross(crossed, ops.locate_prefix(weights, crossed, at, seen))

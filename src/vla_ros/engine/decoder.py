@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.ops import Ops, project, prompt_positions
+from vla_ros.engine.ops import Ops, prompt_positions
 from vla_ros.engine.stream import Cross, KVCache, Positions, Stream
 from vla_ros.engine.weights import DecoderWeights
 
@@ -60,15 +60,6 @@ def run_layer(
     attended = ops.attend(query, cache, index, positions)
     stream = ops.add(weights, stream, attended, layer.o_proj, positions)
     return ops.add(weights, stream, ops.gate_up(weights, index, stream, positions), layer.down_proj, positions)
-
-
-def write_cross(weights: DecoderWeights, cache: KVCache, index: int, keys: Tensor, values: Tensor) -> None:
-    """Project another model's ``keys`` and ``values``, [B, S, width] each, into the cache of a crossing layer."""
-    matrices, shape = weights.layers[index].cross, weights.shape
-    assert matrices is not None, f"layer {index} attends to its own rows"
-    for store, source, matrix in zip((cache.keys, cache.values), (keys, values), matrices, strict=True):
-        projected = project(source, matrix).view(*source.shape[:2], shape.kv_heads, shape.head_dim)
-        store[index][:, :, : source.shape[1]] = projected.transpose(1, 2)
 
 
 def prefill(

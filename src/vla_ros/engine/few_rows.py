@@ -6,13 +6,14 @@ two families of kernels. In ``kernels.linear``, for norms of kind ``rms``, a row
 number of rows. In ``kernels.flow``, for norms of kind ``rms_float32``, norms may depend on the flow time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
-from vla_ros.engine.kernels import flow, linear, pointwise
+from vla_ros.engine.kernels import flow, flow_ends, linear, pointwise
 from vla_ros.engine.stream import KVCache, Positions, Rows, Stream
 from vla_ros.engine.tile import Tile
 from vla_ros.engine.tile_configs import (
@@ -126,7 +127,7 @@ class FlowRows:
         """Begin a stream with ``hidden`` or, if it is None, with actions times a weight plus a bias (``embed``)."""
         stream, table = self._empty(weights, positions), weights.norms[0]
         out, (actions, weight, bias) = stream.hidden, embed or (table,) * 3
-        flow.start_kernel[(positions.at.numel(),)](
+        flow_ends.start_kernel[(positions.at.numel(),)](
             out if hidden is None else hidden.contiguous(), actions, weight, bias, table, positions.time, out,
             stream.scaled, stream.squares, stream.next_squares, stream.counters, A=actions.shape[-1],
             EMBED=hidden is None, TILES=len(stream.squares), BLOCK_M=padded_rows(positions.at), N=out.shape[-1],
@@ -135,22 +136,57 @@ class FlowRows:
         return stream
 
     def start_mlp(
-        self, weights: DecoderWeights, actions: Tensor, embed: tuple[Tensor, ...], positions: Positions
-    ) -> PrescaledStream:
-        """Begin a stream with two layers over the actions, whose weights and biases are ``embed``."""
+        self, weights: DecoderWeights, actions: Tensor, embed: tuple[Tensor, ...], positions: Positions,
+        more: tuple[Tensor, Tensor] | None = None,
+    ) -> PrescaledStream:  # fmt: skip
+        """Begin a stream with two layers over the actions, whose weights and biases are ``embed``.
+
+        ``more`` are the rows [B, 1, N] before the actions', and what is added to an observation's actions [H, N].
+        """
         stream, width = self._empty(weights, positions), weights.shape.hidden_size
         # The sums of squares must be those that the product before the norm after the next overwrites.
         down = weights.layers[0].down_proj
         assert down is not None
         block_n = max(16, self._tile(down, positions.at).block_n)
-        flow.start_mlp_kernel[(width // block_n,)](
-            actions.contiguous(), *embed, weights.norms[0], stream.hidden, stream.scaled, stream.squares,
-            stream.next_squares, stream.counters, positions.at.numel(), width, A=actions.shape[-1], K=width,
+        inner, (first, places) = weights.cosine.new_empty(*actions.shape[:2], width), more or (None, None)
+        self._linear(actions.contiguous(), None, embed[0], embed[1], inner, "silu")
+        flow_ends.start_mlp_kernel[(width // block_n,)](
+            inner, *embed[2:], weights.norms[0][positions.step], stream.hidden, stream.scaled,
+            stream.squares, stream.next_squares, stream.counters, positions.at.numel(), width, K=width,
             TILES=len(stream.squares), BLOCK_M=padded_rows(positions.at), BLOCK_N=block_n,
-            BLOCK_K=divisor(width, min(128, 4096 // block_n)), PRECISION=precision(stream.hidden), num_stages=3,
+            BLOCK_K=divisor(width, min(128, 4096 // block_n)), PRECISION=precision(stream.hidden),
+            first=first, places=places, ROWS=positions.at.shape[1], num_stages=3,
             num_warps=4 if gpu_of(positions.at.device).capability[0] == 9 else 8,  # four would spill
         )  # fmt: skip
         return stream
+
+    def finish(
+        self, weights: DecoderWeights, stream: PrescaledStream, layers: Sequence[tuple[Tensor, Tensor]], eps: float,
+        actions: Tensor, factor: Tensor,
+    ) -> None:  # fmt: skip
+        """Add the result of two layers with a ReLU between, times ``factor`` [B, H], to ``actions`` [B, H, A].
+
+        The layers take the last H rows of the stream after a norm; the stream has its scale, the bias its shift.
+        """
+        (first, bias), (second, last) = layers
+        inner = weights.cosine.new_empty(*actions.shape[:2], len(first))
+        self._linear(stream.scaled, stream, first, bias, inner, "relu", eps)
+        self._linear(inner, None, second, last, actions, "", factor=factor)
+
+    def _linear(
+        self, x: Tensor, stream: PrescaledStream | None, weight: Tensor, bias: Tensor, out: Tensor, activation: str,
+        eps: float = 0.0, factor: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Write the float32 layer of the last rows of each observation in ``x`` to ``out`` [B, H, N]."""
+        (outputs, inputs), rows = weight.shape, out[..., 0].numel()
+        squares = x if stream is None else stream.squares
+        flow_ends.flow_linear_kernel[(triton.cdiv(outputs, 16),)](
+            x, squares, eps, weight, bias, out, factor, rows, x.shape[1], out.shape[1], inputs, N=outputs, K=inputs,
+            ACTIVATION=activation, SCALED=stream is not None, TILES=1 if stream is None else len(squares),
+            BLOCK_M=max(16, triton.next_power_of_2(x[..., 0].numel())), BLOCK_N=16,
+            BLOCK_K=max(32, divisor(inputs, 64)), num_warps=4, num_stages=4,
+            PRECISION="ieee" if x.dtype == out.dtype == torch.float32 else "tf32",
+        )  # fmt: skip
 
     def _empty(self, weights: DecoderWeights, positions: Positions) -> PrescaledStream:
         width, layer, at = weights.shape.hidden_size, weights.layers[0], positions.at

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.decoder import run_layer, run_layers, write_cross
-from vla_ros.engine.ops import Ops, advance, predict_velocity
+from vla_ros.engine.decoder import run_layer, run_layers
+from vla_ros.engine.guidance import advance, predict_velocity
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import Cross, Guide, KVCache, Positions, Stream
 from vla_ros.engine.weights import DecoderWeights
 
@@ -170,13 +171,11 @@ def expert_cache(model: FlowModel, cache: KVCache) -> KVCache:
     return replace(cache, keys=keys, values=values)
 
 
-def fill_cross(model: FlowModel, cache: KVCache, cross: KVCache | None, layer: int) -> None:
+def fill_cross(model: FlowModel, ops: Ops, cache: KVCache, cross: KVCache | None, layer: int) -> None:
     """Project a layer of the prefix's cache for the layer of the expert that crosses to it, if one does."""
     index = model.reader(layer)
     if cross is not None and index is not None and model.expert.layers[index].cross is not None:
-        room = cross.keys[index].shape[2]
-        keys, values = (part[layer][:, :, :room].transpose(1, 2).flatten(2) for part in (cache.keys, cache.values))
-        write_cross(model.expert, cross, index, keys, values)
+        ops.write_cross(model.expert, cross, index, cache.keys[layer], cache.values[layer])
 
 
 def crossing(model: FlowModel, ops: Ops, cross: KVCache | None, start: Tensor) -> Cross | None:
@@ -225,7 +224,7 @@ class FirstStep:
         expert, index = self._model.expert, self._model.reader(layer)
         if index is None:
             return
-        fill_cross(self._model, self._cache, self._cross, layer)
+        fill_cross(self._model, self._ops, self._cache, self._cross, layer)
         cache = expert_cache(self._model, self._cache)
         self._stream = run_layer(expert, self._ops, cache, index, self._stream, self._rows, cross=self._seen)
         if index == len(expert.layers) - 1:

@@ -141,7 +141,7 @@ class FlowGraphs(ChunkGraphs):
         model, cache, cross, start = self._model, self._cache, self._cross, lengths + self._patches.shape[1]
         arguments, beside = (model, self._ops, cache, self._patches, tokens, lengths), self._runner.beside
         if self._jacobian:
-            return prefill_flow(*arguments, lambda layer: fill_cross(model, cache, cross, layer), state)
+            return prefill_flow(*arguments, lambda layer: fill_cross(model, self._ops, cache, cross, layer), state)
         with beside():
             first = FirstStep(model, self._ops, cache, start, self.noise, state, Guide(*guide), self.actions, cross)
 

@@ -4,8 +4,6 @@ Layer norms, biases, norms of queries and keys, attention to another model's key
 attention, and one kernel stands between two of them.
 """
 
-from dataclasses import replace
-
 import torch
 import triton
 from torch import Tensor
@@ -34,8 +32,7 @@ class FusedOps(Ops):
             raise EngineMismatchError(f"the engine has no kernels for a decoder of {shape}")
 
     def start(self, weights: DecoderWeights, hidden: Tensor, positions: Positions, norm: int = 0) -> Stream:
-        stream = Stream(hidden.contiguous(), norm)
-        return replace(stream, normed=super().norm(weights, stream, positions))
+        return self._add_norm(weights, hidden.contiguous(), None, norm, positions)
 
     def norm(self, weights: DecoderWeights, stream: Stream, positions: Positions | None = None) -> Tensor:
         assert isinstance(stream.normed, Tensor)
@@ -90,10 +87,17 @@ class FusedOps(Ops):
         self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
     ) -> Stream:
         """See :class:`~vla_ros.engine.ops.Ops`; changes ``stream.hidden``."""
-        hidden, norm, width = stream.hidden, stream.norm + 1, stream.hidden.shape[-1]
+        hidden, norm = stream.hidden, stream.norm + 1
         branch = _product(stream, matrix, rows).view_as(hidden)
         if norm >= len(weights.norms):
             return Stream(hidden.add_(branch), norm)
+        return self._add_norm(weights, hidden, branch, norm, positions)
+
+    def _add_norm(
+        self, weights: DecoderWeights, hidden: Tensor, branch: Tensor | None, norm: int, positions: Positions
+    ) -> Stream:
+        """Add ``branch`` to ``hidden`` in place, and compute a norm in the form that the next product takes."""
+        width = hidden.shape[-1]
         table, block, grid = weights.norms[norm], triton.next_power_of_2(width), (hidden.numel() // width,)
         if weights.shape.norm == "rms":
             layer = weights.layers[min(norm // 2, len(weights.layers) - 1)]
@@ -102,7 +106,8 @@ class FusedOps(Ops):
             out = torch.empty_like(hidden, dtype=fp8.FP8 if quantized else hidden.dtype)
             scale = hidden.new_empty(grid[0], 1, dtype=torch.float32)
             pointwise.rms_norm_kernel[grid](
-                hidden, branch, None, None, table, out, scale, None, weights.shape.rms_norm_eps, PARTS=1,
+                hidden, branch, None, None, table, out, scale, None, weights.shape.rms_norm_eps,
+                PARTS=int(branch is not None),
                 FP8=quantized, GROUPED=False, N=width, BLOCK=max(128, block), num_warps=8,
             )  # fmt: skip
             made: Rows = QuantizedRows(out.view(-1, width), scale) if quantized else out

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.engine import fp8, lowbit
+from vla_ros.engine.guidance import advance, predict_velocity
 from vla_ros.engine.stream import Guide, KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
@@ -86,17 +87,33 @@ class Ops:
         return self.start(weights, functional.linear(actions, weight, bias).to(weights.dtype), positions)
 
     def start_mlp(
-        self,
-        weights: DecoderWeights,
-        actions: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        second: tuple[Tensor, Tensor],
-        positions: Positions,
-    ) -> Stream:
-        """Like :meth:`start_actions`, followed by a SiLU and a ``second`` layer, float32 [E, E] and [E]."""
+        self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor,
+        second: tuple[Tensor, Tensor], positions: Positions, more: tuple[Tensor, Tensor] | None = None,
+    ) -> Stream:  # fmt: skip
+        """Like :meth:`start_actions`, followed by a SiLU and a ``second`` layer, float32 [E, E] and [E].
+
+        ``more``, float32, are a row [B, 1, E] before those of the actions, and what is added to those, [H, E].
+        """
         inner = functional.silu(functional.linear(actions, weight, bias))
-        return self.start(weights, functional.linear(inner, *second).to(weights.dtype), positions)
+        rows = functional.linear(inner, *second)
+        if more is not None:
+            rows = torch.cat([more[0], rows + more[1]], dim=1)
+        return self.start(weights, rows.to(weights.dtype), positions)
+
+    def finish_mlp(
+        self, weights: DecoderWeights, stream: Stream, positions: Positions,
+        layers: Sequence[tuple[Tensor, Tensor]], eps: float, actions: Tensor, factor: Tensor,
+    ) -> None:  # fmt: skip
+        """Add two float32 layers of the last H rows, times ``factor`` [B, H], to ``actions``, float32 [B, H, A].
+
+        The rows are normalised with ``eps`` and the last norm's scale; its shift is in the first layer's bias.
+        Between the ``layers``, weight and bias, is a ReLU.
+        """
+        wide = stream.hidden[:, -actions.shape[1] :].float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        wide = wide * weights.norms[stream.norm][positions.step, 0]
+        first, second = layers
+        actions += factor[..., None] * functional.linear(functional.linear(wide, *first).relu(), *second)
 
     def norm(self, weights: DecoderWeights, stream: Stream, positions: Positions | None = None) -> Tensor:
         """Return the stream after its norm; ``positions`` tell the times of norms that depend on them."""
@@ -212,6 +229,20 @@ class Ops:
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
         advance(actions, velocity, error, guide, time, delta)
 
+    def write_cross(
+        self, weights: DecoderWeights, cache: KVCache, index: int, keys: Tensor, values: Tensor
+    ) -> None:
+        """Project another model's ``keys`` and ``values``, [B, N, S, D] each, into the cache of a crossing layer.
+
+        Positions for which that cache has no room are left out.
+        """
+        matrices, shape = weights.layers[index].cross, weights.shape
+        assert matrices is not None, f"layer {index} attends to its own rows"
+        for store, source, matrix in zip((cache.keys, cache.values), (keys, values), matrices, strict=True):
+            rows = source[:, :, : store[index].shape[2]].transpose(1, 2).flatten(2)
+            projected = project(rows, matrix).view(*rows.shape[:2], shape.kv_heads, shape.head_dim)
+            store[index][:, :, : rows.shape[1]] = projected.transpose(1, 2)
+
     def _placed(self, weights: DecoderWeights, at: Tensor) -> Positions:
         shape = weights.shape
         slots = at.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
@@ -246,26 +277,6 @@ def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Apply the rotary embedding to [B, R, heads, head_dim]; a pair has one element of each half of a head."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-
-
-def predict_velocity(normed: Tensor, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:
-    """Return the velocity, float32 [B, H, A], from the last H rows of a stream after its last norm."""
-    return functional.linear(normed[:, -horizon:].float(), *out)
-
-
-def advance(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time: float, delta: float) -> None:
-    """Advance ``actions`` [B, H, A] in place by ``delta`` along ``velocity``, corrected by ``pull``."""
-    scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
-    actions += delta * (velocity - scale * pull)
-    actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, actions))
-
-
-def guidance_scale(time: float) -> float:
-    """Return the factor of the correction at ``time`` (1: noise, 0: actions); infinite at both ends."""
-    done = 1.0 - time
-    if done <= 0.0 or time <= 0.0:
-        return float("inf")
-    return time / done * (time**2 + done**2) / time**2
 
 
 def _at_times(table: Tensor, positions: Positions | None) -> Tensor:

@@ -68,7 +68,7 @@ def flow_passes(model: FlowModel, ops: Ops, length: int, layers: int) -> Passes:
 
     def prefix() -> Tensor:
         prefill_flow(
-            model, ops, cache, patches, tokens, lengths, lambda layer: fill_cross(model, cache, cross, layer)
+            model, ops, cache, patches, tokens, lengths, lambda layer: fill_cross(model, ops, cache, cross, layer)
         )
         return torch.stack([cache.keys[-1], cache.values[-1]])[..., :start, :]
 

@@ -75,7 +75,7 @@ class Positions:
 class Cross:
     """Keys and values from another model, for the layers of a pass that attend to them."""
 
-    cache: KVCache  # written by :func:`~vla_ros.engine.decoder.write_cross`
+    cache: KVCache  # written by :meth:`~vla_ros.engine.ops.Ops.write_cross`
     positions: Positions  # positions of the pass's rows as these layers count them, and what the rows see
 
 

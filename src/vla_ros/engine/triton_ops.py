@@ -1,5 +1,6 @@
 """The operations of a decoder pass and of the vision towers on a GPU: Triton kernels, library products."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,10 +10,11 @@ from torch.nn import functional
 
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.few_rows import DecodingRows, FlowRows, PrescaledStream, norm_constants, padded_rows
-from vla_ros.engine.kernels import attention, flow, pointwise
+from vla_ros.engine.guidance import guidance_scale
+from vla_ros.engine.kernels import attention, flow, flow_ends, pointwise
 from vla_ros.engine.many_rows import ManyRows
-from vla_ros.engine.ops import Ops, TowerOps, guidance_scale
-from vla_ros.engine.stream import Guide, KVCache, Positions, Rows, Stream
+from vla_ros.engine.ops import Ops, TowerOps
+from vla_ros.engine.stream import CACHE_BLOCK, Guide, KVCache, Positions, Rows, Stream
 from vla_ros.engine.tile import Tile
 from vla_ros.engine.tile_configs import (
     SHORT,
@@ -155,17 +157,20 @@ class TritonOps(Ops):
         return self._flow.start(weights, None, (actions, weight, bias), positions)
 
     def start_mlp(
-        self,
-        weights: DecoderWeights,
-        actions: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        second: tuple[Tensor, Tensor],
-        positions: Positions,
-    ) -> Stream:
+        self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor,
+        second: tuple[Tensor, Tensor], positions: Positions, more: tuple[Tensor, Tensor] | None = None,
+    ) -> Stream:  # fmt: skip
         if not self._few_flow_rows(weights, positions):
-            return super().start_mlp(weights, actions, weight, bias, second, positions)
-        return self._flow.start_mlp(weights, actions, (weight, bias, *second), positions)
+            return super().start_mlp(weights, actions, weight, bias, second, positions, more)
+        return self._flow.start_mlp(weights, actions, (weight, bias, *second), positions, more)
+
+    def finish_mlp(
+        self, weights: DecoderWeights, stream: Stream, positions: Positions,
+        layers: Sequence[tuple[Tensor, Tensor]], eps: float, actions: Tensor, factor: Tensor,
+    ) -> None:  # fmt: skip
+        if not isinstance(stream, PrescaledStream):
+            return super().finish_mlp(weights, stream, positions, layers, eps, actions, factor)
+        return self._flow.finish(weights, stream, layers, eps, actions, factor)
 
     def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int = 0) -> Stream:
         if index.numel() > self.skinny:
@@ -254,12 +259,26 @@ class TritonOps(Ops):
         normed, squares = stream.normed, weights.norms[0][0]
         if few := isinstance(stream, PrescaledStream):
             normed, squares = stream.scaled, stream.squares
-        flow.advance_kernel[(batch * horizon,)](
+        flow_ends.advance_kernel[(batch * horizon,)](
             normed, squares, weights.shape.rms_norm_eps, table[0], positions.time, *out, actions, guide.previous,
             guide.weights, guide.limit, guide.given, positions.at.shape[1], time, delta,
             min(guidance_scale(time), 1e30), H=horizon, A=numbers, SCALED=few, TILES=len(squares),
             BLOCK_M=max(16, triton.next_power_of_2(positions.at.numel())), N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8, **norm_constants(table)
+        )  # fmt: skip
+
+    def write_cross(
+        self, weights: DecoderWeights, cache: KVCache, index: int, keys: Tensor, values: Tensor
+    ) -> None:
+        (batch, heads, room, head), matrices = keys.shape, weights.layers[index].cross or ()
+        _, kv_heads, capacity, width = cache.keys[index].shape
+        odd = any(size & (size - 1) or size < 16 for size in (head, width)) or capacity % CACHE_BLOCK
+        if odd or any(one.bias is not None for one in matrices):
+            return super().write_cross(weights, cache, index, keys, values)
+        flow_ends.cross_kernel[(capacity // CACHE_BLOCK, batch * kv_heads, 2)](
+            keys, values, *(one.data for one in matrices), cache.keys[index], cache.values[index], room, capacity,
+            heads, HEADS=heads, HEAD=head, KV_HEADS=kv_heads, WIDTH=width, BLOCK_C=CACHE_BLOCK,
+            PRECISION=precision(keys), num_warps=4, num_stages=3,
         )  # fmt: skip
 
     def _attend_both_ways(self, query: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import prefill_flow, sample
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros.engine.guidance import guidance_scale
 from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.ops import Ops, guidance_scale
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.shapes import TowerShape
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
-from vla_ros.engine.ops import Ops, predict_velocity
+from vla_ros.engine.guidance import predict_velocity
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import KVCache
 from vla_ros.policies.pi import processing
 from vla_ros.policies.pi.inference import make_engine

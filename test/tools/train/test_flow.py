@@ -16,7 +16,8 @@ from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRec
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
-from vla_ros.engine.ops import Ops, predict_velocity
+from vla_ros.engine.guidance import predict_velocity
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
 from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization

@@ -46,7 +46,7 @@ def _load_squares(squares, rows, M, TILES: tl.constexpr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _root(sums, eps, N: tl.constexpr):
+def root(sums, eps, N: tl.constexpr):
     """Return the factor of an RMS norm of width N from sums of squares [TILES, ..]."""
     return tl.rsqrt(tl.sum(sums, axis=0) * (1.0 / N) + eps)
 
@@ -72,7 +72,7 @@ def _multiply_normed(
         now, fixed = tl.load(now + outputs), tl.load(fixed + outputs)
     sums = _load_squares(squares, rows, M, TILES, BLOCK_M)
     product = _multiply(x, weight, rows, outputs, 0, M, count, K, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
-    product *= _root(sums, eps, K)[:, None]
+    product *= root(sums, eps, K)[:, None]
     if ADAPTIVE:
         product += _by_time(now, fixed, times, zero, rows, M, ADAPTIVE)
     return product
@@ -232,113 +232,3 @@ def flow_add_kernel(
         normed = wide * _by_time(scale, fixed_scale, times, zero, rows, M, ADAPTIVE)
         tl.store(scaled + at, normed.to(scaled.dtype.element_ty), mask=inside)
         tl.store(squares + tile * BLOCK_M + rows, tl.sum(wide * wide, axis=1))
-
-
-@triton.jit
-def start_kernel(
-    tokens, actions, weight, bias, norm, times, hidden, scaled, squares, spare, counters, TIME, A: tl.constexpr,
-    ADAPTIVE: tl.constexpr, EMBED: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write ``hidden`` [M, N] and the inputs of the first norm; one program per row.
-
-    Rows are those of ``tokens`` or, with EMBED, ``actions`` [M, A] @ ``weight`` [N, A].T + ``bias`` [N]. ``scaled``
-    is the row times the norm's scale; ``squares`` [TILES, BLOCK_M] has the row's sum of squares in the first tile;
-    ``spare`` and ``counters`` [TILES] are set to 0.
-    """
-    row = tl.program_id(0)
-    column = tl.arange(0, BLOCK)
-    inside = column < N
-    norm += column
-    if ADAPTIVE:
-        norm += tl.load(times + row) * TIME
-    if EMBED:
-        number = tl.arange(0, A)
-        action = tl.load(actions + row * A + number)
-        part = tl.load(weight + column[:, None] * A + number[None, :], mask=inside[:, None], other=0.0)
-        value = tl.sum(part * action[None, :], axis=1) + tl.load(bias + column, mask=inside, other=0.0)
-    else:
-        value = tl.load(tokens + row * N + column, mask=inside, other=0.0)
-    value = value.to(hidden.dtype.element_ty)
-    tl.store(hidden + row * N + column, value, mask=inside)
-    scale = tl.load(norm, mask=inside, other=0.0)
-    tl.store(scaled + row * N + column, (value.to(tl.float32) * scale).to(scaled.dtype.element_ty), mask=inside)
-    wide = tl.where(inside, value.to(tl.float32), 0.0)
-    tile = tl.arange(0, TILES)
-    tl.store(squares + tile * BLOCK_M + row, tl.where(tile == 0, tl.sum(wide * wide, axis=0), 0.0))
-    tl.store(spare + tile * BLOCK_M + row, tl.zeros((TILES,), tl.float32))
-    if row == 0:
-        tl.store(counters + tile, tl.zeros((TILES,), tl.int32))
-
-
-@triton.jit
-def start_mlp_kernel(
-    actions, weight, bias, second, second_bias, norm, hidden, scaled, squares, spare, counters, M, count,
-    A: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Like :func:`start_kernel` with EMBED, for two layers with a SiLU between; a program per BLOCK_N features.
-
-    ``second`` [K, K] and ``second_bias`` [K] are float32 and multiplied in the type of ``hidden`` [M, K]. Every
-    program computes the first layer of all rows, which has few inputs.
-    """
-    tile, rows = tl.program_id(0), tl.arange(0, BLOCK_M)
-    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside, number = (rows < M)[:, None], tl.arange(0, A)
-    scale, constant = tl.load(norm + outputs), tl.load(second_bias + outputs)
-    action = tl.load(actions + rows[:, None] * A + number[None, :], mask=inside, other=0.0)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, count, BLOCK_K):
-        feature = start + tl.arange(0, BLOCK_K)
-        part = tl.load(weight + feature[:, None] * A + number[None, :])
-        both = tl.load(second + outputs[:, None] * K + feature[None, :]).to(hidden.dtype.element_ty)
-        inner = tl.dot(action, tl.trans(part), input_precision=PRECISION) + tl.load(bias + feature)[None, :]
-        inner *= tl.sigmoid(inner)
-        total = tl.dot(inner.to(both.dtype), tl.trans(both), total, input_precision=PRECISION)
-    value = (total + constant[None, :]).to(hidden.dtype.element_ty)
-    at = rows[:, None] * K + outputs[None, :]
-    tl.store(hidden + at, value, mask=inside)
-    wide = value.to(tl.float32)
-    tl.store(scaled + at, (wide * scale[None, :]).to(scaled.dtype.element_ty), mask=inside)
-    tl.store(squares + tile * BLOCK_M + rows, tl.sum(wide * wide, axis=1))
-    if tile == 0:
-        each = tl.arange(0, TILES)
-        place = each[:, None] * BLOCK_M + rows[None, :]
-        zeros = tl.zeros((TILES, BLOCK_M), tl.float32)
-        tl.store(squares + place, zeros, mask=(each >= K // BLOCK_N)[:, None])
-        tl.store(spare + place, zeros)
-        tl.store(counters + each, tl.zeros((TILES,), tl.int32))
-
-
-@triton.jit
-def advance_kernel(
-    x, squares, eps, norm, times, weight, bias, actions, previous, weights, limits, given, ROWS, time, delta,
-    factor, TIME, H: tl.constexpr, A: tl.constexpr, ADAPTIVE: tl.constexpr, SCALED: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Compute last norm, velocity and guidance; advance ``actions`` [B, H, A] in place. One program per action.
-
-    ``x`` [B * ROWS, N] is the normed stream or, with SCALED, the stream times the norm's scale, with the stream's
-    sums of squares in ``squares``. ``weight`` [A, N] and ``bias`` [A] project to the velocity.
-    """
-    action = tl.program_id(0)
-    batch = action // H
-    row = batch * ROWS + ROWS - H + action % H
-    column = tl.arange(0, BLOCK)
-    inside = column < N
-    number = tl.arange(0, A)
-    part = tl.load(weight + number[:, None] * N + column[None, :], mask=inside[None, :], other=0.0)
-    value = tl.load(x + row * N + column, mask=inside, other=0.0).to(tl.float32)
-    if SCALED:
-        value *= _root(tl.load(squares + tl.arange(0, TILES) * BLOCK_M + row), eps, N)
-        if ADAPTIVE:
-            shift = norm + tl.load(times + row) * TIME + N
-            value += tl.load(shift + column, mask=inside, other=0.0)
-        value = value.to(x.dtype.element_ty).to(tl.float32)
-    velocity = tl.sum(part * value[None, :], axis=1) + tl.load(bias + number)
-    at = action * A + number
-    now, before = tl.load(actions + at), tl.load(previous + at)
-    error = tl.load(weights + action) * (before - (now - time * velocity))
-    velocity -= tl.minimum(tl.load(limits + batch), factor) * error
-    now = tl.where(tl.load(given + action) != 0, before, now + delta * velocity)
-    tl.store(actions + at, now)

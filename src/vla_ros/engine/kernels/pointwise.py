@@ -316,23 +316,27 @@ def tower_add_norm_kernel(
 ):  # fmt: skip
     """Add ``[scale *] branch`` to ``tokens`` [M, N] in place; write the layer norm to ``out``.
 
-    One program per token. With FILM, the sum is multiplied by ``factor`` [N] and shifted by ``offset`` [N] first.
+    One program per token. ``branch`` may be None. With FILM, the sum is multiplied by ``factor`` [N] and shifted by
+    ``offset`` [N] first.
     """
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = tl.program_id(0) * N + column
     # All loads are issued before the first is used.
     value = tl.load(tokens + at, mask=inside, other=0.0)
-    added = tl.load(branch + at, mask=inside, other=0.0)
+    if branch is not None:
+        added = tl.load(branch + at, mask=inside, other=0.0)
     if SCALED:
         added = _multiply(added, tl.load(scale + column, mask=inside, other=0.0))
     weight = tl.load(gain + column, mask=inside, other=0.0)
     shift = tl.load(bias + column, mask=inside, other=0.0)
-    value = _add(value, added)
+    if branch is not None:
+        value = _add(value, added)
     if FILM:
         value = _multiply(value, tl.load(factor + column, mask=inside, other=0.0))
         value = _add(value, tl.load(offset + column, mask=inside, other=0.0))
-    tl.store(tokens + at, value, mask=inside)
+    if branch is not None:
+        tl.store(tokens + at, value, mask=inside)
     normed = _layer_norm(value, weight, shift, inside, eps, N)
     tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
 

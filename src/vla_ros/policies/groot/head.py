@@ -30,22 +30,29 @@ def with_few_rows(model: GrootModel) -> GrootModel:
         for layer in model.head.layers
     )
     head = replace(model.head, layers=layers)
+    scale, shift = model.last
+    weight, bias = model.action_out[0]
     return replace(
         model,
         head=head,
-        few=_few_rows(head, model.steps, model.horizon + 1),
+        few=_few_rows(head, scale, model.horizon + 1),
+        few_bias=functional.linear(shift, weight, bias).contiguous(),
         state=(model.state[0], _without_mean(model.state[1])),
         action_mlp=_without_mean(model.action_mlp),
-        positions=model.positions - model.positions.mean(-1, keepdim=True),
+        positions=(model.positions - model.positions.mean(-1, keepdim=True))
+        .expand(model.horizon, shape.hidden_size)
+        .contiguous(),
     )
 
 
-def _few_rows(head: DecoderWeights, steps: int, rows: int) -> DecoderWeights:
+def _few_rows(head: DecoderWeights, last: Tensor, rows: int) -> DecoderWeights:
+    """Return the head with kernels' norms; ``last`` [steps, N] is the scale of the norm after it."""
+    steps = len(last)
     ones = torch.ones(steps, 1, head.shape.hidden_size, device=head.layers[0].qkv.data.device)
-    plain = torch.cat([ones, 0 * ones, ones], dim=1)
+    final = torch.cat([last[:, None], 0 * ones, ones], dim=1)
     # One tensor: a kernel finds the gate of a norm, which is 1, before the scale of the next.
     norms = torch.stack(
-        [torch.cat([norm.expand(steps, -1, -1), ones], dim=1) for norm in head.norms] + [plain], dim=1
+        [torch.cat([norm.expand(steps, -1, -1), ones], dim=1) for norm in head.norms] + [final], dim=1
     ).contiguous()
 
     def finished(index: int, layer: Layer) -> Layer:

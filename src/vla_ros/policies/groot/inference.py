@@ -91,7 +91,7 @@ class GrootGraphs(ChunkGraphs):
         levels = 1 + len(vision.deepstack)
         self._features = model.embedding.new_zeros(levels, tokens, vision.out_width)
         self._state = self.noise.new_zeros(batch, 1, sizes.head.hidden_size)
-        self._cache = KVCache.in_blocks(model.head, batch, length)
+        self._store = model.store(batch, length)
         self._ends = torch.zeros(2, batch, dtype=torch.int32, device=device)
         self._at = torch.arange(length, device=device)
         self.stages = {"vision": self._vision, "prefill": self._prefill, "flow": self._flow}
@@ -110,17 +110,16 @@ class GrootGraphs(ChunkGraphs):
         hidden = model.read(self._ops, tokens, places, self._features[0], list(self._features[1:]), positions)
         valid = self._at < lengths[:, None]
         connected = model.connect(self._ops, hidden, valid[:, None, None])
-        self._ends.copy_(model.cross(self._cache, connected, valid, tokens == model.sizes.image_token))
+        self._ends.copy_(model.cross(self._store, connected, valid, tokens == model.sizes.image_token))
         self._state.copy_(model.encode_state(state))
 
     def _flow(self) -> None:
         model, (*_, previous, held, _, given) = self._model, self.inputs.tensors
-        crosses = model.crosses(self._ops, self._cache, self._ends)
-        actions = torch.where(given[..., None] != 0, previous, self.noise)
-        strength = (1.0 - held[..., None]) / model.steps
+        chunk = model.begin(self._ops, self._store.cache, self._ends)
+        self.actions.copy_(torch.where(given[..., None] != 0, previous, self.noise))
+        strength = (1.0 - held) / model.steps
         for step in range(model.steps):
-            actions = actions + strength * model.velocity(self._ops, crosses, self._state, actions, step)
-        self.actions.copy_(actions)
+            model.advance(chunk, self._state, self.actions, strength, step)
 
 
 class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
@@ -148,12 +147,13 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
             noise(1, 1, model.sizes.head.hidden_size),
             noise(1, model.horizon, model.action_dim),
         )
+        strength = torch.ones_like(actions[..., 0])
 
         def flow() -> Tensor:
-            crosses = model.crosses(few, cache, ends)
-            return torch.stack(
-                [model.velocity(few, crosses, state, actions, step) for step in (0, model.steps - 1)]
-            )
+            chunk, found = model.begin(few, cache, ends), actions.clone()
+            for step in (0, model.steps - 1):
+                model.advance(chunk, state, found, strength, step)
+            return found
 
         return {"flow": flow}
 
@@ -312,7 +312,9 @@ def check_passes(ops: Ops, model: GrootModel) -> None:
         vision=first(model.vision, 1),
         text=first(model.text, 2),
         head=first(model.head, 3),
-        few=None if model.few is None else first(model.few, 3),
+        few=None
+        if model.few is None
+        else replace(first(model.few, 3), norms=(*model.few.norms[:6], model.few.norms[-1])),
         connector=connector,
     )
     sizes, noise = model.sizes, random_numbers(0, model.device)
@@ -334,10 +336,11 @@ def check_passes(ops: Ops, model: GrootModel) -> None:
 
     def velocity(ops: Ops, batch: int) -> Tensor:
         """Text and images: the first 2 and the others of the valid tokens."""
-        cache = KVCache.in_blocks(short.head, batch, 16)
-        ends = short.cross(cache, hidden[-batch:], valid[-batch:], tokens[-batch:] > 2)
-        crosses = short.crosses(ops, cache, ends)
-        return short.velocity(ops, crosses, state[-batch:], actions[-batch:], model.steps - 1)
+        store = short.store(batch, 16)
+        ends = short.cross(store, hidden[-batch:], valid[-batch:], tokens[-batch:] > 2)
+        chunk, found = short.begin(ops, store.cache, ends), actions[-batch:].clone()
+        short.advance(chunk, state[-batch:], found, torch.ones_like(found[..., 0]), model.steps - 1)
+        return found
 
     passes: dict[str, Callable[[Ops], Tensor]] = {
         "the vision tower": lambda ops: short.encode(ops, images, model.grid(grid, grid))[0],

@@ -29,7 +29,8 @@ from vla_ros.policies.groot.architecture import (
     read_architecture,
     tensor_shapes,
 )
-from vla_ros.policies.groot.network import GrootModel, build_model
+from vla_ros.policies.groot.building import build_model
+from vla_ros.policies.groot.network import GrootModel
 from vla_ros.policies.groot.processing import GrootResize, Processing
 from vla_ros.policies.groot.robot import lerobot_processing, nvidia_processing, read_horizon, read_resize
 from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers

@@ -4,33 +4,26 @@ Vision tower, language model, connector and action head are four descriptions. W
 is computed when the weights are loaded, and consecutive linear layers without an activation between them are one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine import fp8
-from vla_ros.engine.decoder import run_layer, write_cross
+from vla_ros.engine.decoder import run_layer
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import Cross, KVCache, Positions
+from vla_ros.engine.stream import CACHE_BLOCK, Cross, KVCache, Positions
 from vla_ros.engine.tile_configs import SKINNY
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
+from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.groot.architecture import (
-    CONNECTOR,
-    DIT,
-    EMBEDDINGS,
-    HEAD,
-    LANGUAGE,
-    TIME,
-    VISION,
     GrootArchitecture,
 )
-from vla_ros.policies.groot.parts import Grid, Linear, Merger, condition_on, modulation, sines
+from vla_ros.policies.groot.parts import Grid, Linear, Merger
 
 _PERIOD = 10000.0
+LAST_EPS = 1e-6
+"""Epsilon of the head's last norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +37,11 @@ class GrootModel:
     mergers: tuple[Merger, ...]  # of the last block, then of each block of DeepStack
     text: DecoderWeights
     embedding: Tensor  # [vocabulary, width]
+    rotary: tuple[Tensor, Tensor]  # [head_dim / 2] each: M-RoPE's axis, int64, and angle per position
     normed: Linear | None  # layer norm before the connector
     connector: DecoderWeights | None
     head: DecoderWeights  # norms have an entry for each step
+    crossing: tuple["Crossing", ...]  # blocks that attend to text, then to images; or all crossing blocks
     last: tuple[Tensor, Tensor]  # [steps, width] each: scale and shift of the head's last norm
     state: tuple[Linear, Linear]  # layers of the state's encoder, with a ReLU between them
     action_in: Tensor  # [width, A]
@@ -57,6 +52,7 @@ class GrootModel:
     steps: int
     # The head as kernels for few rows take it, see :mod:`~vla_ros.policies.groot.head`; None without such kernels.
     few: DecoderWeights | None = None
+    few_bias: Tensor | None = None  # [steps, N]: the first bias of ``action_out``, with the last norm's shift
 
     @property
     def device(self) -> torch.device:
@@ -143,12 +139,7 @@ class GrootModel:
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [B, L, 1, head_dim / 2] of M-RoPE, whose frequencies take turns."""
-        shape, sections = self.sizes.text, self.sizes.sections
-        place = torch.arange(shape.head_dim // 2, device=self.device)
-        axes = torch.zeros_like(place)  # made on the device: graphs cannot hold copies from the host
-        for axis in (1, 2):
-            axes.masked_fill_((place % 3 == axis) & (place < 3 * sections[axis]), axis)
-        speed = 1.0 / shape.rope_theta ** (2 * place.float() / shape.head_dim)
+        axes, speed = self.rotary
         angles = positions.index_select(1, axes).transpose(1, 2)[:, :, None].float() * speed
         return angles.cos().to(self.text.dtype), angles.sin().to(self.text.dtype)
 
@@ -165,39 +156,64 @@ class GrootModel:
             stream = run_layer(self.connector, ops, cache, index, stream, at)
         return stream.hidden
 
-    def cross(self, cache: KVCache, tokens: Tensor, valid: Tensor, image: Tensor) -> Tensor:
-        """Write the keys and values of ``tokens`` [B, L, width] to the cache of the cross-attention blocks.
+    def store(self, batch: int, length: int) -> "Store":
+        """Return room for the keys and values of ``length`` tokens."""
+        shape, capacity = self.head.shape, -(-length // CACHE_BLOCK) * CACHE_BLOCK
+        parts = tuple(
+            self.embedding.new_zeros(2, len(one.blocks), batch, shape.kv_heads, capacity, shape.head_dim)
+            for one in self.crossing
+        )
+        layers = [parts[0].unbind(1)[0]] * self.sizes.head.layers  # blocks that do not cross have other caches
+        for part, one in zip(parts, self.crossing, strict=True):
+            for index, layer in zip(one.blocks, part.unbind(1), strict=True):
+                layers[index] = layer
+        counters = self.rotary[0].new_zeros(batch * shape.heads, dtype=torch.int32)
+        keys, values = (tuple(layer[which] for layer in layers) for which in (0, 1))
+        return Store(parts, KVCache(keys, values, counters))
+
+    def cross(self, store: "Store", tokens: Tensor, valid: Tensor, image: Tensor) -> Tensor:
+        """Write the keys and values of ``tokens`` [B, L, width] for the cross-attention blocks.
 
         ``valid`` and ``image``, bool [B, L], tell which tokens are no padding, and of images. The tokens that a
         block attends to come first; returns how many: int32 [2, B], of blocks that attend to text and to images.
         """
-        seen = (valid & ~image, valid & image) if self.sizes.alternate else (valid, valid)
+        seen = torch.stack([valid & ~image, valid & image] if self.sizes.alternate else [valid, valid])
         # The order of keys does not matter: they have no positions.
-        ordered = [_chosen_first(tokens, one) for one in seen]
-        for index, layer in enumerate(self.head.layers):
-            if layer.cross is not None:
-                chosen = ordered[0 if self.sizes.sees_text(index) else 1]
-                write_cross(self.head, cache, index, chosen, chosen)
-        return torch.stack([one.sum(1, dtype=torch.int32) for one in seen])
+        ordered = _chosen_first(tokens, seen)
+        for part, one, chosen in zip(store.parts, self.crossing, ordered, strict=False):
+            product = functional.linear(chosen, one.weight, one.bias)
+            _, count, batch, heads, _, width = part.shape
+            product = product.view(batch, tokens.shape[1], 2, count, heads, width)
+            part[..., : tokens.shape[1], :] = product.permute(2, 3, 0, 4, 1, 5)
+        return seen.sum(2, dtype=torch.int32)
 
-    def crosses(self, ops: Ops, cache: KVCache, ends: Tensor) -> tuple[Cross, Cross]:
-        """Return what blocks attend to that attend to text and to images; ``ends`` come from :meth:`cross`."""
+    def begin(self, ops: Ops, cache: KVCache, ends: Tensor) -> "FlowSteps":
+        """Return what the flow steps of a chunk share; ``ends`` come from :meth:`cross`."""
         rows, length = self.horizon + 1, cache.keys[0].shape[2]
         like = self.state[1][1].new_empty(ends.shape[1], rows, 0)
         begun, few = everywhere(like, length=length), self._few(ops, ends.shape[1])
+        weights, chosen = few or (self.head, ops)
+        own = KVCache.in_blocks(weights, ends.shape[1], rows, layers=1)
         if few is not None:
+            at = begun.at
             text, image = (
-                few[1].locate_prefix(few[0], cache, begun.at, end[:, None].expand_as(begun.at).contiguous())
-                for end in ends
+                chosen.locate_prefix(weights, cache, at, end[:, None].expand_as(at).contiguous()) for end in ends
             )
-            return Cross(cache, text), Cross(cache, image)
+            here = chosen.locate_prefix(weights, own, at, torch.full_like(at, rows))
+            times = torch.arange(self.steps, dtype=torch.int32, device=at.device)[:, None, None]
+            steps = tuple(
+                replace(here, step=step, time=time)
+                for step, time in enumerate(times.expand(-1, *at.shape).contiguous())
+            )
+            return FlowSteps(weights, chosen, Cross(cache, text), Cross(cache, image), own, steps)
         # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
         hidden = torch.arange(length, device=ends.device) >= ends[:, :, None]
         added = torch.zeros(hidden.shape, dtype=self.head.dtype, device=ends.device)
         text, image = (
             replace(begun, mask=one[:, None, None]) for one in added.masked_fill(hidden, float("-inf")).unbind()
         )
-        return Cross(cache, text), Cross(cache, image)
+        steps = tuple(replace(everywhere(like), step=step) for step in range(self.steps))
+        return FlowSteps(weights, chosen, Cross(cache, text), Cross(cache, image), own, steps)
 
     def _few(self, ops: Ops, batch: int) -> tuple[DecoderWeights, Ops] | None:
         """Return weights and operations of a flow step of few rows, if there are any."""
@@ -209,36 +225,64 @@ class GrootModel:
         first, second = self.state
         return functional.linear(functional.linear(state, *first).relu(), *second)[:, None]
 
-    def velocity(self, ops: Ops, crosses: tuple[Cross, Cross], state: Tensor, actions: Tensor, step: int) -> Tensor:
-        """Return the velocity, float32 [B, H, A], of noisy actions.
+    def advance(self, chunk: "FlowSteps", state: Tensor, actions: Tensor, strength: Tensor, step: int) -> None:
+        """Advance noisy actions, float32 [B, H, A], in place by their velocity times ``strength`` [B, H].
 
-        ``crosses`` come from :meth:`crosses`, ``state`` from :meth:`encode_state`.
+        ``chunk`` comes from :meth:`begin`, ``state`` from :meth:`encode_state`.
         """
-        sizes = self.sizes
-        rows = functional.silu(functional.linear(actions, self.action_in, self.action_bias[step]))
-        rows = functional.linear(rows, *self.action_mlp) + self.positions
-        rows = torch.cat([state, rows], dim=1).to(self.head.dtype)
-        weights, chosen = self._few(ops, len(actions)) or (self.head, ops)
-        own = KVCache.in_blocks(weights, len(actions), rows.shape[1], layers=1)
-        here = replace(everywhere(rows), step=step)
-        if weights is self.few:
-            times, ends = torch.full_like(here.at, step), torch.full_like(here.at, rows.shape[1])
-            here = chosen.locate_prefix(weights, own, here.at, ends, times, step)
-        stream = chosen.start(weights, rows, here)
+        sizes, here, weights, ops = self.sizes, chunk.steps[step], chunk.weights, chunk.ops
+        stream = ops.start_mlp(
+            weights, actions, self.action_in, self.action_bias[step], self.action_mlp, here, (state, self.positions)
+        )
         for index in range(len(weights.layers)):
-            cross = crosses[0 if not sizes.alternate or sizes.sees_text(index) else 1]
-            stream = run_layer(weights, chosen, own, index, stream, here, cross=cross)
-        scale, shift = (part[step] for part in self.last)
-        wide = functional.layer_norm(stream.hidden[:, 1:].float(), scale.shape, eps=1e-6) * scale + shift
+            cross = chunk.text if not sizes.alternate or sizes.sees_text(index) else chunk.image
+            stream = run_layer(weights, ops, chunk.own, index, stream, here, cross=cross)
         first, second = self.action_out
-        return functional.linear(functional.linear(wide, *first).relu(), *second)
+        if self.few_bias is not None and weights is self.few:
+            layers = (first[0], self.few_bias[step]), second
+            return ops.finish_mlp(weights, stream, here, layers, LAST_EPS, actions, strength)
+        scale, shift = (part[step] for part in self.last)
+        wide = functional.layer_norm(stream.hidden[:, 1:].float(), scale.shape, eps=LAST_EPS) * scale + shift
+        actions += strength[..., None] * functional.linear(functional.linear(wide, *first).relu(), *second)
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """One product for the keys, then the values, of all blocks that attend to the same tokens."""
+
+    blocks: tuple[int, ...]
+    weight: Tensor  # [2 * blocks * heads * head_dim, width]
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Keys and values of the cross-attention blocks."""
+
+    parts: tuple[Tensor, ...]  # keys and values of each :class:`Crossing`: [2, blocks, B, heads, C, head_dim]
+    cache: KVCache  # the same by block
+
+
+@dataclass(frozen=True, eq=False)
+class FlowSteps:
+    """What the flow steps of a chunk share."""
+
+    weights: DecoderWeights
+    ops: Ops
+    text: Cross  # what blocks attend to that attend to text
+    image: Cross  # the same for images
+    own: KVCache  # keys and values of the rows of a step
+    steps: tuple[Positions, ...]  # of the rows, for each step
 
 
 def _chosen_first(tokens: Tensor, chosen: Tensor) -> Tensor:
-    """Reorder ``tokens`` [B, L, width] so that those of ``chosen``, bool [B, L], come first."""
-    first = chosen.cumsum(1)
-    place = torch.where(chosen, first - 1, first[:, -1:] + (~chosen).cumsum(1) - 1)
-    return torch.empty_like(tokens).scatter_(1, place[..., None].expand_as(tokens), tokens)
+    """Reorder ``tokens`` [B, L, width] so that those of each of ``chosen``, bool [N, B, L], come first."""
+    first = chosen.cumsum(2)
+    place = torch.where(chosen, first - 1, first[..., -1:] + (~chosen).cumsum(2) - 1)
+    every = tokens.expand(len(chosen), *tokens.shape)
+    return torch.empty_like(every, memory_format=torch.contiguous_format).scatter_(
+        2, place[..., None].expand_as(every), every
+    )
 
 
 def everywhere(
@@ -249,146 +293,3 @@ def everywhere(
     at = torch.arange(rows, dtype=torch.int32, device=hidden.device).expand(batch, rows).contiguous()
     cosine, sine = (hidden.new_empty(0) if one is None else one for one in (cosine, sine))
     return Positions(at, cosine, sine, prompt=True, end=length or rows, causal=causal)
-
-
-@torch.no_grad()
-def build_model(
-    sizes: GrootArchitecture, tensors: Mapping[str, Tensor], steps: int, quantization: str = "none"
-) -> GrootModel:
-    """Return the model of tensors by NVIDIA's names; those of all embodiments hold only the chosen one's, [1, ...].
-
-    ``quantization`` (``none`` or ``fp8``) is that of the language model's matrices, output projections excepted.
-    """
-    like = tensors[f"{VISION}patch_embed.proj.bias"]
-
-    def pair(name: str) -> Linear:
-        return tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-
-    def matrix(role: str, *names: str, kind: str = "none") -> Matrix:
-        weight = torch.cat([tensors[f"{name}.weight"] for name in names]) if len(names) > 1 else None
-        weight = tensors[f"{names[0]}.weight"] if weight is None else weight
-        bias = None
-        if f"{names[0]}.bias" in tensors:
-            bias = torch.cat([tensors[f"{name}.bias"] for name in names])
-        inputs = int(weight.shape[1])
-        if kind == "none" or role == "o_proj":
-            return Matrix(weight, "dense", inputs, role, bias=bias)
-        data, scale = fp8.quantize(weight)
-        return Matrix(data, "fp8_rows", inputs, role, scale[:, 0].contiguous(), bias=bias)
-
-    def norm(name: str) -> Tensor:
-        return torch.stack(pair(name)).float()[None]
-
-    def wide(name: str) -> Linear:
-        """Return a layer of the embodiment as float64 weight [outputs, inputs] and bias."""
-        return tensors[f"{HEAD}{name}W"][0].double().T, tensors[f"{HEAD}{name}b"][0].double()
-
-    def decoder(shape: DecoderShape, layers: Sequence[Layer], norms: Sequence[Tensor]) -> DecoderWeights:
-        none = like.new_empty(0, shape.head_dim // 2)
-        return DecoderWeights(shape, tuple(layers), tuple(norms), none, none)
-
-    def block(stem: str, crosses: bool) -> Layer:
-        attention = [f"{stem}attn1.to_{name}" for name in "qkv"]
-        found = Layer(
-            matrix("qkv", *attention[: 1 if crosses else 3]),
-            matrix("o_proj", f"{stem}attn1.to_out.0"),
-            matrix("gate_up", f"{stem}ff.net.0.proj"),
-            matrix("down_proj", f"{stem}ff.net.2"),
-        )
-        return (
-            replace(found, cross=(matrix("qkv", attention[1]), matrix("qkv", attention[2]))) if crosses else found
-        )
-
-    vision, text, head = sizes.vision, sizes.text, sizes.head
-    stems = [f"{VISION}blocks.{index}." for index in range(vision.blocks.layers)]
-    tower = decoder(
-        vision.blocks,
-        [
-            Layer(
-                matrix("qkv", f"{stem}attn.qkv"),
-                matrix("o_proj", f"{stem}attn.proj"),
-                matrix("gate_up", f"{stem}mlp.linear_fc1"),
-                matrix("down_proj", f"{stem}mlp.linear_fc2"),
-            )
-            for stem in stems
-        ],
-        [norm(f"{stem}{name}") for stem in stems for name in ("norm1", "norm2")],
-    )
-    stems = [f"{LANGUAGE}layers.{index}." for index in range(text.layers)]
-    language = decoder(
-        text,
-        [
-            Layer(
-                matrix("qkv", *(f"{stem}self_attn.{name}_proj" for name in "qkv"), kind=quantization),
-                matrix("o_proj", f"{stem}self_attn.o_proj"),
-                matrix("gate_up", f"{stem}mlp.gate_proj", f"{stem}mlp.up_proj", kind=quantization),
-                matrix("down_proj", f"{stem}mlp.down_proj", kind=quantization),
-                (tensors[f"{stem}self_attn.q_norm.weight"], tensors[f"{stem}self_attn.k_norm.weight"]),
-            )
-            for stem in stems
-        ],
-        [
-            tensors[f"{stem}{name}.weight"]
-            for stem in stems
-            for name in ("input_layernorm", "post_attention_layernorm")
-        ],
-    )
-    connector = None
-    if sizes.connector is not None:
-        stems = [f"{CONNECTOR}{index}." for index in range(sizes.connector.layers)]
-        connector = decoder(
-            sizes.connector,
-            [block(stem, crosses=False) for stem in stems],
-            [norm(f"{stem}{name}") for stem in stems for name in ("norm1", "norm3")],
-        )
-    times = [int(step / steps * sizes.time_buckets) for step in range(steps)]
-    condition = condition_on(times, *(pair(f"{TIME}{name}") for name in ("linear_1", "linear_2")))
-    stems = [f"{DIT}{index}." for index in range(head.layers)]
-    norms = []
-    for stem in stems:
-        scale, shift = modulation(condition, pair(f"{stem}norm1.linear"))
-        plain = torch.stack([torch.ones_like(shift[:1]), torch.zeros_like(shift[:1])], dim=1)
-        norms += [torch.stack([1 + scale, shift], dim=1).contiguous(), plain]
-    blocks = decoder(head, [block(stem, index in sizes.crossing) for index, stem in enumerate(stems)], norms)
-    last_shift, last_scale = modulation(condition, pair(f"{HEAD}model.proj_out_1"))
-    inner = head.hidden_size
-    first, second = wide("action_encoder.W1."), wide("action_encoder.W2.")
-    moment = sines(torch.tensor(times, dtype=torch.float32), inner, inner // 2).to(like.device).double()
-    bias = moment @ second[0][:, inner:].T + second[0][:, :inner] @ first[1] + second[1]
-    out, decode = pair(f"{HEAD}model.proj_out_2"), wide("action_decoder.layer1.")
-    places = (
-        tensors[f"{HEAD}position_embedding.weight"][: sizes.horizon] if sizes.positions else like.new_zeros(1, 1)
-    )
-    return GrootModel(
-        sizes=sizes,
-        vision=tower,
-        patch=(tensors[f"{VISION}patch_embed.proj.weight"].float().sum(2).flatten(1).to(like.dtype), like),
-        side=tensors[f"{VISION}pos_embed.weight"],
-        mergers=tuple(
-            Merger(*(pair(f"{stem}{name}") for name in ("norm", "linear_fc1", "linear_fc2")))
-            for stem in (
-                f"{VISION}merger.",
-                *(f"{VISION}deepstack_merger_list.{index}." for index in range(len(vision.deepstack))),
-            )
-        ),
-        text=language,
-        embedding=tensors[EMBEDDINGS[0]],
-        normed=pair(f"{HEAD}vlln") if sizes.normed else None,
-        connector=connector,
-        head=blocks,
-        last=(1 + last_scale, last_shift),
-        state=(_single(wide("state_encoder.layer1.")), _single(wide("state_encoder.layer2."))),
-        action_in=(second[0][:, :inner] @ first[0]).float(),
-        action_bias=bias.float(),
-        action_mlp=_single(wide("action_encoder.W3.")),
-        positions=places.float(),
-        action_out=(
-            _single((decode[0] @ out[0].double(), decode[0] @ out[1].double() + decode[1])),
-            _single(wide("action_decoder.layer2.")),
-        ),
-        steps=steps,
-    )
-
-
-def _single(layer: Linear) -> Linear:
-    return layer[0].float().contiguous(), layer[1].float()

@@ -27,7 +27,7 @@ from vla_ros.policies.weights import empty
 class SiglipTower(VisionTower):
     """Returns the last block's patches after the final norm.
 
-    Patches and positions are embedded in float32 even if the blocks are bfloat16.
+    Patches and positions are embedded in their own type: pi's in float32 even if the blocks are bfloat16.
     """
 
     def __init__(self, shape: TowerShape) -> None:
@@ -57,9 +57,10 @@ class SiglipTower(VisionTower):
     def embed(self, images: Tensor) -> Tensor:
         """Embed patches and add their positions: [N, patches, width]."""
         size, side = self.shape.patch_size, self.shape.image_size // self.shape.patch_size
-        pixels = (images.float() / 255.0 if images.dtype == torch.uint8 else images) * 2.0 - 1.0
+        pixels = torch.rsub(images.float() / 255.0 if images.dtype == torch.uint8 else images, -1.0, alpha=-2.0)
         grid = pixels.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
-        patches = grid.reshape(len(images), side * side, -1).to(self.pos_embed.dtype)
+        patches = torch.empty(grid.shape, dtype=self.pos_embed.dtype, device=grid.device).copy_(grid)
+        patches = patches.view(len(images), side * side, -1)
         return (self.patch_embed.embed(patches) + self.pos_embed).to(self.norm.weight.dtype)
 
 

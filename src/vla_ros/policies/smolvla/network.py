@@ -86,7 +86,10 @@ def build_flow(
     them; the embedding gets rows for them that are not scaled. ``unit`` is as :data:`EXPERT_UNIT`, 0 for the
     device's.
     """
-    sizes, embedding = network.architecture, network.embed_tokens.weight
+    sizes, embedding, vision = network.architecture, network.embed_tokens.weight, network.vision
+    narrow = vision.norm.weight.dtype  # LeRobot embeds patches in the model's type
+    vision.patch_embed.to(narrow)
+    vision.pos_embed = nn.Parameter(vision.pos_embed.to(narrow), requires_grad=False)
     width = sizes.expert.hidden_size
     positions = CAMERAS * sizes.image_tokens + prompt_tokens + sizes.horizon + 64
     rotary = rotary_tables_like(positions, sizes.prefix.head_dim, network.projector.weight)
