@@ -168,7 +168,8 @@ class Arms:
                 columns, chain = self.columns[command.arm], self.kinematics[command.arm]
                 part = seconds / (10 if self.twist else 1)
                 if command.twist is not None:
-                    speed = chain.resolve(self.q[columns], np.concatenate(command.twist), damping)
+                    twist = np.concatenate(command.twist)
+                    [speed] = chain.resolve(self.q[columns][None], twist, np.array([damping]))
                 elif command.velocities is not None:
                     speed = np.array([command.velocities[name] for name in chain.joint_names])
                 else:
@@ -239,7 +240,7 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, blo
     arms.rng, arms.servo = rng, np.random.default_rng([seed, block, 1])
     stop, expires = config.collision.stop_distance, lifetime(config)
     action, left = arms.action(), 0
-    limit, path_of, seen, shares = CollisionCheck.limit, CollisionCheck.path, [], []
+    limit, ways_of, seen, shares = CollisionCheck.limit, CollisionCheck.ways, [], []
 
     def timed(*arguments: Any) -> float:
         begin, used = time.perf_counter(), time.thread_time()
@@ -251,10 +252,10 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, blo
             counts.cpu.append(time.thread_time() - used)
 
     def watched(*arguments: Any) -> Any:
-        seen.append(path_of(arms.check, *arguments))
+        seen.append(ways_of(arms.check, *arguments))
         return seen[-1]
 
-    arms.check.limit, arms.check.path = timed, watched  # type: ignore[method-assign, assignment]
+    arms.check.limit, arms.check.ways = timed, watched  # type: ignore[method-assign, assignment]
 
     def judged(path: np.ndarray) -> None:
         depth = -min(judge.along(path, arms.reach, 0.01))
@@ -278,7 +279,9 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, blo
             sent = ()
         is_free = bool(seen) and number % ASKED == 0
         for who, least in ((roomy, stop + FREE), (tight, stop)):
-            is_free = is_free and all(each >= least - 1e-6 for each in who.along(seen[0][0], arms.reach, 0.02))
+            is_free = is_free and all(
+                each >= least - 1e-6 for way in seen[0][0] for each in who.along(way, arms.reach, 0.02)
+            )
         counts.free += is_free
         counts.share += sum(shares[:1]) * is_free
         if sent:

@@ -182,11 +182,17 @@ def test_the_stopping_distance_counts() -> None:
     assert heights[0] > heights[1] + 0.001
 
 
-@pytest.mark.parametrize(("damping", "rate"), [(0.0, 1000), (2e-3, 200), (1e-2, 100), (2e-2, 500)])
+@pytest.mark.parametrize(
+    ("damping", "rate", "most"),
+    [(0.0, 1000, 0.05), (1e-3, 100, 0.01), (2e-3, 100, 0.01), (1e-2, 100, 0.05), (2e-2, 500, 0.05)],
+)
 def test_a_twist_is_checked_along_the_way_that_any_servo_takes_near_singularities(
-    damping: float, rate: int
+    damping: float, rate: int, most: float
 ) -> None:
-    """Servos with other dampings and rates, which keep velocity limits as MoveIt Servo does, and then brake."""
+    """Servos with other dampings and rates, which keep velocity limits as MoveIt Servo does, and then brake.
+
+    At 100 Hz, a servo brakes from a speed that may be 10 ms old. It is off by at most ``most``, rad.
+    """
     robot, rng = Robot("twist_stamped"), np.random.default_rng(0)
     for _ in range(60):
         q = np.clip(HOME + rng.uniform(-0.6, 0.6, 7), ARM.position_low, ARM.position_high)
@@ -196,7 +202,7 @@ def test_a_twist_is_checked_along_the_way_that_any_servo_takes_near_singularitie
         target = Pose(here.position + DT * linear, rotation_vector_matrix(DT * angular) @ here.rotation)
         end = ARM.solve(q, target)
         command = Command(ARM.joint_names, end, STAMP, speed=(end - q) / DT, duration=DT, twist=(linear, angular))
-        path, _ = robot.check.path([command], {"arm": state(q, 0.04)})
+        ways, _ = robot.check.ways([command], {"arm": state(q, 0.04)})
         for _ in range(2):  # periods until the twist expires
             for _ in range(round(rate * DT)):
                 jacobian = ARM.jacobian(q)
@@ -204,7 +210,7 @@ def test_a_twist_is_checked_along_the_way_that_any_servo_takes_near_singularitie
                 speed /= max(1.0, (np.abs(speed) / ARM.velocity_limits).max())
                 q = np.clip(q + speed / rate, ARM.position_low, ARM.position_high)
             rest = np.clip(q + speed * np.abs(speed) / (2 * 20.0), ARM.position_low, ARM.position_high)
-            assert max(off(path, q), off(path, rest)) < 0.05  # rad
+            assert max(min(off(way, x) for way in ways) for x in (q, rest)) < most
 
 
 def off(path: FloatArray, q: FloatArray) -> float:

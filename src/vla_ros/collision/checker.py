@@ -1,13 +1,14 @@
 """How near a robot's bodies come to each other and to obstacles along a motion, and whether that is allowed.
 
 Spheres around all pieces find the pairs that may be near, for all samples of the motion at once; the distance of
-those is that of the convex pieces (GJK and EPA). Between two samples with the distances d and e, no point of one
-body moves further than s relative to the other, so the bodies are never nearer than (d + e - s) / 2.
+those is that of the convex pieces (GJK and EPA). If no point of one body moves further than s relative to the other
+from one sample with the distance d to another one, that one has at least d - s, so that few samples need a query;
+between two neighbours with the distances d and e, the bodies are never nearer than (d + e - s) / 2.
 """
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from vla_ros.collision.world import World, named
 from vla_ros.types import FloatArray, IntArray
 
 _STEP = 0.05  # m; samples are so dense that nothing moves further between two of them
-_MOST = 64  # samples of a motion
+_MOST = 128  # samples of a motion
 _CURVED = 1.02  # a path is longer than its chord
-_FINE = 0.001  # m; between samples nearer to each other, a distance is at most half of this smaller
+_BETWEEN = 0.5  # of the stop distance, below which nothing comes between two samples
+_FINE = 0.001  # m; motions that are not divided further
 _LARGE = 0.15  # m, radius of a box's sphere
 _ROUNDING = 1e-5  # m; smaller changes of a distance are none
 _SLOWEST = 0.1  # share of the speed just above the stop distance
@@ -27,6 +29,8 @@ _HARMLESS = 0.1  # share of its distance from the stop distance that a pair may 
 _ESCAPE = 25  # samples of a motion out of a collision, at least
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
+_PARTS = np.tile(_CURVED**2 * np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), (3, 1))  # turn and shift of a place
+_BOTH = np.ones(2)
 _Two = tuple[float, float]
 
 
@@ -77,23 +81,26 @@ class Checker:
         ordered = [(b, a, n) if radii[a] > radii[b] else (a, b, n) for a, b, n in crossed]
         self._first, self._second, self._pair = np.array(ordered, np.int64).reshape(-1, 3).T
         fcl = library()
-        # Half-spaces and large boxes are treated as such when pairs are selected, other pieces as spheres.
+        # Half-spaces and large boxes that do not move are treated as such when pairs are selected.
         boxes = np.array([isinstance(shape, fcl.Box) for shape in self._shapes], bool) & (radii > _LARGE)
-        self._alone = np.flatnonzero(boxes | ~np.isfinite(radii))  # [B]
-        self._plane = ~np.isfinite(radii[self._alone])[:, None, None]
-        halves = [getattr(self._shapes[number], "halfSide", np.zeros(3)) for number in self._alone]
-        self._halves = np.array(halves).reshape(-1, 1, 3, 1)
+        alone = np.flatnonzero((boxes | ~np.isfinite(radii)) & (self._frames == 0))  # [B]
+        self._turned = self._places[alone, :3, :3].swapaxes(1, 2)
+        self._moved = self._turned @ self._places[alone, :3, 3:]
+        self._plane = ~np.isfinite(radii[alone])[:, None]
+        halves = [getattr(self._shapes[number], "halfSide", np.zeros(3)) for number in alone]
+        self._halves = np.array(halves).reshape(-1, 3, 1)
         which = np.full(len(pieces), -1)
-        which[self._alone] = np.arange(len(self._alone))
+        which[alone] = np.arange(len(alone))
         self._which = which[self._second]  # [N], of which of these a row's second piece is, or -1
-        self._sum = self._radii[self._first] + np.where(self._which < 0, self._radii[self._second], 0.0)
+        self._sum = radii[self._first] + np.where(self._which < 0, radii[self._second], 0.0)
         rows = np.arange(len(ordered))
-        self._signs = np.zeros((2, len(pieces), len(ordered)))  # for sums and differences of a row's pieces
-        self._signs[:, self._first, rows] = self._signs[0, self._second, rows] = 1.0
-        self._signs[1, self._second, rows] = -1.0
-        self._turned = np.zeros((len(world.tree.names), len(pieces)))  # radius, where a joint moves the piece
+        self._signs = np.zeros((len(pieces), len(ordered)))  # for differences of a row's pieces
+        self._signs[self._first, rows], self._signs[self._second, rows] = 1.0, -1.0
+        moves = np.zeros((len(world.tree.names), len(pieces)), bool)
         for number, frame in enumerate(self._frames.tolist()):
-            self._turned[world.tree.ancestors(frame), number] = self._radii[number]
+            moves[world.tree.ancestors(frame), number] = True
+        apart = moves[:, self._first] != moves[:, self._second]
+        self._levers = apart * world.reach[:, None]  # [J, N], m that a row's pieces move apart per rad
         self._rows: list[list[int]] = [self._first.tolist(), self._second.tolist(), self._pair.tolist()]
         bodies = world.bodies
         self._supported = np.array(
@@ -103,17 +110,37 @@ class Checker:
             ],
             bool,
         )
-        near = np.array([world.near.get(named(bodies[i].name, bodies[j].name), np.nan) for i, j in world.pairs])
-        self._is_near = np.isfinite(near)
-        self._closest = np.where(near > 0, 0.5 * near, math.inf)  # largest stop distance of each pair
+        near = [named(bodies[i].name, bodies[j].name) in world.near for i, j in world.pairs]
+        self._is_near = np.array(near, bool)
         self._held = [tuple(filter(None, (bodies[i].held_by, bodies[j].held_by))) for i, j in world.pairs]
         self._has_held = any(self._held)
+        self._limits = dict[Margins, tuple[list[float], list[float], FloatArray]]()
 
-    def check(self, path: FloatArray, margins: Margins, closed: Collection[str] = ()) -> Clearance:
-        """Check the motion through ``path`` [W, J]; ``closed`` names the arms whose gripper is closed."""
+    def check(
+        self, path: FloatArray, margins: Margins, closed: Collection[str] = (), others: FloatArray | None = None
+    ) -> Clearance:
+        """Check the motion through ``path`` [W, J]; ``closed`` names the arms whose gripper is closed.
+
+        Between two samples, a distance may be smaller than was found, down to half of the stop distance. ``others``
+        [D, W, J] are motions that may take the place of ``path``, in order, with all between neighbours: they do
+        not slow, but forbid, what comes too near; between their samples, bodies do not touch.
+        """
         if not len(self._pair):
             return Clearance(math.inf, ("", ""))
-        return _Sweep(self, _sampled(path, self.world.reach)).find(margins, self._idle(closed))
+        idle, sweep = self._idle(closed), _Sweep(self, *_sampled(path, self.world.reach))
+        found = sweep.find(margins, idle)
+        if others is None or found.forbidden:
+            return found
+        never = replace(margins, slow=margins.stop)
+        spread = (np.abs(others - path).max(axis=0) @ self._levers).max(axis=0)
+        rows = np.flatnonzero(sweep.room() - spread < self.limits(never)[2])
+        if not rows.size:
+            return found
+        # There with one, back with the next, and along where they end.
+        there = [way[:: (-1) ** number] for number, way in enumerate(others)]
+        way = np.concatenate([*there, others[::-1, -1], others[:, -2]])
+        other = _Sweep(self, *_sampled(way, self.world.reach)).find(never, idle, rows)
+        return other if other.forbidden else found
 
     def nearest(self, q: FloatArray, closed: Collection[str] = ()) -> Clearance:
         """Return the smallest distance at positions ``q`` [J]."""
@@ -126,6 +153,17 @@ class Checker:
             found += _Sweep(self, q[start : start + _CHUNK]).least(rows, near)
         return np.array(found)
 
+    def limits(self, margins: Margins) -> tuple[list[float], list[float], FloatArray]:
+        """Return the distances below which each pair stops and is slow, and the latter of each row."""
+        found = self._limits.get(margins)
+        if found is None:
+            stop = np.where(self._supported, margins.support, margins.stop)
+            slow = np.where(self._supported, margins.support_slow, margins.slow)
+            slow = np.where(self._is_near & (margins is not _ANY), stop, slow)
+            found = stop.tolist(), slow.tolist(), slow[self._pair]
+            self._limits = {**(self._limits if len(self._limits) < 4 else {}), margins: found}
+        return found
+
     def _idle(self, closed: Collection[str]) -> IntArray:
         """Return the rows of what is held only by grippers that are open."""
         if not self._has_held:
@@ -137,16 +175,15 @@ class Checker:
 class _Sweep:
     """Samples of a motion [K, J], and distances at them."""
 
-    def __init__(self, checker: Checker, samples: FloatArray) -> None:
+    def __init__(self, checker: Checker, samples: FloatArray, step: float = 0.0) -> None:
         fcl = library()
-        self._c, self._samples = checker, samples
+        self._c, self._samples, self._slack = checker, samples, 0.5 * step
         place = getattr(fcl, "Transform3s", None) or fcl.Transform3f
         self._places, self._distance_of = (place(), place()), fcl.distance
         self._request, self._result = fcl.DistanceRequest(), fcl.DistanceResult()
         self._extra: dict[float, FloatArray] = {}
         self._at = self._transforms(samples)  # [P, K, 4, 4]
         self._turns, self._points = self._at[..., :3, :3], self._at[..., :3, 3]
-        self._centres = np.ascontiguousarray(self._points.transpose(1, 2, 0))  # [K, 3, P]
 
     def _transforms(self, samples: FloatArray) -> FloatArray:
         checker = self._c
@@ -154,49 +191,94 @@ class _Sweep:
         found: FloatArray = (frames.reshape(len(frames), -1, 4) @ checker._places).reshape(frames.shape)
         return found
 
-    def find(self, margins: Margins, idle: IntArray) -> Clearance:
+    def find(self, margins: Margins, idle: IntArray, among: Any = _ALL) -> Clearance:
+        """Judge the motion by the rows ``among``."""
         checker = self._c
-        lower = self.lower(_ALL)
-        slow = np.where(checker._supported, margins.support_slow, margins.slow)[checker._pair]
-        lower[:, idle] = np.inf
-        rows = np.flatnonzero(_between(lower, self._moves()).min(axis=0) < slow)
-        relative = self._relative(rows)
-        keep = _between(lower[:, rows], relative).min(axis=0, initial=np.inf) < slow[rows]
-        if not keep.any():
-            row = int(np.argmin(lower.min(axis=0)))
-            return Clearance(float(lower[:, row].min()), self._names(int(checker._pair[row])))
-        return self._judge(rows[keep], lower[:, rows[keep]].T, relative[:, keep].T, slow, margins)
-
-    def _judge(
-        self, rows: IntArray, lower: FloatArray, relative: FloatArray, slow: FloatArray, margins: Margins
-    ) -> Clearance:
-        checker = self._c
-        starts, least, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
-        wanted = np.where(checker._supported, margins.support, margins.stop)
-        stops: list[float] = np.minimum(wanted, checker._closest).tolist()
-        order = lower.min(axis=1).argsort()  # what is found for the first rows of a pair spares queries of others
-        for row, bounds, motion in zip(*(each[order].tolist() for each in (rows, lower, relative)), strict=True):
+        stops, slows, slow = checker.limits(margins)
+        least = np.full(len(slow), math.inf)
+        lower = self.lower(among)
+        least[among] = lower.min(axis=0) - self._slack
+        least[idle] = np.inf
+        rows = np.flatnonzero(least < slow)
+        rows = rows[least[rows].argsort()]  # what is found for the first rows of a pair spares queries of others
+        columns = rows if among is _ALL else np.searchsorted(among, rows)
+        seen, bounds = self._relative(rows), lower.T[columns]
+        moved = _distances(seen[:, 1:] - seen[:, :-1])
+        self._seen = least, rows, bounds, moved
+        passed = np.zeros_like(bounds)
+        np.cumsum(moved, axis=1, out=passed[:, 1:])
+        starts, found, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
+        for number in np.flatnonzero(_between(bounds, moved) < slow[rows]).tolist():
+            row = int(rows[number])
             pair = checker._rows[2][row]
-            known = starts.get(pair, math.inf), least.get(pair, math.inf)
-            starts[pair], least[pair] = self._follow(row, bounds, motion, (float(slow[row]), stops[pair]), known)
+            known, limits = (starts.get(pair, math.inf), found.get(pair, math.inf)), (stops[pair], slows[pair])
             used.setdefault(pair, []).append(row)
+            if known[0] >= limits[0]:
+                places = passed[number] if among is _ALL else seen[number]
+                known = self._search(row, bounds[number], places, moved[number], limits, known)
+                starts[pair], found[pair] = known
+                if known[1] < limits[0] <= known[0]:
+                    return self._finding(pair, known[1], forbidden=True)
+        if not found:
+            row = int(least.argmin())
+            return Clearance(float(least[row] + self._slack), self._names(checker._rows[2][row]))
         share, below = 1.0, list[int]()
-        for pair, smallest in sorted(least.items()):
-            first, stop = starts[pair], stops[pair]
-            most = margins.support_slow if checker._supported[pair] else margins.slow
+        for pair, smallest in found.items():
+            first, stop, most = starts[pair], stops[pair], slows[pair]
             if first < stop:
                 below.append(pair)
-            elif smallest < stop:
-                return self._finding(pair, smallest, forbidden=True)
-            elif smallest < most and smallest < first - _ROUNDING and not checker._is_near[pair]:
+            elif smallest < most and smallest < first - _ROUNDING:
                 harmless = _HARMLESS * (first - stop) / (first - smallest)
                 share = min(share, max(_SLOWEST, (smallest - stop) / (most - stop), harmless))
         if below:
             kept = self._not_escaping({pair: used[pair] for pair in below})
             if kept is not None:
-                return self._finding(kept, least[kept], forbidden=True)
-        worst = min(least, key=lambda pair: least[pair])
-        return self._finding(worst, least[worst], share)
+                return self._finding(kept, found[kept], forbidden=True)
+        worst = min(found, key=lambda pair: found[pair])
+        return self._finding(worst, found[worst], share)
+
+    def room(self) -> FloatArray:
+        """Return how near the rows [N] come at most along the motion, by what :meth:`find` found."""
+        least, rows, bounds, moved = self._seen
+        least[rows] = _between(bounds, moved)
+        return least
+
+    def _search(
+        self, row: int, bounds: FloatArray, places: FloatArray, moved: FloatArray, limits: _Two, known: _Two
+    ) -> _Two:
+        """Return a pair's distance at the start, and the smallest one along the motion if it matters.
+
+        Samples are asked in the order of their lower ``bounds`` [K], which each answer raises, until the smallest
+        distance is known well enough. ``limits`` are the distances below which to stop and to be slow; ``known`` is
+        what other pieces of the same bodies have at the start and at least. ``places`` are lengths of the way [K],
+        which take less time, or what :meth:`_relative` returns, [K, 12], for ways that come back.
+        """
+        (stop, slow), (first, least), asked = limits, known, dict[int, float]()
+
+        def ask(at: int) -> float:
+            if at not in asked:
+                asked[at] = self.distance(row, at)
+                change = places - places[at]
+                change = np.abs(change, out=change) if change.ndim == 1 else _distances(change)
+                np.maximum(bounds, asked[at] - change, out=bounds)
+            return asked[at]
+
+        here = ask(0) if bounds[0] < min(slow, first) else float(bounds[0])
+        first, least = min(first, here), min(least, here)
+        while first >= stop <= least:
+            at = int(bounds.argmin())
+            if at in asked or bounds[at] >= min(slow, max(stop, least - _HARMLESS * (least - stop))):
+                break
+            least = min(least, ask(at))
+        if first < stop or least < stop:
+            return first, least
+        floor = 2.0 * _BETWEEN * stop if places.ndim == 1 else 0.0
+        for at in np.flatnonzero(bounds[1:] + bounds[:-1] - moved < floor).tolist():
+            ends = (float(at), ask(at)), (float(at + 1), ask(at + 1))
+            least = min(least, self._inside(row, *ends, float(moved[at]), floor))
+            if least < stop:
+                break
+        return first, least
 
     def _not_escaping(self, below: Mapping[int, list[int]]) -> int | None:
         """Return None if the motion brings none of these pairs nearer and one of them apart; else a pair."""
@@ -221,26 +303,18 @@ class _Sweep:
 
     def lower(self, rows: Any) -> FloatArray:
         """Return lower bounds [K, N] of the distances of pairs of pieces."""
-        checker, centres = self._c, self._centres
-        apart = (centres.reshape(-1, centres.shape[2]) @ checker._signs[1][:, rows]).reshape(len(centres), 3, -1)
-        size = np.sqrt(np.einsum("kin,kin->kn", apart, apart))
+        checker, count = self._c, len(self._samples)
+        centres = self._points.transpose(2, 1, 0).reshape(3, -1)  # [3, K * P]
+        apart = (centres.reshape(3 * count, -1) @ checker._signs[:, rows]).reshape(3, count, -1)
+        size = np.sqrt(np.einsum("ikn,ikn->kn", apart, apart))
         if (own := np.flatnonzero(checker._which[rows] >= 0)).size:
-            alone = self._at[checker._alone]
-            seen = alone[..., :3, :3].swapaxes(2, 3) @ (centres - alone[..., :3, 3:])  # [B, K, 3, P]
-            beyond = np.abs(seen) - checker._halves
+            beyond = checker._turned @ centres - checker._moved  # [B, 3, K * P]
+            height, beyond = beyond[:, 2], np.abs(beyond) - checker._halves
             outside = np.maximum(beyond, 0.0)
-            beside = np.sqrt(np.einsum("bkip,bkip->bkp", outside, outside)) + np.minimum(beyond.max(axis=2), 0.0)
-            beside = np.where(checker._plane, seen[:, :, 2], beside)
+            beside = np.sqrt(np.einsum("bik,bik->bk", outside, outside)) + np.minimum(beyond.max(axis=1), 0.0)
+            beside = np.where(checker._plane, height, beside).reshape(len(beside), count, -1)
             size[:, own] = beside[checker._which[rows][own], :, checker._first[rows][own]].T
         found: FloatArray = size - checker._sum[rows]
-        return found
-
-    def _moves(self) -> FloatArray:
-        """Return how far pairs of pieces move at most between two samples, [K - 1, N], m."""
-        steps = self._centres[1:] - self._centres[:-1]
-        turned = np.abs(self._samples[1:] - self._samples[:-1]) @ self._c._turned
-        each = np.sqrt(np.einsum("kip,kip->kp", steps, steps)) + turned
-        found: FloatArray = _CURVED * (each @ self._c._signs[0])
         return found
 
     def least(self, rows: IntArray, near: float) -> list[float]:
@@ -257,59 +331,21 @@ class _Sweep:
         return found
 
     def _relative(self, rows: IntArray) -> FloatArray:
-        """Return how far points of the first piece move relative to the second one, [K - 1, N], m."""
+        """Return the first pieces' places relative to the second ones, [R, K, 12], for :func:`_apart`."""
         first, second = self._at[self._c._first[rows]], self._at[self._c._second[rows]]
         first[..., 3] -= second[..., 3]
-        seen = second[..., :3, :3].swapaxes(2, 3) @ first[..., :3, :]
-        change = seen[:, 1:] - seen[:, :-1]
-        turned = np.sqrt(0.5 * np.einsum("nkij,nkij->kn", change[..., :3], change[..., :3]))  # about the angle, rad
-        moved = np.sqrt(np.einsum("nki,nki->kn", change[..., 3], change[..., 3]))
-        found: FloatArray = _CURVED * (moved + turned * self._c._radii[self._c._first[rows]])
-        return found
+        seen: FloatArray = second[..., :3, :3].swapaxes(2, 3) @ first[..., :3, :]
+        seen[..., :3] *= math.sqrt(0.5) * self._c._radii[self._c._first[rows], None, None, None]
+        return seen.reshape(*seen.shape[:2], 12)
 
-    def _follow(self, row: int, lower: list[float], motion: list[float], limits: _Two, known: _Two) -> _Two:
-        """Return a pair's distance at the start, and the smallest one along the motion if it is below ``slow``.
-
-        ``limits`` are the distances below which to be slow and to stop; ``known`` is what other pieces of the same
-        bodies have at the start and at least. Where a piece cannot be nearer than these, a bound takes the place of
-        its distance.
-        """
-        (slow, stop), (first, least) = limits, known
-        here = lower[0]
-        is_bound = here >= (min(slow, first) if first >= stop else slow)
-        if not is_bound:
-            here = self.distance(row, 0)
-        own, first, least = here, min(first, here), min(least, here)
-        for at, moved in enumerate(motion):
-            bound, sphere = here - moved, lower[at + 1]
-            there = max(bound, sphere)
-            was_bound, is_bound = is_bound, there >= (min(slow, least) if least >= stop else slow)
-            is_bound = is_bound and bound + there >= 2.0 * stop
-            if not is_bound:
-                there = self.distance(row, at + 1) if sphere < slow else sphere
-            if not is_bound or sphere >= bound:
-                own = min(own, there)
-            if bound + there < 2.0 * stop <= 2.0 * own:
-                if was_bound and lower[at] < slow:
-                    here = self.distance(row, at)
-                own = min(own, self._inside(row, (float(at), here), (float(at + 1), there), moved, stop))
-            here, least = there, min(least, own)
-        return first, least
-
-    def _inside(
-        self, row: int, start: tuple[float, float], end: tuple[float, float], moved: float, stop: float
-    ) -> float:
+    def _inside(self, row: int, start: _Two, end: _Two, moved: float, floor: float) -> float:
         """Return the smallest distance between two samples (number, distance); divides where it is unclear."""
         (a, here), (b, there) = start, end
-        least = min(here, there)
-        if least < stop or moved < _FINE or 0.5 * (here + there - moved) >= stop:
-            return least
+        if here + there - moved >= floor or moved < _FINE:
+            return min(here, there)
         middle = 0.5 * (a + b)
-        found = middle, self.distance(row, middle)
-        return min(
-            self._inside(row, start, found, 0.5 * moved * _CURVED, stop),
-            self._inside(row, found, end, 0.5 * moved * _CURVED, stop),
-        )
+        found, half = (middle, self.distance(row, middle)), 0.5 * moved * _CURVED
+        return min(self._inside(row, start, found, half, floor), self._inside(row, found, end, half, floor))
 
     def distance(self, row: int, at: float) -> float:
         """Return the distance of a pair of pieces at a sample, or between two samples."""
@@ -332,20 +368,26 @@ class _Sweep:
         return float(found)
 
 
-def _between(lower: FloatArray, moves: FloatArray) -> FloatArray:
-    """Return lower bounds [K - 1, N] between samples; without motion, those at the sample."""
-    if len(lower) == 1:
-        return lower
-    found: FloatArray = 0.5 * (lower[:-1] + lower[1:] - moves)
+def _between(bounds: FloatArray, moved: FloatArray) -> FloatArray:
+    """Return the smallest distances [R] along a motion, from those at its samples [R, K]."""
+    if bounds.shape[1] == 1:
+        return bounds[:, 0]
+    found: FloatArray = 0.5 * (bounds[:, 1:] + bounds[:, :-1] - moved).min(axis=1)
     return found
 
 
-def _sampled(path: FloatArray, reach: FloatArray) -> FloatArray:
-    """Return samples [K, J] of the motion through ``path`` [W, J]."""
+def _distances(change: FloatArray) -> FloatArray:
+    """Return how far points move at most, m, by a ``change`` of their places [..., 12]."""
+    found: FloatArray = np.sqrt(change * change @ _PARTS) @ _BOTH  # faster than sums
+    return found
+
+
+def _sampled(path: FloatArray, reach: FloatArray) -> tuple[FloatArray, float]:
+    """Return samples [K, J] of the motion through ``path`` [W, J], and the largest step of a body, m."""
     steps = path[1:] - path[:-1]
     lengths: list[float] = (np.abs(steps) @ reach).tolist()
     step = max(_STEP, sum(lengths) / _MOST)
     counts = [math.ceil(length / step) for length in lengths]
     part = [number for number, count in enumerate(counts) for _ in range(count)]
     share = np.array([each / count for count in counts for each in range(1, count + 1)])
-    return np.concatenate([path[:1], path[part] + share[:, None] * steps[part]])
+    return np.concatenate([path[:1], path[part] + share[:, None] * steps[part]]), step

@@ -52,8 +52,10 @@ class Tree:
     def forward(self, q: FloatArray) -> FloatArray:
         """Return the transforms [J + 1, K, 4, 4] of all frames at positions ``q`` [K, J]."""
         joints, column = len(self.names), q.T
-        factors = np.ones((*column.shape, 4))
-        factors[..., 1], factors[..., 2], factors[..., 3] = np.sin(column), np.cos(column), column
+        factors = np.empty((*column.shape, 4))
+        factors[..., 0], factors[..., 3] = 1.0, column
+        np.sin(column, out=factors[..., 1])
+        np.cos(column, out=factors[..., 2])
         local = (factors @ self.motions.reshape(4, joints, 16).swapaxes(0, 1)).reshape(joints, -1, 4, 4)
         found = np.empty((len(self.names) + 1, len(q), 4, 4))
         found[0] = _HERE

@@ -1,12 +1,10 @@
 """The bodies of arms and their surroundings, and which pairs of them are checked."""
 
-import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ class World:
     joints: Mapping[str, Mapping[str, int]]  # of each arm: the joints of its URDF, in the tree
     reach: FloatArray  # [J], how far anything that a joint moves is from it, m
     unchecked: Mapping[tuple[str, str], str]  # pairs of links that are not checked, and why not
-    near: Mapping[tuple[str, str], float]  # smallest distance of links that are near everywhere, m
+    near: Collection[tuple[str, str]]  # pairs that are near everywhere, so that they slow nothing
     notes: tuple[str, ...]  # what is not covered
     base: str  # link in whose frame obstacles are given
 
@@ -102,7 +100,7 @@ def make_world(config: Config, arms: Mapping[str, Kinematics]) -> World | None:
             bodies.append(held)
     base = known[0].robot.base_frame
     world = World(
-        tree, tuple(bodies), (), links, joints, _reach(tree, bodies), why, {}, tuple(notes), base * (base in links)
+        tree, tuple(bodies), (), links, joints, _reach(tree, bodies), why, (), tuple(notes), base * (base in links)
     )
     world = replace(world, pairs=tuple(_pairs(world, 0)))
     return with_bodies(world, [obstacle_body(world, each) for each in config.collision.parsed_obstacles])
@@ -115,9 +113,7 @@ def with_bodies(world: World, bodies: Sequence[Body]) -> World:
     return replace(grown, pairs=(*world.pairs, *_pairs(grown, start)))
 
 
-def without(
-    world: World, pairs: Mapping[tuple[str, str], str], near: Mapping[tuple[str, str], float] = MappingProxyType({})
-) -> World:
+def without(world: World, pairs: Mapping[tuple[str, str], str], near: Collection[tuple[str, str]] = ()) -> World:
     """Return ``world`` without some pairs of bodies, and with others that are :attr:`World.near`.
 
     Pairs are :func:`named`.
@@ -127,7 +123,7 @@ def without(
     return replace(world, pairs=kept, unchecked={**world.unchecked, **pairs}, near=near)
 
 
-def read_srdf(path: Path) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+def read_srdf(path: Path) -> tuple[dict[tuple[str, str], str], set[tuple[str, str]]]:
     """Return the pairs of ``disable_collisions`` in an SRDF with their reasons, and :attr:`World.near`."""
     try:
         root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
@@ -137,18 +133,13 @@ def read_srdf(path: Path) -> tuple[dict[tuple[str, str], str], dict[tuple[str, s
         raise ConfigError(f"collision.srdf: {path} is not XML ({error})") from None
     if root.tag != "robot":
         raise ConfigError(f"collision.srdf: {path} contains <{root.tag}>, expected <robot>")
-    unchecked, near = dict[tuple[str, str], str](), dict[tuple[str, str], float]()
+    unchecked, near = dict[tuple[str, str], str](), set[tuple[str, str]]()
     for each in root:
         name = named(each.get("link1", ""), each.get("link2", ""))
         if each.tag == "disable_collisions":
             unchecked[name] = each.get("reason", "SRDF")
         elif each.tag == _NEAR:
-            try:
-                near[name] = float(each.get("distance", ""))
-            except ValueError:
-                near[name] = math.nan
-            if not math.isfinite(near[name]):
-                raise ConfigError(f"collision.srdf: {path}: the distance of {name} is no number")
+            near.add(name)
     return unchecked, near
 
 
@@ -157,8 +148,8 @@ def write_srdf(world: World) -> str:
     root = ElementTree.Element("robot", name="vla_ros")
     for (first, second), why in sorted(world.unchecked.items()):
         ElementTree.SubElement(root, "disable_collisions", link1=first, link2=second, reason=why)
-    for (first, second), distance in sorted(world.near.items()):
-        ElementTree.SubElement(root, _NEAR, link1=first, link2=second, distance=f"{distance:.6f}")
+    for first, second in sorted(world.near):
+        ElementTree.SubElement(root, _NEAR, link1=first, link2=second)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 

@@ -23,8 +23,8 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
 _HALF = 0.5  # opening below which a gripper is closed
-_DAMPINGS = (1e-3, 5e-3, 2e-2)  # of servos; near singularities they move the joints differently
-_SAME = 0.5  # of the stop distance; ways that are nowhere further apart are the same
+_DAMPINGS = np.geomspace(1e-3, 2e-2, 7)  # of servos; near singularities they move the joints differently
+_PERIOD = 0.01  # s, of a servo
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
@@ -83,6 +83,8 @@ class CollisionCheck:
         self.configure(config)
         if self.world is not None:
             self.checker = Checker(self.world)
+            joints = self.world.joints
+            self._at = {arm: [joints[arm][name] for name in kinematics[arm].joint_names] for arm in joints}
             self._unseen = set(self.world.joints)  # arms whose joint state has never arrived
             names = len(self.world.tree.names)
             self._q = np.clip(np.zeros(names), self.world.tree.low, self.world.tree.high)
@@ -122,20 +124,24 @@ class CollisionCheck:
         if self._unseen:
             unseen = ", ".join(sorted(self._unseen))
             raise Refused(Reason.JOINT_STATE_STALE, f"{unseen}: no joint state yet, so it cannot be kept clear of")
-        path, closed = self.path(commands, joints)
-        self.last = found = self.clearance(path, closed)
+        ways, closed = self.ways(commands, joints)
+        self.last = found = self.clearance(ways, closed)
         if (refused := refusal(found)) is not None:
             raise refused
         return found.share
 
-    def clearance(self, path: FloatArray, closed: Sequence[str] = ()) -> Clearance:
-        """Check the motion through ``path`` [W, J]; ``closed`` are the arms whose grippers are closed."""
-        return self.checker.check(path, self._margins, closed)
+    def clearance(self, ways: FloatArray, closed: Sequence[str] = ()) -> Clearance:
+        """Check motions through waypoints [D, W, J] of which the arms make one, supposedly that in the middle.
 
-    def path(
+        ``closed`` are the arms whose grippers are closed.
+        """
+        others = ways if len(ways) > 1 else None
+        return self.checker.check(ways[len(ways) // 2], self._margins, closed, others)
+
+    def ways(
         self, commands: Sequence[Command], joints: Mapping[str, JointState | None]
     ) -> tuple[FloatArray, list[str]]:
-        """Return the waypoints [W, J] of the commands, and the arms whose gripper is closed."""
+        """Return the waypoints [D, W, J] of the commands, and the arms whose gripper is closed; D is 1 or odd."""
         assert self.world is not None
         tree, start = self.world.tree, self._q
         for arm, state in joints.items():
@@ -143,59 +149,61 @@ class CollisionCheck:
                 index, column = self._index(arm, state.names)
                 start[index] = state.positions[column]
         start = tree.follow(np.where(np.isfinite(start), start, 0.0))
-        speeds = {each.arm: self._speeds.pop(each.arm, np.zeros(0)) for each in commands if each.hold}
-        ways = [self._way(commands, start, speeds, _DAMPINGS[0])]
-        if any(each.twist is not None and not each.hold for each in commands):
-            last = self._way(commands, start, speeds, _DAMPINGS[-1])
-            apart = float((np.abs(last - ways[0]) @ self.world.reach).max())
-            if apart > _SAME * self._margins.stop:  # there with one servo, back with the next
-                ways += [self._way(commands, start, speeds, _DAMPINGS[1])[::-1], last]
         known = [each for each in commands if each.arm in self.world.joints]
-        return tree.follow(np.concatenate(ways)), [each.arm for each in known if self._is_closed(each)]
+        return tree.follow(self._ways(known, start)), [each.arm for each in known if self._is_closed(each)]
 
-    def _way(
-        self, commands: Sequence[Command], start: FloatArray, speeds: Mapping[str, FloatArray], damping: float
-    ) -> FloatArray:
-        """Return the waypoints [W, J] from ``start`` [J] until all arms have come to rest.
+    def _ways(self, commands: Sequence[Command], start: FloatArray) -> FloatArray:
+        """Return the waypoints [D, W, J] from ``start`` [J] until all arms have come to rest.
 
-        ``speeds`` [N] are those of the arms that hold; ``damping`` is that of the servos that follow a twist.
+        D is 1, or the number of servos that may follow a twist, which choose the joints' velocities.
         """
-        assert self.world is not None
-        half, end, early, late, expired, rest = (start.copy() for _ in range(6))
+        twists = [each.duration for each in commands if each.twist is not None and not each.hold]
+        dampings = _DAMPINGS if twists else _DAMPINGS[:1]
+        first = math.ceil(max(twists) / _PERIOD) if twists else 1  # steps of the command,
+        beyond = max((self._lifetime - each.duration for each in commands if each.moves_on), default=0.0)
+        more = 0 if beyond <= 0 else math.ceil(beyond / _PERIOD) if twists else 1  # and until it expires
+        way = np.empty((len(dampings), first + more + 1, len(start)))
+        way[:] = start
+        speeds = np.zeros_like(way)
         for command in commands:
-            own = self.world.joints.get(command.arm)
-            if own is None:
-                continue
             index, column = self._index(command.arm, command.names)
-            for each in (half, end, early, late, expired, rest):
-                each[index] = command.positions[column]
-            chain = self._kinematics[command.arm]
-            at = [own[name] for name in chain.joint_names]
-            last = speed = command.speed
+            at, left = self._at[command.arm], max(self._lifetime - command.duration, 0.0)
+            way[:, 1:, index] = goal = command.positions[column]
             if command.hold:
-                last = speeds[command.arm] if speeds[command.arm].size else np.zeros(len(at))
+                speeds[..., at] = self._speeds.pop(command.arm, 0.0)
+                continue
+            if command.twist is not None:
+                steps = np.repeat((command.duration / first, left / max(more, 1)), (first, more))
+                twist, chain = np.concatenate(command.twist), self._kinematics[command.arm]
+                way[..., at], speeds[..., at] = chain.follow(start[at], twist, steps, dampings)
             else:
-                left = max(self._lifetime - command.duration, 0.0)
-                if command.twist is not None:  # the driver chooses the joints' velocities
-                    twist = np.concatenate(command.twist)
-                    half[at], end[at], speed = chain.follow(start[at], twist, command.duration, damping)
-                    early[at] = self._stopped(at, end[at], speed)  # joints turn back near singularities
-                    late[at], expired[at], last = chain.follow(end[at], twist, left, damping)
-                else:
-                    expired[at] = end[at] + left * speed * command.moves_on
-                    half[at], late[at] = 0.5 * (start[at] + end[at]), 0.5 * (end[at] + expired[at])
-                self._speeds[command.arm] = speed
-            rest[at] = self._stopped(at, expired[at], last)
-        if any(each.twist is not None and not each.hold for each in commands):
-            return np.stack([start, half, end, early, end, late, expired, rest])
-        return np.stack([start, end, *([expired] if any(each.moves_on for each in commands) else []), rest])
+                if first > 1:
+                    way[:, :first, index] = start[index] + np.arange(first)[:, None] / first * (goal - start[index])
+                if more and command.moves_on:
+                    way[:, first + 1 :, at] += np.arange(1, more + 1)[:, None] / more * left * command.speed
+                speeds[..., at] = command.speed
+            self._speeds[command.arm] = speeds[len(dampings) // 2, first, at]
+        if not twists:
+            return np.concatenate([way, self._stopped(way[:, -1:], speeds[:, -1:])], axis=1)
+        early, late = (self._braked(way[:, at], speeds[:, at - 1 : at + 1]) for at in (first, first + more))
+        return np.concatenate([way[:, : first + 1], early, way[:, first:], late[:, :-1]], axis=1)
 
-    def _stopped(self, at: list[int], q: FloatArray, speed: FloatArray) -> FloatArray:
-        """Return where joints ``at`` of the tree, at ``q`` [N] with ``speed`` [N], come to rest."""
+    def _braked(self, q: FloatArray, speeds: FloatArray) -> FloatArray:
+        """Return ways [D, 4, J] to rest from ``q`` [D, J], and back; a servo's last speed is one of two."""
+        half, rest = (self._stopped(q[:, None], speeds, share) for share in (0.5, 1.0))
+        return np.concatenate([half[:, :1], rest, half[:, 1:]], axis=1)
+
+    def _stopped(self, q: FloatArray, speeds: FloatArray, share: float = 1.0) -> FloatArray:
+        """Return where joints at ``q`` [..., J] with ``speeds`` [..., J] are after a share of the time to stop."""
         assert self.world is not None
-        way = speed * np.abs(speed) / (2.0 * self._config.collision.deceleration)
-        low, high = np.minimum(self.world.tree.low[at], q), np.maximum(self.world.tree.high[at], q)
-        return np.clip(q + way, low, high)
+        slower = self._config.collision.deceleration
+        passed = np.abs(speeds) / slower
+        if share < 1.0:
+            passed = np.minimum(passed, share * passed.max(axis=-1, keepdims=True))
+        there = q + passed * (speeds - np.copysign(0.5 * slower * passed, speeds))
+        low, high = np.minimum(self.world.tree.low, q), np.maximum(self.world.tree.high, q)
+        stopped: FloatArray = np.minimum(np.maximum(there, low), high)
+        return stopped
 
     def _is_closed(self, command: Command) -> bool:
         arm = self._arms[command.arm]
@@ -257,8 +265,8 @@ class CollisionCheck:
             partners.setdefault(world.bodies[i].name, []).append(world.bodies[j].name)
         lines += [f"  pairs of {first}: {', '.join(others)}" for first, others in partners.items()]
         lines += [
-            f"  near everywhere, so that they slow nothing: {first} and {second} ({1e3 * least:.3g} mm at least)"
-            for (first, second), least in world.near.items()
+            f"  near everywhere, so that they slow nothing: {first} and {second}"
+            for first, second in sorted(world.near)
         ]
         if tips:
             lines.append(f"  {1e3 * options.support_distance:g} mm from a support: {', '.join(tips)}")

@@ -24,7 +24,6 @@ _TOLERANCE = 1e-5  # m and rad
 _MAX_ITERATION_STEP = 0.3  # rad or m per joint and iteration; the linearisation is valid about that far
 _POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
 _REMEMBERED_POSES = 8
-_SERVO_PERIOD = 0.01  # s
 
 
 class Kinematics:
@@ -153,32 +152,41 @@ class Kinematics:
         return best
 
     def follow(
-        self, q: FloatArray, twist: FloatArray, seconds: float, damping: float
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return where a servo that gets a twist brings the arm: halfway, at the end, and its speed there; [N].
+        self, q: FloatArray, twist: FloatArray, steps: FloatArray, dampings: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return where servos that get a twist bring the arm, [D, T + 1, N], and its speeds there.
 
-        The servo resolves the twist every 10 ms or so, as MoveIt Servo does without a plugin for inverse
-        kinematics: the least joint velocities, all of them slower if one would exceed its limit.
+        A servo resolves the twist at each step, as MoveIt Servo does without a plugin for inverse kinematics: the
+        least joint velocities, all of them slower if one would exceed its limit.
 
         Args:
             q: Joint positions [N] at the start.
             twist: Velocity of the tip [6], m/s over rad/s, in base axes.
-            seconds: How long the twist lasts.
-            damping: Of the servo's pseudo-inverse, as a singular value of the Jacobian.
+            steps: Durations [T] in s.
+            dampings: Of the servos' pseudo-inverses [D], as singular values of the Jacobian.
         """
-        steps = 2 * math.ceil(0.5 * seconds / _SERVO_PERIOD)
-        low, high, way = np.minimum(self.position_low, q), np.maximum(self.position_high, q), [q]
-        for _ in range(steps):
-            way.append(_clip(way[-1] + seconds / steps * self.resolve(way[-1], twist, damping), low, high))
-        return way[steps // 2], way[-1], self.resolve(way[-1], twist, damping)
+        low, high = np.minimum(self.position_low, q), np.maximum(self.position_high, q)
+        way = np.tile(q, (len(dampings), len(steps) + 1, 1))
+        speeds = np.empty_like(way)
+        for number, seconds in enumerate(steps.tolist()):
+            speeds[:, number] = speed = self.resolve(way[:, number], twist, dampings)
+            way[:, number + 1] = _clip(way[:, number] + seconds * speed, low, high)
+        speeds[:, -1] = self.resolve(way[:, -1], twist, dampings)
+        return way, speeds
 
-    def resolve(self, q: FloatArray, twist: FloatArray, damping: float) -> FloatArray:
-        """Return the joint velocities [N] with which a servo follows a ``twist`` [6] at ``q`` [N]."""
-        jacobian = self.jacobian(q)
-        squares = jacobian @ jacobian.T
-        squares.flat[::7] += damping**2
-        speed: FloatArray = jacobian.T @ np.linalg.solve(squares, twist)
-        return speed / max(1.0, float((np.abs(speed) / self.velocity_limits).max()))
+    def resolve(self, q: FloatArray, twist: FloatArray, dampings: FloatArray) -> FloatArray:
+        """Return the joint velocities [D, N] with which servos follow a ``twist`` [6] at ``q`` [D, N]."""
+        full = np.empty_like(q)
+        full[:, self._order] = q
+        with self._lock:
+            jacobian = np.array([self._world_jacobian(each) for each in full])[..., self._order]
+        turned = jacobian.swapaxes(1, 2)
+        squares = jacobian @ turned
+        squares[:, range(6), range(6)] += (dampings**2)[:, None]
+        twist = self._turn.T @ twist
+        speed: FloatArray = (turned @ np.linalg.solve(squares, twist[:, None]))[..., 0]
+        speed /= np.maximum(1.0, (np.abs(speed) / self.velocity_limits).max(axis=1, keepdims=True))
+        return speed
 
     def _step(
         self, q: FloatArray, error: FloatArray, low: FloatArray, high: FloatArray, drift: FloatArray | None
@@ -221,11 +229,13 @@ class Kinematics:
         return pose
 
     def _jacobian(self, q: FloatArray) -> FloatArray:
-        pinocchio = self._pinocchio
-        aligned = pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED
-        full = pinocchio.computeFrameJacobian(self._model, self._data, self._full(q), self._tip, aligned)
-        result: FloatArray = (self._turn @ full)[:, self._order]
+        result: FloatArray = (self._turn @ self._world_jacobian(self._full(q)))[:, self._order]
         return result
+
+    def _world_jacobian(self, full: FloatArray) -> Any:
+        """Return the tip's Jacobian in world axes; ``full`` and its columns are in Pinocchio's order."""
+        aligned = self._pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED
+        return self._pinocchio.computeFrameJacobian(self._model, self._data, full, self._tip, aligned)
 
     def _full(self, q: FloatArray) -> FloatArray:
         """Convert positions from the order of ``joint_names`` to Pinocchio's order."""

@@ -39,9 +39,9 @@ class Stops:
         """Check the way from the joint state before to ``joints``."""
         if self._check is None or joints is None or self._check.world is None:
             return
-        path, _ = self._check.path((), {arm: of_arm(joints, arm) for arm in self._check.world.joints})
+        [path], _ = self._check.ways((), {arm: of_arm(joints, arm) for arm in self._check.world.joints})
         before, self._before = self._before, path[0]
-        refused = None if before is None else refusal(self._check.clearance(np.stack([before, path[0]])))
+        refused = None if before is None else refusal(self._check.clearance(np.stack([before, path[0]])[None]))
         self._note(time, "the recorded motion", refused.detail if refused else "")
 
     def _note(self, time: int, what: str, detail: str) -> None:
