@@ -22,7 +22,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.record.ring import Ring
 from vla_ros.record.topics import LATCHED, Recorded, Topic, recorded_topics
 
-_PERIOD = 0.05  # s between passes to the recorder; a killed node loses the messages of one
+_PERIOD = 0.02  # s between passes to the recorder; a killed node loses the messages of one
 _AGAIN = 2.0  # s from one start of the recorder to the next
 _ENDS = 10.0  # s; the recorder finishes its bag
 _SHARE, _LEAST = 8, 64  # part of record.memory that is shared with the recorder, and at least so many MiB
