@@ -20,7 +20,7 @@ from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import expand_name
 from vla_ros.record.topics import Topic, recorded_topics
 
-_NICE = 19  # the node and its driver go first
+_NICE = 10  # the node and its driver go first
 _LAST = 0.3  # s; events of a node that ends
 
 
