@@ -95,3 +95,12 @@ def test_failures_are_shown_first_when_there_are_many(result):
     chosen = demo.featured(episodes)
     assert len(chosen) == demo.EPISODES_WITH_IMAGES
     assert chosen[0].seed == 90
+
+
+def test_stages_on_a_simulated_clock_are_left_out(result):
+    stats = {
+        "latency_ms": {"total": {"p50": 0.0, "p99": 0.0}, "inference": {"p50": 5.0, "p99": 9.0}},
+        "latency_samples_ms": {"total": [0.0], "inference": [5.0]},
+    }
+    found = result.with_stats(stats)
+    assert list(found.latency_ms) == list(found.latency_samples_ms) == ["inference"]

@@ -134,9 +134,15 @@ class DemoResult:
         return {name: figures.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
 
     def with_stats(self, stats: Mapping[str, Any]) -> DemoResult:
-        """Return the results with the policy node's statistics (``vla-ros run --stats``)."""
+        """Return the results with the policy node's statistics (``vla-ros run --stats``).
+
+        Stages that a simulated clock measured took no time, and are left out.
+        """
         names = ("latency_ms", "frames", "execution", "latency_samples_ms")
-        return replace(self, **{name: stats[name] for name in names if name in stats})
+        found = replace(self, **{name: stats[name] for name in names if name in stats})
+        spent = {stage: times for stage, times in found.latency_ms.items() if times["p99"] > 0}
+        samples = {stage: times for stage, times in found.latency_samples_ms.items() if stage in spent}
+        return replace(found, latency_ms=spent, latency_samples_ms=samples)
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON values, without images and traces."""
