@@ -16,9 +16,7 @@ from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node import duplicate_name
-from vla_ros.node.claim import Claim
-from vla_ros.node.duplicate_name import DUPLICATE_PATIENCE, claim_name, count_duplicates, wait_until_alone
+from vla_ros.node.claim import DUPLICATE_PATIENCE, Claim, claim_name, count_duplicates, wait_until_alone
 from vla_ros.node.graph_watch import GraphWatch
 
 CAMERAS = (("a", b"1"), ("b", b"2"))
@@ -167,7 +165,7 @@ def test_the_first_of_two_simultaneous_nodes_keeps_its_name(here: dict[str, str]
         competitors.append(Claim(*arguments))
         return claim
 
-    monkeypatch.setattr(duplicate_name, "Claim", claim_and_compete)
+    monkeypatch.setattr("vla_ros.node.claim.Claim", claim_and_compete)
     with closing(claim_name("/vla_policy", here)) as first, closing(competitors[0]) as second:
         assert first.is_held
         assert not second.is_held

@@ -11,8 +11,7 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.node import observer as module
-from vla_ros.node.history import History, Past
-from vla_ros.node.observer import Observer
+from vla_ros.node.observer import History, Observer, Past
 from vla_ros.types import JointState, Observation
 from vla_ros.vision.messages import encode_image
 

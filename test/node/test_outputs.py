@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.node import servo
 from vla_ros.node.gate import DriverGate
+from vla_ros.node.outputs import SERVO_TYPE
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -142,7 +142,7 @@ def test_the_arm_waits_for_the_gripper_driver(robot, inside) -> None:
 
 def serve_servo(robot: Any, takes: bool) -> tuple[list[int], Any]:
     """MoveIt Servo's ``switch_command_type``: what it is told, and the service."""
-    kind, told = robot.graph.service(servo.TYPE), list[int]()
+    kind, told = robot.graph.service(SERVO_TYPE), list[int]()
 
     def answer(request: Any, response: Any) -> Any:
         told.append(int(request.command_type))

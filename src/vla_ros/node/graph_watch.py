@@ -13,8 +13,7 @@ from vla_ros.control.publishers import (
 )
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.node import Node
-from vla_ros.node.claim import Claim
-from vla_ros.node.duplicate_name import count_duplicates
+from vla_ros.node.claim import Claim, count_duplicates
 
 PERIOD = 0.1
 """Seconds between checks."""

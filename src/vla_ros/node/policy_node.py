@@ -24,10 +24,10 @@ from vla_ros.graph.node import Backend, Node, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
+from vla_ros.node.claim import claim_name, wait_until_alone
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.correction import Correction
-from vla_ros.node.duplicate_name import claim_name, wait_until_alone
 from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.lockstep import LockstepWiring
