@@ -15,13 +15,11 @@ import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.components import Component
-from vla_ros.control.command import Command, Made, lifetime
-from vla_ros.control.end_effector import limit_pose, twist_between
-from vla_ros.control.envelope import Envelope
+from vla_ros.control.command import Command, lifetime
+from vla_ros.control.envelope import Envelope, limit_pose, twist_between
 from vla_ros.control.gripper import Gripper
-from vla_ros.control.hold import held_fingers, held_position
 from vla_ros.control.limits import JointLimits, Violation, slower
-from vla_ros.control.measured import MeasuredArm, position_of
+from vla_ros.control.measured import MeasuredArm, held_fingers, held_position, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -136,8 +134,8 @@ class ArmController:
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
         self._held: FloatArray | None = None  # position that the arm holds
-        self._made: Made | None = None  # a command that has not been sent yet
-        self._goal: Made | None = None  # command of the last action
+        self._made: Command | None = None  # a command that has not been sent yet
+        self._goal: Command | None = None  # command of the last action
         self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
         # Positions [N] that were commanded for the motion's last pose.
         self._posed = np.full(len(self.arm_names), math.nan)
@@ -209,9 +207,8 @@ class ArmController:
         self._apply(violations)
         if isinstance(self._motion, TipMotion) and self._kinematics and not np.array_equal(positions, target):
             self._motion.shortened(self._kinematics.forward(positions))
-        command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
-        self._goal = self._made
-        return command
+        self._goal = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
+        return self._goal
 
     @property
     def is_moving(self) -> bool:
@@ -235,7 +232,7 @@ class ArmController:
         origin = measured if self._last is None or self._sends_velocities else self._last
         before, limits = self._speed, self._envelope.joints
         if remaining > 0:
-            target = origin + (goal.positions - origin) * min(1.0, dt / remaining)
+            target = origin + (goal.arm_positions - origin) * min(1.0, dt / remaining)
         else:
             before = slower(before, limits.acceleration, elapsed - dt)
             target = origin + dt * slower(before, limits.acceleration, dt)
@@ -244,7 +241,7 @@ class ArmController:
         # limits: a command that deceleration or interpolation carries beyond them is shortened, and not counted.
         begin, envelope = origin, self._envelope
         if self._control.delta_from != "commanded":
-            begin, envelope = measured, envelope.around(measured, limits.velocity * goal.dt)
+            begin, envelope = measured, envelope.around(measured, limits.velocity * goal.duration)
         positions, _, _ = envelope.limit(target, measured, origin, begin, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
@@ -267,20 +264,20 @@ class ArmController:
         elif self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             command = replace(command, twist=twist_between(*ends, dt))
-        self._made = Made(positions, velocity, fingers, stamp, dt)
+        self._made = command
         return command
 
     def shortened(self, share: float) -> Command | None:
         """Return the last command with a ``share`` of its motion in the same time, or None without one."""
         made = self._made
-        if made is None or not len(made.positions):
+        if made is None or not len(made.speed):
             return None
-        origin, end = made.part(share)
-        positions = self._envelope.within(origin, end, made.dt)
+        origin = made.arm_positions - made.speed * made.duration
+        positions = self._envelope.within(origin, origin + share * made.speed * made.duration, made.duration)
         if isinstance(self._motion, TipMotion) and self._kinematics:
             self._motion.shortened(self._kinematics.forward(positions))
-        command = self._command(positions, origin, made.fingers, made.stamp, made.dt)
-        self._goal = self._made if made is self._goal else self._goal
+        command = self._command(positions, origin, made.fingers, made.stamp, made.duration)
+        self._goal = command if made is self._goal else self._goal
         return command
 
     def executed(self) -> None:
@@ -288,11 +285,11 @@ class ArmController:
         made, self._made = self._made, None
         if made is not None:
             last = None if self._sends_velocities else self._last
-            self._speed = made.velocity if last is None else (made.positions - last) / made.dt
-            self._last, self._last_velocity = made.positions, made.velocity
+            self._speed = made.speed if last is None else (made.arm_positions - last) / made.duration
+            self._last, self._last_velocity = made.arm_positions, made.speed
             self._held = None
             if made is self._goal:
-                self._posed = made.positions
+                self._posed = made.arm_positions
             self._motion.executed()
             if made.fingers:
                 self._gripper.target = made.fingers[0]
@@ -371,8 +368,7 @@ class ArmController:
         start = self._motion.last or _NOWHERE
         end, violations = limit_pose(self._motion.target(numbers, start, self._control), start, self._arm.limits)
         self._apply(violations)
-        self._made = Made(np.zeros(0), np.zeros(0), fingers, stamp, dt)
-        return Command(
+        self._made = Command(
             arm=self.name,
             names=self._finger_names,
             positions=np.array(fingers),
@@ -381,6 +377,7 @@ class ArmController:
             frame_id=self._frame,
             twist=twist_between(start, end, dt),
         )
+        return self._made
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
         """Return the same position for every finger joint."""

@@ -30,22 +30,6 @@ _PERIODS = 2  # control periods after which a velocity expires if timeouts.twist
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a command within all limits is made of: positions [N], velocities [N] and finger positions."""
-
-    positions: FloatArray
-    velocity: FloatArray
-    fingers: list[float]
-    stamp: int
-    dt: float
-
-    def part(self, share: float) -> tuple[FloatArray, FloatArray]:
-        """Return where the motion begins, and where a ``share`` of it ends, each [N]."""
-        origin = self.positions - self.velocity * self.dt
-        return origin, origin + share * self.velocity * self.dt
-
-
-@dataclass(frozen=True)
 class Command:
     """A command for the driver of one arm."""
 
@@ -65,6 +49,17 @@ class Command:
     # (:mod:`vla_ros.control.environment_arm`); else None.
     action: FloatArray | None = None
     refused: Refused | None = None  # why this arm holds while others move (``control.arms_hold_alone``), or None
+
+    @property
+    def arm_positions(self) -> FloatArray:
+        """The positions of the arm's joints, without the fingers'."""
+        return self.positions[: len(self.speed)]
+
+    @property
+    def fingers(self) -> list[float]:
+        """The positions of the fingers."""
+        positions: list[float] = self.positions[len(self.speed) :].tolist()
+        return positions
 
     @property
     def moves_on(self) -> bool:

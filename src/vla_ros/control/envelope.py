@@ -1,4 +1,4 @@
-"""Applies all limits of an arm to a command: joint limits, tip steps, workspace box."""
+"""All limits of an arm: joint limits, steps of the tip, workspace box."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_ros.config import LimitsConfig
-from vla_ros.control.end_effector import shorten_for_tip
-from vla_ros.control.limits import JointLimits, Violation, limit_joints, slower
+from vla_ros.control.limits import JointLimits, Violation, limit_box, limit_joints, limit_length, slower
+from vla_ros.control.reasons import Reason
+from vla_ros.kinematics.rotations import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
 _BEND = 1e-3  # m; a way in joint space may bend so far out of the box
+_SLACK = 1.01  # factor by which the error of inverse kinematics may exceed a step limit
+_HALVINGS = 6
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,113 @@ class Envelope:
         """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""
         low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
         return replace(self, joints=replace(self.joints, low=low, high=high))
+
+
+def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
+    """Limit a step of the tip from ``start`` to ``wanted``; return the pose and the violations.
+
+    The pose is within the step limits and the workspace box.
+    """
+    violations = []
+    position, rotation = wanted.position, wanted.rotation
+    step, shortened = limit_length(position - start.position, limits.max_translation_step)
+    if shortened:
+        found = math.dist(position.tolist(), start.position.tolist())
+        detail = f"a step of {found:.4g} m, allowed {limits.max_translation_step:g} m"
+        violations.append(Violation(Reason.LIMIT_TRANSLATION, detail))
+        position = start.position + step
+    turn = rotation_vector(rotation @ start.rotation.T)
+    vector, shortened = limit_length(turn, limits.max_rotation_step)
+    if shortened:
+        detail = f"a step of {math.hypot(*turn.tolist()):.4g} rad, allowed {limits.max_rotation_step:g} rad"
+        violations.append(Violation(Reason.LIMIT_ROTATION, detail))
+        rotation = rotation_vector_matrix(vector) @ start.rotation
+    if limits.box:
+        inside, changed = limit_box(position, start.position, *limits.box)
+        if changed:
+            detail = f"target {np.round(position, 4).tolist()} m, {_box(limits)}"
+            violations.append(Violation(Reason.LIMIT_WORKSPACE, detail))
+            position = inside
+    return Pose(position, rotation), violations
+
+
+def shorten_for_tip(
+    kinematics: Kinematics,
+    origin: FloatArray,
+    positions: FloatArray,
+    limits: LimitsConfig,
+    stands: float = 1.0,
+    *,
+    straight: bool = False,
+    start: FloatArray | None = None,
+) -> tuple[FloatArray, Violation | None]:
+    """Shorten the step from ``origin`` to ``positions`` until the tip is within its limits.
+
+    Returns joint positions [N] and the violation of ``positions``, or None. The check is necessary because inverse
+    kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
+    ``stands`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
+    It moves ``straight`` on (a twist), or each joint moves on. The step of the tip starts at joint positions
+    ``start`` [N]; None means ``origin``.
+    """
+    begin = kinematics.forward(origin if start is None else start)
+
+    def expiry(candidate: FloatArray) -> FloatArray:
+        """Return the tip's position [3] when the velocity that leads to ``candidate`` expires."""
+        if not straight:
+            return kinematics.forward(origin + stands * (candidate - origin)).position
+        tip = kinematics.forward(origin).position
+        return tip + stands * (kinematics.forward(candidate).position - tip)
+
+    share, first = 1.0, None
+    for _ in range(_HALVINGS):
+        candidate = origin + share * (positions - origin)
+        excess, wrong = _excess(begin, kinematics.forward(candidate), limits)
+        if excess <= 1.0 and stands > 1.0:
+            excess, wrong = _out_of_box(begin, expiry(candidate), limits)
+        if excess <= 1.0:
+            return candidate, first
+        first = first or wrong
+        share *= 0.5 if math.isinf(excess) else 0.99 / excess
+    return origin.copy(), first
+
+
+def _out_of_box(start: Pose, end: FloatArray, limits: LimitsConfig) -> tuple[float, Violation | None]:
+    """Return infinity and the violation if the position ``end`` [3] is (further) outside the box, otherwise 0."""
+    if limits.box:
+        _, outside = limit_box(end, start.position, *limits.box)
+        if outside:
+            detail = f"tip at {np.round(end, 4).tolist()} m, {_box(limits)}"
+            return math.inf, Violation(Reason.LIMIT_WORKSPACE, detail)
+    return 0.0, None
+
+
+def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
+    """Return the larger of the step's ratios to its two limits, and the violation if it exceeds 1."""
+    if end is start:  # kinematics caches poses: nothing moves
+        return 0.0, None
+    worst, wrong = _out_of_box(start, end.position, limits)
+    if wrong is not None:
+        return worst, wrong
+    moved = math.dist(end.position.tolist(), start.position.tolist())
+    turned = rotation_angle(end.rotation @ start.rotation.T)
+    for reason, found, allowed, unit in (
+        (Reason.LIMIT_TRANSLATION, moved, limits.max_translation_step, "m"),
+        (Reason.LIMIT_ROTATION, turned, limits.max_rotation_step, "rad"),
+    ):
+        excess = found / (allowed * _SLACK + 1e-4)
+        if excess > max(worst, 1.0):
+            wrong = Violation(reason, f"the tip moves {found:.4g} {unit}, allowed {allowed:g} {unit}")
+        worst = max(worst, excess)
+    return worst, wrong
+
+
+def twist_between(start: Pose, end: Pose, dt: float) -> tuple[FloatArray, FloatArray]:
+    """Return the tip's velocity from ``start`` to ``end`` in ``dt`` seconds, in base axes.
+
+    Linear [3] in m/s and angular [3] in rad/s.
+    """
+    return (end.position - start.position) / dt, rotation_vector(end.rotation @ start.rotation.T) / dt
+
+
+def _box(limits: LimitsConfig) -> str:
+    return f"box {list(limits.workspace_low)} to {list(limits.workspace_high)}"
