@@ -52,6 +52,7 @@ class RobotController:
 
     Attributes:
         arms: The arms' controllers, in the order of ``config.arms``.
+        kinematics: Kinematics by arm, as given.
         rotations: Columns of an action that are an absolute rotation, with the form of that rotation.
 
     Raises:
@@ -70,7 +71,7 @@ class RobotController:
             for arm in config.arms
         }
         self._lock = threading.RLock()
-        self._spec, self._kinematics, self.collision = spec, kinematics, collision
+        self._spec, self.kinematics, self.collision = spec, kinematics, collision
         columns = self._columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
         self.arms: tuple[AnyArm, ...] = tuple(
@@ -90,7 +91,7 @@ class RobotController:
         """Apply changed options; raises ConfigError if a joint has no range left."""
         with self._lock:
             self._hold_alone = config.control.arms_hold_alone
-            self._plausible = Plausibility(config, self._columns, self._kinematics, config.control.max_overshoot)
+            self._plausible = Plausibility(config, self._columns, self.kinematics, config.control.max_overshoot)
             for arm in self.arms:
                 arm.configure(config)
 

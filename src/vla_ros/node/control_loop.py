@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from vla_ros.config import VELOCITY_OUTPUTS
-from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import StepResult
-from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.correction import Correction
 from vla_ros.node.executor import StepExecutor
@@ -61,14 +57,12 @@ class ControlLoop:
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
         self._config = context.options.current
-        velocities = any(arm.output in VELOCITY_OUTPUTS for arm in self._config.arms)
-        self._limiter = RateLimiter(self._config.control.rate_hz, velocities=velocities)
-        self._frames = NewestFrames(context, mailboxes, self._limiter)
-        self._interpolator = CommandInterpolator(self._limiter, self._config.control.command_rate_hz)
-        self._executor = StepExecutor(
-            context, source, self._schedule, self._controller, self._frames, self._limiter, self._interpolator, gate
-        )
         self._gate = gate
+        self._executor = StepExecutor(
+            context, self._config, source, self._schedule, self._controller, mailboxes, gate
+        )
+        self._limiter, self._interpolator = self._executor.limiter, self._executor.interpolator
+        self._frames = self._executor.frames
         self._ended = threading.Condition()
         self._inference = InferenceThread(context, source, pipeline, self._ended)
         self._unconfigured = False  # options changed during an inference

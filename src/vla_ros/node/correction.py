@@ -10,16 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
-from vla_ros.control.interpolator import CommandInterpolator
+from vla_ros.config import Config
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import StepResult
-from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import OF_PATH, OF_PERSON, Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
-from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.executor import StepExecutor
 from vla_ros.node.gate import CommandGate
@@ -50,24 +47,13 @@ class Correction:
         self._context, self._source, self._gate, self._tell = context, source, gate, tell
         self._clock, self._safety, self._policy = context.clock, context.safety, pipeline.controller
         config = person_config(context.options.current)
-        kinematics = {name: arm.kinematics for name, arm in pipeline.arms.items() if arm.kinematics is not None}
-        self._controller = RobotController(config, source.spec, kinematics, self._policy.collision)
+        self._controller = RobotController(config, source.spec, self._policy.kinematics, self._policy.collision)
         self._schedule = ActionSchedule(config.control, source.spec, (), self._controller.rotations)
-        velocities = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms)
-        self._limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
-        self._interpolator = CommandInterpolator(self._limiter, config.control.command_rate_hz)
-        frames = NewestFrames(context, [Mailbox[Frame](context.clock)], self._limiter)  # a person needs none
+        no_frames = [Mailbox[Frame](context.clock)]  # a person needs none
         self._executor = StepExecutor(
-            context,
-            source,
-            self._schedule,
-            self._controller,
-            frames,
-            self._limiter,
-            self._interpolator,
-            gate,
-            Mode.CORRECTING,
+            context, config, source, self._schedule, self._controller, no_frames, gate, Mode.CORRECTING
         )
+        self._limiter, self._interpolator = self._executor.limiter, self._executor.interpolator
         self.has_input = source.input != "none"
         self._begun = False
         self._start = self._due = self._sent = 0.0  # steady clock, s; sent: the last command, or the policy's

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.control.command import Command
 from vla_ros.control.interpolator import CommandInterpolator
+from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
@@ -24,26 +26,28 @@ from vla_ros.types import JointState
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
 
-    ``mode`` is the mode in which it may move the arm. ``task`` is the epoch of the inputs and the numbers of
-    armings and handovers to which the plan belongs; once ``ended`` is True, nothing is sent.
+    ``config`` has the rates. ``mode`` is the mode in which it may move the arm. ``task`` is the epoch of the inputs
+    and the numbers of armings and handovers to which the plan belongs; once ``ended`` is True, nothing is sent.
     """
 
     def __init__(
         self,
         context: Context,
+        config: Config,
         source: ActionSource,
         schedule: ActionSchedule,
         controller: RobotController,
-        frames: NewestFrames,
-        limiter: RateLimiter,
-        interpolator: CommandInterpolator,
+        mailboxes: Sequence[Mailbox[Frame]],
         gate: CommandGate,
         mode: Mode = Mode.AUTONOMOUS,
     ) -> None:
-        self._context, self._source, self._frames, self._mode = context, source, frames, mode
+        self._context, self._source, self._gate, self._mode = context, source, gate, mode
         self._schedule, self._controller = schedule, controller
         self._clock, self._safety = context.clock, context.safety
-        self._limiter, self._interpolator, self._gate = limiter, interpolator, gate
+        velocities = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms)
+        self.limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
+        self.frames = NewestFrames(context, mailboxes, self.limiter)
+        self.interpolator = CommandInterpolator(self.limiter, config.control.command_rate_hz)
         self._joint_counts = {arm.name: len(arm.arm_names) for arm in controller.arms}
         self._interruptions = 0  # count at the last check of the plan
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
@@ -99,8 +103,8 @@ class StepExecutor:
             self._check(step)
             self.end_holds()
             commands = step.commands
-            if interpolated and self._interpolator.commands > 1:
-                first = self._controller.interpolate(self.read_joints(), self._interpolator.interval, dt, 0.0)
+            if interpolated and self.interpolator.commands > 1:
+                first = self._controller.interpolate(self.read_joints(), self.interpolator.interval, dt, 0.0)
                 commands = first + tuple(command for command in commands if command.hold)
             made = self._clock.steady()
             sent = self._send(commands, step)
@@ -119,10 +123,10 @@ class StepExecutor:
             # Also while disarmed, because a dry run shows the age that motion would have.
             total = (now.steady - frame.arrived.steady) / 1e6
             stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
-            self._frames.finish(COMMANDED if sent else SHOWN, ended=now.ros, stages_ms=step.stages_ms)
+            self.frames.finish(COMMANDED if sent else SHOWN, ended=now.ros, stages_ms=step.stages_ms)
         if not sent:
             return None
-        stats.execution.sent(step, self._joint_counts, now, self._limiter.period)
+        stats.execution.sent(step, self._joint_counts, now, self.limiter.period)
         return began
 
     def interpolate(self, *, dry: bool) -> None:
@@ -131,9 +135,9 @@ class StepExecutor:
         Once the arm rests, nothing more is sent. ``dry`` means that the plan has run out because the next chunk is
         late.
         """
-        step, rested = self._interpolator.step, self._interpolator.rests
+        step, rested = self.interpolator.step, self.interpolator.rests
         assert step is not None
-        dt, remaining, elapsed, late = self._interpolator.advance(self._clock.steady())
+        dt, remaining, elapsed, late = self.interpolator.advance(self._clock.steady())
         if late and not rested and dry and not self.is_void(self.task):
             self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         sent = False
@@ -148,12 +152,12 @@ class StepExecutor:
 
     def decelerate(self) -> bool:
         """Decelerate with further commands; return False if none are needed."""
-        self._interpolator.decelerate()
-        return self._interpolator.step is not None and self._controller.is_moving
+        self.interpolator.decelerate()
+        return self.interpolator.step is not None and self._controller.is_moving
 
     def rest(self) -> None:
         """Stop sending commands between steps, and hold if an inference failed."""
-        self._interpolator.stop()
+        self.interpolator.stop()
         failed, self._failed = self._failed, None
         if failed is not None:
             self.refuse(*failed)
@@ -186,7 +190,7 @@ class StepExecutor:
         elif frame is None:
             self._safety.report(reason, detail)
         if frame is not None:
-            self._frames.refuse(frame, reason, detail)
+            self.frames.refuse(frame, reason, detail)
         self._context.throttled.log(reason.value, f"{reason.value}: {detail}")
 
     def _check(self, step: StepResult, late: int = 0) -> None:
@@ -202,7 +206,7 @@ class StepExecutor:
         lost = self._source.lost
         if lost is not None and lost.seconds > timeouts.server_lost:
             raise Refused(Reason.SERVER_LOST, f"{lost.why}; {lost.seconds:.3g} s ago")
-        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self._limiter.period
+        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self.limiter.period
         age = (self._clock.ros() - step.stamp) / 1e9
         if timeouts.frame_age and age > allowed:
             found = f"{age:.3g} s old when its motion was due, allowed {allowed:.3g} s"
