@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import NOBODY, Mode
 from vla_ros.control.safety import Event, State
 from vla_ros.graph.origin import Origin
@@ -66,19 +67,9 @@ class Takeover:
         """Tell a leader arm with motors where the arm is."""
         if self._target is None or self._source is None or self._target.get_subscription_count() == 0:
             return
-        make, now = self._wiring.graph.message, self._context.clock.ros()
-        stamp = make("builtin_interfaces/msg/Time")(sec=now // 10**9, nanosec=now % 10**9)
         for names, positions in self._source.targets(state):
-            header = make("std_msgs/msg/Header")(stamp=stamp, frame_id="")
-            self._target.publish(
-                make("sensor_msgs/msg/JointState")(
-                    header=header,
-                    name=names,
-                    position=np.array(positions),
-                    velocity=np.zeros(0),
-                    effort=np.zeros(0),
-                )
-            )
+            target = Command(tuple(names), np.array(positions), self._context.clock.ros())
+            self._target.publish(to_message(target, "joint_state", self._wiring.graph.message))
 
     def _on_takeover(self, request: Any, response: Any) -> Any:
         mode = Mode.CORRECTING if request.data else Mode.AUTONOMOUS
