@@ -31,7 +31,6 @@ class Clock:
         self._ros_ns = ros
 
     def now(self) -> Now:
-        """Return the current time on both clocks."""
         return Now(time.monotonic_ns(), self._ros_ns())
 
     def steady(self) -> float:
@@ -54,7 +53,6 @@ class Clock:
         return changed.wait_for(ready, timeout)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for ``seconds``."""
         time.sleep(seconds)
 
     @contextmanager
@@ -91,7 +89,6 @@ class SimulatedClock(Clock):
         self._job_seconds: float | None = None  # seconds that the current job has slept; None outside jobs
 
     def now(self) -> Now:
-        """Return the current simulated time."""
         return Now(self._now - self._begin, self._now)
 
     def steady(self) -> float:

@@ -96,14 +96,11 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Destroy publishers and subscriptions, and free the model's memory."""
+        """Destroy the endpoints, and free the model's memory; also at shutdown, from any state."""
         self.leave()
         return SUCCESS
 
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Clean up from any state; the finalized node stays until its process is ended."""
-        self.leave()
-        return SUCCESS
+    on_shutdown = on_cleanup
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Undo partial work, so that the node can be configured again once the cause is fixed."""

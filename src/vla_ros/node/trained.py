@@ -12,7 +12,7 @@ from vla_ros.contract.components import Component
 from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.state import Arm
 from vla_ros.control.compliance import AT_REST, respond
-from vla_ros.kinematics.rotations import Pose, rotation_vector
+from vla_ros.kinematics.rotations import Pose, rotation_vector, rotation_vector_matrix
 
 _SETTLED = 40  # steps after which a constant goal gives a constant motion
 
@@ -132,16 +132,11 @@ def _largest(control: ControlConfig) -> np.ndarray[tuple[int], np.dtype[np.float
         return np.asarray(axes * steps)
     state, moved = AT_REST, np.zeros(2)
     here = Pose(np.zeros(3), np.eye(3))
-    goal = Pose(np.array([steps[0], 0, 0]), _turn(steps[1]))
+    goal = Pose(np.array([steps[0], 0, 0]), rotation_vector_matrix(np.array([0, 0, steps[1]])))
     for _ in range(_SETTLED):
         end, state = respond(here, goal, state, turning=True)
         moved = np.array([end.position[0], rotation_vector(end.rotation)[2]])
     return np.asarray(axes * moved)
-
-
-def _turn(angle: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    sine, cosine = np.sin(angle), np.cos(angle)
-    return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
 
 
 def _joints(parts: Sequence[Component], arm: Arm, control: ControlConfig) -> Iterator[str]:

@@ -88,7 +88,7 @@ def repair(path: Path) -> str:
 def _write_metadata(path: Path, files: Sequence[RecordingFile]) -> None:
     """Write metadata.yaml; a bag that has it is complete."""
     topics: dict[str, dict[str, Any]] = {}
-    for channel, kind, count in (one for file in files for one in file.described()[0]):
+    for channel, kind, count in (one for file in files for one in file.described()):
         more = channel.metadata
         about = {
             "name": channel.topic,

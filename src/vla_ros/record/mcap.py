@@ -11,7 +11,7 @@ import io
 import os
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,13 +255,10 @@ class RecordingFile:
         self._file.truncate(self._end)
         self._file.seek(self._end)
 
-    def described(self) -> tuple[list[tuple[Channel, str, int]], int]:
-        """Return each channel with its type and number of messages, and the number of all messages."""
-        found = [
-            (channel, self._schemas[channel.schema_id].name, self.counts[number])
-            for number, channel in self.channels.items()
-        ]
-        return found, self.counts.total()
+    def described(self) -> Iterator[tuple[Channel, str, int]]:
+        """Yield each channel with its type and number of messages."""
+        for number, channel in self.channels.items():
+            yield channel, self._schemas[channel.schema_id].name, self.counts[number]
 
 
 def _chunk_index(at: int, stop: int, start: int, end: int, size: int) -> ChunkIndex:
