@@ -26,7 +26,7 @@ from vla_ros.vision.messages import encode_image
 
 sys.path.append(str(Path(__file__).parent))  # test modules are imported by path: live_loop would not be found
 
-from scripted_node import ScriptedPolicy, forked
+from scripted_node import ScriptedPolicy, forked, main
 
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
@@ -170,16 +170,16 @@ class Robot:
 
 
 class Fork:
-    """The scripted node in a process that need not import anything: what the tests use of Popen."""
+    """A node in a process that need not import anything: what the tests use of Popen."""
 
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(
         ["vla_ros.node.run", "vla_ros.graph.dds", "rosbags.typesys.stores.ros2_jazzy", "pinocchio"]
     )
 
-    def __init__(self, words: Sequence[str], log: Path) -> None:
+    def __init__(self, main: Callable[[Sequence[str]], int], words: Sequence[str], log: Path) -> None:
         log.write_text("")
-        self._process = self._context.Process(target=forked, args=(words, dict(os.environ), log))
+        self._process = self._context.Process(target=forked, args=(main, words, dict(os.environ), log))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -202,12 +202,13 @@ class Fork:
 
 
 class Node:
-    """The node in a process of its own."""
+    """A node in a process of its own: that of ``main``, or of the command ``script``."""
 
     def __init__(
         self,
         tmp_path: Path,
         *words: str,
+        main: Callable[[Sequence[str]], int] = main,
         script: tuple[str, ...] | None = None,
         bare: bool = False,
         stdin: int = subprocess.DEVNULL,
@@ -219,7 +220,7 @@ class Node:
         fixed = [] if bare else ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
         words = (*embedded, *fixed, *words)
         if script is None and stdin == subprocess.DEVNULL:
-            self.process: subprocess.Popen[bytes] | Fork = Fork(words, self.log)
+            self.process: subprocess.Popen[bytes] | Fork = Fork(main, words, self.log)
             return
         command = script or (sys.executable, str(Path(__file__).with_name("scripted_node.py")))
         with self.log.open("w") as log:

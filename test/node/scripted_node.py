@@ -7,11 +7,12 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from vla_ros.cli.main import main as command
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
@@ -59,8 +60,15 @@ def main(words: Sequence[str]) -> int:
     return run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(ScriptedPolicy()))
 
 
-def forked(words: Sequence[str], environment: dict[str, str], log: Path) -> None:
-    """Run the node in this process, which was forked from one that has imported what it needs."""
+def vla_ros_run(words: Sequence[str]) -> int:
+    """Do what ``vla-ros run`` does."""
+    return command(["run", *words])
+
+
+def forked(
+    main: Callable[[Sequence[str]], int], words: Sequence[str], environment: dict[str, str], log: Path
+) -> None:
+    """Run a node in this process, which was forked from one that has imported what it needs."""
     os.environ.clear()
     os.environ.update(environment)
     with log.open("a") as output:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_node import vla_ros_run
 
-from test.command import VLA_ROS
 from vla_ros.config import build, load
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.vision.messages import encode_image
@@ -229,7 +229,7 @@ def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(r
     words += ["--ros-args", "-r", "/camera/image_raw:=/left/image", "-r", "/joint_states:=/left/joint_states"]
     kind = graph.message("sensor_msgs/msg/Image")
     robot.node.create_publisher(kind, "/left/image", graph.qos("camera"))
-    node = start(*words, script=(*VLA_ROS, "run"), bare=True)
+    node = start(*words, main=vla_ros_run, bare=True)
     robot.until(lambda: "nothing will arrive on /vla_policy/stop" in node.log.read_text())
     robot.until(lambda: "/left/joint_states has had no publisher" in node.log.read_text())
     assert "image_raw has had no publisher" not in node.log.read_text()
@@ -284,7 +284,7 @@ def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(robot, start, 
     file.write_text("left/left_policy:\n  ros__parameters:\n    policy: {name: hold}\n    robot: {urdf: demo}\n")
     words = ["-r", "__ns:=/left", "-r", "__node:=left_policy", "-r", "/camera/image_raw:=/left/image"]
     words += ["--params-file", str(file), "-p", "policy.instruction:=nimm den w\u00fcrfel \u7d05"]
-    node = start("--ros-args", *words, script=(*VLA_ROS, "run"), bare=True)
+    node = start("--ros-args", *words, main=vla_ros_run, bare=True)
     robot.until(lambda: "is ready" in node.log.read_text(), robot.send_frame)
     robot.until(lambda: "state" in robot.diagnostics, robot.send_frame)
     assert robot.diagnostics["state"]["instruction"] == "nimm den w\u00fcrfel \u7d05"
@@ -318,7 +318,7 @@ def test_a_node_that_cannot_start_names_the_option(
 ) -> None:
     if not words:
         pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
-    node = start(*words, script=(*VLA_ROS, "run"))
+    node = start(*words, main=vla_ros_run)
     if expected is None:  # a policy without an opinion takes any name
         robot.until(lambda: "is ready" in node.log.read_text())
         return
