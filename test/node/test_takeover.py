@@ -1,6 +1,7 @@
 """A person takes over: the states, the handover, and every reason why an input does not move the arm."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from live_loop import NAMES, POSITIONS, LiveLoop, TimedPolicy, every
 from vla_ros.control.mode import NOBODY, PERSON, POLICY, Mode
 from vla_ros.control.reasons import Reason
 from vla_ros.kinematics.solver import Kinematics
+from vla_ros.node.person import OPENING
+from vla_ros.node.takeover import Takeover
 from vla_ros.types import FloatArray
 
 LEADER = {"takeover.input": "leader", "takeover.leader": "/leader", "limits.max_joint_acceleration": 5.0}
@@ -397,3 +400,24 @@ def test_a_person_at_a_wall_is_held_without_flapping_and_can_back_off() -> None:
     live.safety.take_over(Mode.PAUSED)
     live.run(0.2)
     assert live.state == ("armed", set())
+
+
+class Strict:
+    """A message class of rclpy, whose setters refuse arrays."""
+
+    get_fields_and_field_types = None
+
+    def __init__(self, **fields: Any) -> None:
+        assert not any(isinstance(value, np.ndarray) for value in fields.values())
+        vars(self).update(fields)
+
+
+def test_a_leader_with_motors_is_told_where_the_arm_is() -> None:
+    live, told = Person(LEADER), list[Any]()
+    publisher = SimpleNamespace(publish=told.append, get_subscription_count=lambda: 1)
+    others = dict.fromkeys(("service", "subscribe", "subscribe_from", "undo"), lambda *_: None)
+    graph = SimpleNamespace(message=lambda name: Strict)
+    wiring: Any = SimpleNamespace(graph=graph, publisher=lambda *_: publisher, **others)
+    Takeover(live.context, wiring, live.person).tell({"arm": POSITIONS, "arm" + OPENING: np.ones(1)})
+    assert told[0].name == list(NAMES)
+    assert told[0].position == POSITIONS.tolist()
