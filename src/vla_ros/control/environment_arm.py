@@ -15,7 +15,7 @@ from vla_ros.config import Config
 from vla_ros.contract.components import UNUSED, Component
 from vla_ros.control.command import Command
 from vla_ros.control.gripper import Gripper
-from vla_ros.control.motion import clip, clip_shares
+from vla_ros.control.motion import clip
 from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray, JointState
 
@@ -92,7 +92,7 @@ class EnvironmentArm:
         if part.quantity == "tip_delta":
             clipped = np.concatenate([clip(numbers[:3], self._control, 0), clip(numbers[3:], self._control, 1)])
         elif part.quantity == "joint_velocity" and part.form == "1":
-            clipped = clip_shares(numbers, self._control)
+            clipped = clip(numbers, self._control, shares=True)
         if not np.array_equal(clipped, numbers):
             self.counters["action_clipped"] += 1
         return clipped

@@ -37,7 +37,7 @@ class Inputs:
 
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         # By arm: joint states, and when the newest one arrived (steady clock) and was published (Suspension).
         self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._joints_seen: dict[str, float] = {}
@@ -51,12 +51,11 @@ class Inputs:
 
     def set_joints(self, joints: JointState, arm: str = "arm", published: float = math.inf) -> None:
         """Store a measured joint state of one arm; for ``published`` see :meth:`Suspension.published`."""
-        with self._changed:
+        with self._lock:
             arms = MappingProxyType({**self._snapshot.arms, arm: joints})
             self._snapshot = replace(self._snapshot, joints=together(arms.values()), arms=arms)
             self._joints_seen[arm], self._published[arm] = self._clock.steady(), published
             self._history[arm].append(joints)
-            self._changed.notify_all()
 
     def fresh_joints(self, timeout: float, resumed: float = -math.inf) -> Mapping[str, JointState]:
         """Return each arm's newest joint state if it arrived within ``timeout`` seconds.
@@ -64,7 +63,7 @@ class Inputs:
         Joint states published before ``resumed`` (:attr:`Suspension.resumed`) are left out. No command may be based
         on an older joint state, even if a fresh one arrives before the command is sent.
         """
-        with self._changed:
+        with self._lock:
             since = self._clock.steady() - timeout
             return {
                 arm: joints
@@ -74,36 +73,34 @@ class Inputs:
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
         """Return each arm's joint state nearest to ``stamp``, if within ``tolerance`` seconds."""
-        with self._changed:
+        with self._lock:
             histories = {arm: list(history) for arm, history in self._history.items()}
         best = {arm: min(known, key=lambda joints: abs(joints.stamp - stamp)) for arm, known in histories.items()}
         return {arm: joints for arm, joints in best.items() if abs(joints.stamp - stamp) <= tolerance * 1e9}
 
     def set_state(self, key: str, state: JointState) -> None:
         """Store the newest message of one of ``robot.state_topics``."""
-        with self._changed:
+        with self._lock:
             newest = MappingProxyType({**self._snapshot.state, key: state})
             self._snapshot = replace(self._snapshot, state=newest)
-            self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
         """Store an instruction; if it has changed, begin a new epoch and return True."""
-        with self._changed:
+        with self._lock:
             old = self._snapshot
             if instruction == old.instruction:
                 return False
             self._snapshot = replace(old, instruction=instruction, epoch=old.epoch + 1)
-            self._changed.notify_all()
             return True
 
     def new_epoch(self) -> None:
         """Begin a new task with the same instruction (a reset); the current inference becomes void."""
-        with self._changed:
+        with self._lock:
             self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
         """Forget joint states and state topics after a clock jump, but not the instruction."""
-        with self._changed:
+        with self._lock:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()
 

@@ -43,7 +43,7 @@ class JointMotion:
     def target(self, numbers: FloatArray, start: FloatArray, dt: float, control: ControlConfig) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
         if self.clips:
-            numbers = clip_shares(numbers, control)
+            numbers = clip(numbers, control, shares=True)
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -134,23 +134,17 @@ class TipMotion:
             raise Refused(Reason.ACTION_INVALID, f"tip_rotation[{self.form}]: {error}") from None
 
 
-def clip(numbers: FloatArray, control: ControlConfig, group: int) -> FloatArray:
-    """Apply ``control.clip`` to the numbers [3] of a translation (``group`` 0) or a rotation (1)."""
+def clip(numbers: FloatArray, control: ControlConfig, group: int = 0, *, shares: bool = False) -> FloatArray:
+    """Apply ``control.clip`` to the numbers [3] of a translation (``group`` 0) or a rotation (1).
+
+    Or to velocities [N] that are ``shares`` of the largest one: the largest of them counts, not their length.
+    """
     largest = control.clip_at[min(group, len(control.clip_at) - 1)]
     if control.clip == "each":
         return np.clip(numbers, -largest, largest)
     if control.clip == "together":
-        return numbers / max(math.hypot(*numbers.tolist()) / largest, 1.0)
-    return numbers
-
-
-def clip_shares(numbers: FloatArray, control: ControlConfig) -> FloatArray:
-    """Apply ``control.clip`` to velocities [N] that are shares of the largest one."""
-    largest = control.clip_at[0]
-    if control.clip == "each":
-        return np.clip(numbers, -largest, largest)
-    if control.clip == "together":
-        return numbers / max(float(np.abs(numbers).max()) / largest, 1.0)
+        length = float(np.abs(numbers).max()) if shares else math.hypot(*numbers.tolist())
+        return numbers / max(length / largest, 1.0)
     return numbers
 
 
