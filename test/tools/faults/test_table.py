@@ -1,12 +1,10 @@
 import os
 import random
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tools.faults.__main__ import run_rows
+from tools.faults.__main__ import main, run_rows
 from tools.faults.channel import KINDS
 from tools.faults.director import Director
 from tools.faults.processes import environment
@@ -108,8 +106,7 @@ def test_commands_stay_on_this_host_and_in_their_own_domain(monkeypatch) -> None
     assert f"<Tag>vla_ros_faults_{os.getpid()}_180</Tag>" in found["CYCLONEDDS_URI"]
 
 
-def test_a_row_that_does_not_exist_is_wrong_usage() -> None:
-    command = [sys.executable, "-m", "tools.faults", "--row", "earthquake"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert answer.returncode == 2
-    assert "camera silent" in answer.stderr
+def test_a_row_that_does_not_exist_is_wrong_usage(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--row", "earthquake"])
+    assert "camera silent" in capsys.readouterr().err
