@@ -9,8 +9,7 @@ import pytest
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
-from vla_ros.policies.base import Policy, create, policy_of
-from vla_ros.policies.shipped import SHIPPED
+from vla_ros.policies.base import SHIPPED, Policy, create, policy_of
 from vla_ros.types import ActionChunk, Observation
 
 

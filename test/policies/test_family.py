@@ -6,7 +6,7 @@ and sizes.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,10 +32,10 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import from_files, read_fields, read_manifest
 from vla_ros.policies.memory import MemoryCheck, cache_numbers, estimate, prefill_numbers
-from vla_ros.policies.network_policy import Asked, NetworkPolicy, Placement
+from vla_ros.policies.network_policy import Asked, Images, NetworkPolicy, Placement
 from vla_ros.policies.options import NetworkOptions
 from vla_ros.policies.weights import check_weights, empty, fill, parameter_shapes
-from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, Observation, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
 
 PATCH, SIDE = 14, 56
@@ -58,9 +58,7 @@ class Loaded:
     network: ToyNetwork
     weights: DecoderWeights
     ops: Any
-
-    def close(self) -> None:
-        pass
+    engine = None
 
     @torch.inference_mode()
     def answer(self, image: UInt8Array, text: list[int]) -> Tensor:
@@ -116,12 +114,7 @@ class ToyPolicy(NetworkPolicy[Loaded, Session, tuple[UInt8Array, list[int]]]):
     def _warm_up(self, batch: int) -> bool:
         return False
 
-    def _resizing_device(self) -> None:
-        return None
-
-    def _request(
-        self, session: Session, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> tuple[UInt8Array, list[int]]:
+    def _request(self, session: Session, observation: Observation, images: Images) -> tuple[UInt8Array, list[int]]:
         image = images["image"]
         assert isinstance(image, np.ndarray)
         return image, [1, *observation.instruction.encode()[:63]]

@@ -21,9 +21,9 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.reasons import Level, Reason, reason_of
 from vla_ros.errors import ConfigError, ServerLostError
 from vla_ros.policies.base import create
+from vla_ros.policies.remote import API_KEY
 from vla_ros.policies.remote.dialects import GR00T, OPENPI
 from vla_ros.policies.remote.messages import WireError, pack, unpack
-from vla_ros.policies.remote.options import API_KEY
 from vla_ros.policies.remote.policy import RemotePolicy
 from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.serve.cli import tls

@@ -17,7 +17,7 @@ from test.command import VLA_ROS, vla_ros
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.node.source import PolicySource
-from vla_ros.policies.shipped import folder_of
+from vla_ros.policies.base import folder_of
 from vla_ros.sim import process
 from vla_ros.sim.arguments import parse, plan_demo
 from vla_ros.sim.arm import TWO_ARMS

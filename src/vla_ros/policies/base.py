@@ -17,7 +17,6 @@ from vla_ros.config import Config, PolicyConfig, registry
 from vla_ros.config.loading import assignment
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.policies.shipped import SHIPPED
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 T = TypeVar("T", bound=PolicyConfig)
@@ -94,8 +93,7 @@ class Policy(ABC):
     def describe(self) -> PolicySpec:
         """Return the inputs and outputs without weights or a device, for ``vla-ros run --dry-run``.
 
-        Raises:
-            VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or invalid.
+        Raises VlaRosError if a file, such as the checkpoint's ``config.json``, is missing or invalid.
         """
         if not hasattr(self, "spec"):  # known only from the weights or the server
             raise VlaRosError(f"{type(self).__name__}: its inputs and outputs are unknown until it is loaded")
@@ -170,6 +168,15 @@ def create(config: Config) -> Policy:
     """Create the policy named by ``config.policy.name``, without loading it."""
     policy: Policy = registry.make_policy(config.policy.name, config)
     return policy
+
+
+SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
+"""Checkpoints that come with the package: maps ``policy.checkpoint`` to ``policy.name``."""
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of a checkpoint in :data:`SHIPPED`; it was trained on the simulated table."""
+    return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"
 
 
 def policy_of(checkpoint: str | Path) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.shipped import SHIPPED, folder_of
+from vla_ros.policies.base import SHIPPED, folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,10 +61,7 @@ class StoredTensor:
 
 
 def checkpoint_folder(text: str) -> Path:
-    """Return the folder that ``policy.checkpoint`` names; raises CheckpointError if missing.
-
-    The names of checkpoints that come with the package are accepted, too.
-    """
+    """Return the folder that ``policy.checkpoint`` names, or a shipped one; raises CheckpointError if missing."""
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
     if text in SHIPPED:
@@ -235,10 +232,7 @@ class Fields(Mapping[str, Any]):
         return float(value)
 
     def expect(self, key: str, *supported: Any) -> Any:
-        """Return the value of ``key``, or the first supported value if it is missing.
-
-        Raises CheckpointError if the value is none of those supported.
-        """
+        """Return the value of ``key``, by default the first one supported; raises CheckpointError for another."""
         value = self.get(key, supported[0])
         if not _among(value, supported):
             expected = " or ".join(repr(one) for one in supported)

@@ -21,7 +21,7 @@ GB = 1e9
 class MemoryPlan:
     """Memory that a model needs on its device, in bytes."""
 
-    weights: int  # the weights
+    weights: int
     cache: int  # keys and values of one sequence
     working: int  # larger peak of running and of loading a tensor, plus the libraries' buffers
 
@@ -31,7 +31,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, "
+            f"{_gb(self.total)} (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, "
             f"working {self.working / GB:.2f})"
         )
 
@@ -59,10 +59,7 @@ def tower_numbers(shape: TowerShape, images: int = 1) -> int:
 
 
 def available_memory(device: str) -> int | None:
-    """Return the free bytes on ``device``, or None if unknown.
-
-    On a CPU, a container's memory limit counts, too.
-    """
+    """Return the free bytes on ``device``, on a CPU within the container's limit; None if unknown."""
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
     if device.startswith("cuda"):
         where, share = torch.device(device), getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
@@ -78,24 +75,20 @@ def is_unified(device: str) -> bool:
     return device.startswith("cuda") and bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
-_Plan = Callable[[str, str, str], MemoryPlan]
-"""Returns the memory needed with a data type, a quantisation and a device."""
-
-
 @dataclass(frozen=True)
 class MemoryCheck:
     """Checks a model's memory before loading, and suggests options when memory runs out."""
 
-    plan: _Plan
+    plan: Callable[[str, str, str], MemoryPlan]  # takes a data type, a quantisation and a device
     choices: tuple[tuple[str, str], ...]  # pairs of data type and quantisation to suggest, best first
     device: str  # where the model runs
-    available: Callable[[str], int | None] = available_memory  # returns a device's free bytes
-    unified: Callable[[str], bool] = is_unified  # returns whether a device shares the host's memory
+    available: Callable[[str], int | None] = available_memory
+    unified: Callable[[str], bool] = is_unified
 
     def require(self, dtype: str, quantization: str) -> str:
         """Describe required and free memory in one line.
 
-        Raises OutOfMemoryError, which lists the options that would fit, if there is not enough memory.
+        If it does not suffice, raises OutOfMemoryError with the options that would fit.
         """
         plan, free = self.plan(dtype, quantization, self.device), self.available(self.device)
         if free is None:
@@ -103,14 +96,14 @@ class MemoryCheck:
         if plan.total > free:
             raise OutOfMemoryError(
                 f"the checkpoint needs {plan} on {self.device} with policy.dtype {dtype} and policy.quantization "
-                f"{quantization}, but {free / GB:.2f} GB are free. {self.advise()}"
+                f"{quantization}, but {_gb(free)} are free. {self.advise()}"
             )
-        return f"needs {plan} on {self.device}, {free / GB:.2f} GB are free"
+        return f"needs {plan} on {self.device}, {_gb(free)} are free"
 
     def table(self, dtype: str, quantization: str) -> str:
         """Describe what each format needs, and whether it fits, before anything is loaded."""
         free, shared = self.available(self.device), ", shared with the host" if self.unified(self.device) else ""
-        lines = [f"memory of {self.device}: {'unknown' if free is None else f'{free / GB:.2f} GB'} free{shared}"]
+        lines = [f"memory of {self.device}: {_gb(free)} free{shared}"]
         for one in dict.fromkeys([(dtype, quantization), *self._formats(self.device)]):
             plan = self.plan(*one, self.device)
             fits = "" if free is None else ", fits" if plan.total <= free else ", does not fit"
@@ -131,13 +124,11 @@ class MemoryCheck:
             for dtype, kind in self._formats(place):
                 sizes.append(total := self.plan(dtype, kind, place).total)
                 if free is not None and total <= free:
-                    fitting.append(
-                        f"{where}policy.dtype:={dtype} policy.quantization:={kind} ({total / GB:.2f} GB)"
-                    )
+                    fitting.append(f"{where}policy.dtype:={dtype} policy.quantization:={kind} ({_gb(total)})")
         if fitting:
             return "Options that fit: " + "; ".join(fitting)
         return (
-            f"No options fit: the smallest choice needs {min(sizes) / GB:.2f} GB. Stop other programs that use "
+            f"No options fit: the smallest choice needs {_gb(min(sizes))}. Stop other programs that use "
             "memory, or use a larger machine"
         )
 
@@ -160,8 +151,11 @@ def allocator_summary(device: str) -> str:
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     process = ", ".join(" ".join(line.split()) for line in lines if line.startswith(("VmRSS", "VmHWM", "VmSize")))
-    free = available_memory("cpu")
-    return f"process: {process or 'unknown'}; free: {'unknown' if free is None else f'{free / GB:.2f} GB'}"
+    return f"process: {process or 'unknown'}; free: {_gb(available_memory('cpu'))}"
+
+
+def _gb(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / GB:.2f} GB"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from vla_ros.config import Config
 from vla_ros.engine.fp8 import CAPABILITY
+from vla_ros.engine.graph_engine import GraphEngine
 from vla_ros.engine.resizer import resizes
 from vla_ros.engine.tolerances import SEES
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
@@ -44,10 +45,7 @@ def choose_device(text: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, quantization: str, device: torch.device) -> str:
-    """Resolve ``policy.dtype`` and check that the device supports the quantisation.
-
-    ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
-    """
+    """Resolve ``policy.dtype``, and check that the device supports the quantisation."""
     quantized = quantization != "none"
     if dtype == "auto":
         dtype = "bfloat16" if quantized or device.type == "cuda" else "float32"
@@ -68,14 +66,19 @@ def choose_dtype(dtype: str, quantization: str, device: torch.device) -> str:
 SELF_TEST_INSTRUCTION = "pick up the red cube"
 
 
-class Closes(Protocol):
-    """A loaded model with graphs or buffers."""
-
-    def close(self) -> None:
-        """Free graphs and buffers."""
+Images = Mapping[str, UInt8Array | RawImage]
+"""One observation's images, in the spec's order: all processed or all raw."""
 
 
-L = TypeVar("L", bound=Closes)
+class Loaded(Protocol):
+    """A loaded model."""
+
+    @property
+    def engine(self) -> GraphEngine[Any, Any] | None:
+        """Runs the model, and holds graphs and buffers; None if the model runs without."""
+
+
+L = TypeVar("L", bound=Loaded)
 S = TypeVar("S", bound=Session)
 R = TypeVar("R")
 
@@ -84,7 +87,7 @@ R = TypeVar("R")
 class Placement:
     """The device and the data type of a network."""
 
-    device: torch.device  # device of the weights
+    device: torch.device
     dtype: str  # name of the data type of activations and unquantised weights
 
     def __str__(self) -> str:
@@ -137,8 +140,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         options = self._options
         if options.threads:
             torch.set_num_threads(options.threads)
-        device = choose_device(options.device)
-        where = Placement(device, choose_dtype(options.dtype, options.quantization, device))
+        where = self._placement()
         opened, name = self._open(where), f"{self.title} {self.folder.name}"
         need = self._memory.require(where.dtype, options.quantization)
         logger.info("%s: %s", name, need)
@@ -154,10 +156,13 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         progress(1.0, f"{name} on {where}{self._details()}")
 
     def memory(self) -> str:
-        device = choose_device(self._options.device)
-        where = Placement(device, choose_dtype(self._options.dtype, self._options.quantization, device))
+        where = self._placement()
         self._open(where)
         return self._memory.table(where.dtype, self._options.quantization)
+
+    def _placement(self) -> Placement:
+        options, device = self._options, choose_device(self._options.device)
+        return Placement(device, choose_dtype(options.dtype, options.quantization, device))
 
     def infer(self, session: S, observation: Observation) -> ActionChunk:
         """Infer a chunk from one observation, as :meth:`infer_batch` does."""
@@ -167,10 +172,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return answer
 
     def infer_batch(self, requests: Sequence[tuple[S, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots.
-
-        Requests with equally many images, all processed or all raw, run as one batch.
-        """
+        """Infer for several robots; equally many images, all processed or all raw, make a batch."""
         answers: dict[int, ActionChunk | VlaRosError] = {}
         groups: dict[tuple[int, bool], dict[int, Asked[S, R]]] = {}
         for row, (session, observation) in enumerate(requests):
@@ -188,10 +190,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return [answers[row] for row in range(len(requests))]
 
     def prepare(self, batch: int) -> bool:
-        """Capture graphs for typical and long prompts.
-
-        Returns False if the model infers for one robot at a time.
-        """
+        """Capture graphs for typical and long prompts; False if the model infers for one robot at a time."""
         with self._memory.explained():
             return self._warm_up(batch)
 
@@ -199,7 +198,8 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         """Unload the model and free its memory."""
         if self._loaded is None:
             return
-        self._loaded.close()
+        if (engine := self._loaded.engine) is not None:
+            engine.close()
         self._loaded = None
         gc.collect()
         if self._memory.device.startswith("cuda"):  # a CPU policy must not disturb another's capture
@@ -238,8 +238,8 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         """Load the weights, and set :attr:`loaded` and ``spec``; ``opened`` is from :meth:`_open`."""
 
     @abstractmethod
-    def _request(self, session: S, observation: Observation, images: Mapping[str, UInt8Array | RawImage]) -> R:
-        """Make the model's request; ``images`` are from :meth:`_images`."""
+    def _request(self, session: S, observation: Observation, images: Images) -> R:
+        """Make the model's request."""
 
     @abstractmethod
     def _answer(self, asked: Sequence[Asked[S, R]]) -> Iterable[ActionChunk | VlaRosError]:
@@ -253,12 +253,12 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         """Return text to append to the last progress message of :meth:`load`."""
         return ""
 
-    @abstractmethod
     def _resizing_device(self) -> torch.device | None:
         """Return the device that processes raw camera images, or None if the host does."""
+        engine = self.loaded.engine
+        return None if engine is None else engine.device
 
-    def _images(self, observation: Observation) -> dict[str, UInt8Array | RawImage]:
-        """Return the observation's images in the spec's order, all processed or all raw."""
+    def _images(self, observation: Observation) -> Images:
         images, raw = observation.images, observation.raw_images
         keys = [one.key for one in self.spec.images if one.required or one.key in images or one.key in raw]
         device = self._resizing_device()
@@ -272,10 +272,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         return {key: self._checked(key, images[key]) for key in keys}
 
     def _state(self, observation: Observation) -> FloatArray:
-        """Return the state vectors, in the spec's order, as one float64 vector.
-
-        Raises ConfigError if a vector is missing or invalid.
-        """
+        """Return the state vectors, in the spec's order, as one float64 vector; raises ConfigError if invalid."""
         parts: list[FloatArray] = [np.zeros(0)]
         for one in self.spec.state:
             part = observation.state.get(one.key)
@@ -309,8 +306,8 @@ def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
 def check_that_it_sees(first: FloatArray, second: FloatArray, folder: Path) -> None:
     """Raise CheckpointError if a model returns the same numbers for two different images.
 
-    A model that never runs its vision towers still returns an action, but always the same one. This happens with
-    incomplete weights, and in the published code with versions of transformers that skip the image.
+    So does a model that never runs its vision towers: with incomplete weights, or in the published code with
+    versions of transformers that skip the image.
     """
     change, spread = float(np.abs(first - second).max()), float(first.std())
     if not change > SEES * spread:

@@ -17,10 +17,6 @@ TOKENIZER, UNNORMALIZER, ABSOLUTE = "tokenizer_processor", "unnormalizer_process
 BATCH, DEVICE = "to_batch_processor", "device_processor"
 STATE, ACTION = "observation.state", "action"
 
-HARMLESS_FIELDS = {
-    "where a step runs": "device",
-}
-
 TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 """LeRobot's types of features."""
 
@@ -87,7 +83,7 @@ class Pipeline:
                 # Padding is masked and takes no position, so each way gives the same actions.
                 options.expect("padding", "max_length", "longest", "do_not_pad", True, False)
                 options.expect("padding_side", "right", "left")
-            options.finish(HARMLESS_FIELDS, off=(None,))
+            options.finish({"where a step runs": "device"}, off=(None,))
             step.finish(off=(None,))
         self._file.finish({"a title": "name"})
 
@@ -223,7 +219,7 @@ def feature_kinds(features: Fields) -> dict[str, str]:
 
 
 def image_names(features: Fields) -> list[str]:
-    """Return the names of the images. Like LeRobot, ignore inputs that are neither images nor the state."""
+    """Return the names of the images; like LeRobot, ignore what is neither an image nor the state."""
     empty = "observation.images.empty_camera_"
     images = [
         name for name, kind in feature_kinds(features).items() if kind == "VISUAL" and not name.startswith(empty)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from vla_ros.engine.flow_engine import ChunkEngine, FlowAnswer, FlowRequest
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Session
-from vla_ros.policies.network_policy import Asked, Closes, NetworkPolicy
+from vla_ros.policies.network_policy import Asked, Loaded, NetworkPolicy
 from vla_ros.policies.normalization import Array
 from vla_ros.policies.options import SamplingOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, PreviousChunk
@@ -46,7 +45,7 @@ class _Converts(Protocol):
     def shown_actions(self, normalized: Array) -> Array: ...
 
 
-class Samples(Closes, Protocol):
+class Samples(Loaded, Protocol):
     """A loaded model: its engine, and how it converts actions."""
 
     @property
@@ -72,9 +71,6 @@ class SamplingPolicy(NetworkPolicy[M, SamplingSession, Q], Generic[M, Q]):
     def _try_out(self) -> None:
         super()._try_out()
         self.loaded.engine.wait()
-
-    def _resizing_device(self) -> torch.device:
-        return self.loaded.engine.device
 
     def _batches(self, requests: Sequence[Q]) -> list[Sequence[Q]]:
         """Divide requests, in their order, into batches for the engine."""

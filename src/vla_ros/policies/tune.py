@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config, [*options, *arguments.param])
     policy = create(config)
     policy.load()
-    engine = getattr(getattr(policy, "loaded", None), "engine", None)
-    if not isinstance(policy, NetworkPolicy) or not isinstance(engine, GraphEngine):
+    engine = policy.loaded.engine if isinstance(policy, NetworkPolicy) else None
+    if engine is None:
         raise ConfigError(
             f"policy '{config.policy.name}' does not run on the engine, so it has no tiles to measure"
         )

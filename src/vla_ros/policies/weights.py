@@ -42,10 +42,9 @@ def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
 def check_weights(
     needed: Shapes, manifest: Mapping[str, StoredTensor], unused: Callable[[str], object], source: str
 ) -> None:
-    """Compare the tensors that a network needs with the stored tensors.
+    """Raise CheckpointError, which begins with ``source`` and names all tensors that differ.
 
-    ``unused`` returns True for stored tensors that the network does not use. Raises CheckpointError, which begins
-    with ``source`` and names all tensors that differ.
+    ``unused`` returns True for stored tensors that the network does not use.
     """
     both = sorted(needed.keys() & manifest.keys())
     problems = {
@@ -73,9 +72,9 @@ def fill(
     dtype: torch.dtype | Callable[[str], torch.dtype],
     progress: Progress = no_progress,
 ) -> None:
-    """Load the weights to ``device`` one tensor at a time, without a second copy on the host.
+    """Load the weights of a network on ``meta`` one tensor at a time, without a second copy on the host.
 
-    ``network`` is on ``meta``. ``dtype`` is the data type of all parameters, or a function from name to data type.
+    ``dtype`` is the data type of all parameters, or a function from name to data type.
     """
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     total, done = sum(sizes.values()), 0

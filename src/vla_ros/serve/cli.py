@@ -31,7 +31,7 @@ from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, checkpoint_options, create
-from vla_ros.policies.remote.options import read_key
+from vla_ros.policies.remote import read_key
 
 KEY_LENGTH = 8
 """Minimum number of characters of an API key."""

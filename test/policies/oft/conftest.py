@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 
+from test.policies.golden import read_cases
 from vla_ros.config import CameraConfig, Config
-from vla_ros.policies.oft.options import OFTOptions
+from vla_ros.policies.oft import OFTOptions
 from vla_ros.policies.oft.policy import STATE_KEY, OFTPolicy
 from vla_ros.types import Observation
 
@@ -20,12 +20,7 @@ SETTINGS = json.loads((DATA / "settings.json").read_text())
 
 def cases(variant):
     """Arrays of each case."""
-    with np.load(DATA / f"{variant}.npz", allow_pickle=False) as file:
-        arrays = dict(file)
-    return [
-        {key[3:]: value for key, value in arrays.items() if key.startswith(number)}
-        for number in sorted({key[:2] for key in arrays})
-    ]
+    return read_cases(DATA / f"{variant}.npz")
 
 
 def make_policy(variant, folder=None, cameras=0, **options):
@@ -43,6 +38,12 @@ def make_policy(variant, folder=None, cameras=0, **options):
     }
     keys = tuple(f"camera_{index}" for index in range(cameras or known["images"]))
     return OFTPolicy(Config(policy=OFTOptions(**{**known, **options}), camera=CameraConfig(keys=keys)))
+
+
+def loaded(variant, folder=None, **options):
+    policy = make_policy(variant, folder, **options)
+    policy.load()
+    return policy
 
 
 def observe(policy, variant, case):

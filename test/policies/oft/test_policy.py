@@ -12,18 +12,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from test.policies.golden import edit_json
 from vla_ros.cli.main import main
 from vla_ros.config import Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError
 from vla_ros.policies import create
+from vla_ros.policies.oft import OFTOptions
 from vla_ros.policies.oft.network import Denoising, Layout, plan_sequence
-from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.policy import OFTPolicy
 from vla_ros.policies.openvla import OpenVLAOptions
 from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
 
-from .conftest import DATA, answer, cases, make_policy, observe
+from .conftest import DATA, answer, cases, loaded, make_policy, observe
 
 
 @pytest.fixture
@@ -47,20 +48,9 @@ class Code:
         return (print, ("code ran",))
 
 
-def _with_code(folder):
-    torch.save({"weight": Code()}, component(folder, "action_head"))
-
-
-def _rename(folder, name):
-    component(folder, "action_head").rename(folder / name)
-
-
-def _bare_pickle(folder):
-    component(folder, "action_head").write_bytes(pickle.dumps({"weight": Code()}, protocol=2))
-
-
-def _two_heads(folder):
-    shutil.copy(component(folder, "action_head"), folder / "action_head--latest_checkpoint.pt")
+def head(change):
+    """Apply ``change`` to the file of the action head."""
+    return lambda folder: change(component(folder, "action_head"))
 
 
 def _narrow(folder):
@@ -72,45 +62,42 @@ def _other_width(folder):
 
 
 def _noise_head(folder):
-    rewrite(
-        folder,
-        "action_head",
-        lambda all_: {k.replace("module.model", "module.noise_predictor.mlp_resnet"): v for k, v in all_.items()},
-    )
+    noise = "module.noise_predictor.mlp_resnet"
+    rewrite(folder, "action_head", lambda all_: {k.replace("module.model", noise): v for k, v in all_.items()})
 
 
 def _statistics(change):
-    def apply(folder):
-        path = folder / "dataset_statistics.json"
-        content = json.loads(path.read_text())
+    def each(content):
         for entry in content.values():
             change(entry)
-        path.write_text(json.dumps(content))
 
-    return apply
+    return lambda folder: edit_json(folder / "dataset_statistics.json", each)
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_with_code, "contains objects other than tensors"),
-        (_bare_pickle, "contains objects other than tensors"),
-        (lambda folder: _rename(folder, "tactile_projector--1_checkpoint.pt"), r"components \['tactile_projector"),
-        (lambda folder: _rename(folder, "action_head_checkpoint.pt"), r"components \['action_head_checkpoint"),
-        (_two_heads, "expected one action_head"),
+        (head(lambda file: torch.save({"weight": Code()}, file)), "contains objects other than tensors"),
+        (
+            head(lambda file: file.write_bytes(pickle.dumps({"w": Code()}, protocol=2))),
+            "objects other than tensors",
+        ),
+        (head(lambda file: file.rename(file.with_name("touch--1_checkpoint.pt"))), r"components \['touch"),
+        (head(lambda file: file.rename(file.with_name("action_head_checkpoint.pt"))), r"\['action_head_checkpoint"),
+        (head(lambda file: shutil.copy(file, file.with_name("action_head--2_checkpoint.pt"))), "one action_head"),
         (_narrow, "proprio_projector.fc2.weight is"),
         (_other_width, "action_head.fc2.weight is"),
         (_noise_head, "without its projector"),
         (_statistics(lambda entry: entry.pop("proprio")), "proprio of '.*': no"),
         (_statistics(lambda entry: entry["proprio"].update(q01=[0.0], q99=[1.0])), "takes 8 numbers"),
-        (lambda folder: component(folder, "action_head").write_bytes(b"PK"), "not readable|other than tensors"),
+        (head(lambda file: file.write_bytes(b"PK")), "not readable|other than tensors"),
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "missing shards"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(folder, damage, said, capsys):
     damage(folder)
     with pytest.raises(CheckpointError, match=said):
-        make_policy("libero_l1", folder).load()
+        loaded("libero_l1", folder)
     assert "code ran" not in capsys.readouterr().out
 
 
@@ -125,12 +112,11 @@ def test_files_that_do_not_fit_are_refused(folder, damage, said, capsys):
 )
 def test_options_that_do_not_fit_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
-        make_policy("libero_l1", **options).load()
+        loaded("libero_l1", **options)
 
 
 def test_missing_inputs_are_refused():
-    policy, case = make_policy("libero_l1"), cases("libero_l1")[0]
-    policy.load()
+    policy, case = loaded("libero_l1"), cases("libero_l1")[0]
     good = observe(policy, "libero_l1", case)
     one = dict(list(good.images.items())[:1])
     with pytest.raises(ImageError, match="camera_1"):
@@ -141,15 +127,14 @@ def test_missing_inputs_are_refused():
 
 def test_the_registry_creates_the_policy_with_the_checkpoints_spec():
     assert isinstance(create(Config(policy=OFTOptions(name="oft"))), OFTPolicy)
-    policy = make_policy("aloha_film")
-    policy.load()
+    policy = loaded("aloha_film")
     assert policy.spec.image_keys == ("camera_0", "camera_1", "camera_2")
     assert (policy.spec.dimension, policy.spec.horizon, policy.spec.state[0].size) == (14, 25, 14)
 
 
 @pytest.mark.parametrize("variant", ["libero_l1", "libero_diffusion", "aloha_film"])
 def test_describe_equals_the_loaded_spec(variant):
-    policy = make_policy(variant)
+    policy = make_policy(variant, self_test=False, denoising_steps=1)
     known = policy.describe()
     assert known.horizon > 1
     policy.load()
@@ -175,13 +160,12 @@ def test_a_model_that_ignores_its_images_is_refused(folder):
         tensors = load_file(file)
         save_file({k: v * 0 if k.startswith("projector.") else v for k, v in tensors.items()}, file)
     with pytest.raises(CheckpointError, match="does not see"):
-        make_policy("libero_l1", folder).load()
+        loaded("libero_l1", folder)
 
 
 def test_noise_follows_the_seed():
     case = cases("libero_diffusion")[1]
-    policy = make_policy("libero_diffusion", seed=3, denoising_steps=2)
-    policy.load()
+    policy = loaded("libero_diffusion", seed=3, denoising_steps=2)
     seen = replace(observe(policy, "libero_diffusion", case), noise=None)
     first, second = policy.start_session(), policy.start_session()
     chunks = [policy.infer(session, seen).actions for session in (first, second, second)]
@@ -210,8 +194,7 @@ def _adapter(folder, base, rank=4, width=None):
 
 def test_an_adapter_is_merged_in_float32(folder, tmp_path):
     merged = _adapter(folder / "lora_adapter", folder)
-    policy = make_policy("libero_l1", folder, base=str(folder))
-    policy.load()
+    policy = loaded("libero_l1", folder, base=str(folder))
     parameters = dict(policy.loaded.model.named_parameters())
     for name, expected in merged.items():
         torch.testing.assert_close(parameters[name].data, expected)
@@ -219,19 +202,17 @@ def test_an_adapter_is_merged_in_float32(folder, tmp_path):
     changed = answer(policy, "libero_l1", case).normalized
     assert np.abs(changed - case["normalized"]).max() > 1e-2
     # Without policy.base the shards are final: published checkpoints keep their adapter beside merged weights.
-    plain = make_policy("libero_l1", folder)
-    plain.load()
+    plain = loaded("libero_l1", folder)
     np.testing.assert_allclose(answer(plain, "libero_l1", case).normalized, case["normalized"], atol=1e-4)
     assert main(["convert", str(folder), "--base", str(folder), "--output", str(tmp_path / "out")]) == 0
-    again = make_policy("libero_l1", tmp_path / "out")
-    again.load()
+    again = loaded("libero_l1", tmp_path / "out")
     np.testing.assert_array_equal(answer(again, "libero_l1", case).normalized, changed)
 
 
 def test_an_adapter_of_another_base_is_refused(folder):
     _adapter(folder / "lora_adapter", folder, width=40)
     with pytest.raises(CheckpointError, match="trained on some/base"):
-        make_policy("libero_l1", folder, base=str(folder)).load()
+        loaded("libero_l1", folder, base=str(folder))
 
 
 def test_openvla_merges_an_adapter_folder(folder, tmp_path):

@@ -15,8 +15,8 @@ import vla_ros
 from test.serve.serving import until
 from vla_ros.config import Config
 from vla_ros.errors import ServerLostError
+from vla_ros.policies.remote import RemoteOptions
 from vla_ros.policies.remote.child import ServerProcess
-from vla_ros.policies.remote.options import RemoteOptions
 from vla_ros.policies.remote.policy import RemotePolicy
 from vla_ros.types import ActionChunk, Observation
 
@@ -94,28 +94,22 @@ def test_the_server_ends_with_a_parent_that_is_killed_and_leaves_no_file(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_server_does_not_get_the_libraries_of_this_python(tmp_path, monkeypatch) -> None:
+def test_the_server_does_not_get_the_libraries_of_this_python(server: ServerProcess, tmp_path, monkeypatch) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('numpy of another Python')\n")
     own = str(Path(vla_ros.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), "", own]))
-    child = ServerProcess(Path(sys.executable), ["--policy", "hold"])
-    try:
-        child.start()
-        assert f"PYTHONPATH={own}" in Path(f"/proc/{child.pid}/environ").read_text().split("\0")
-        assert child.key not in Path(f"/proc/{child.pid}/cmdline").read_text()
-    finally:
-        child.close()
+    server.start()
+    assert f"PYTHONPATH={own}" in Path(f"/proc/{server.pid}/environ").read_text().split("\0")
+    assert server.key not in Path(f"/proc/{server.pid}/cmdline").read_text()
 
 
 def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho No module named vla_ros\nexit 3\n")
     python.chmod(0o755)
-    child = ServerProcess(python, [])
-    with pytest.raises(ServerLostError, match="before it served; its output: No module named vla_ros"):
-        child.start()
-    child.close()
-    child = ServerProcess(tmp_path / "none", [])
-    with pytest.raises(ServerLostError, match="cannot be started"):
-        child.start()
-    child.close()
+    quoted = "before it served; its output: No module named vla_ros"
+    for path, said in ((python, quoted), (tmp_path / "none", "cannot be started")):
+        child = ServerProcess(path, [])
+        with pytest.raises(ServerLostError, match=said):
+            child.start()
+        child.close()

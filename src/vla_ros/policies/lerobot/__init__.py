@@ -9,10 +9,7 @@ LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make", lambda con
 
 
 def make(config: Config) -> Policy:
-    """Create the policy, in this process or, with ``policy.python``, in a child process.
-
-    With a child process, this environment needs only the remote client, and LeRobot is not imported.
-    """
+    """Create the policy, or with ``policy.python`` the client of a child process, which needs no LeRobot here."""
     if options_of(config, LeRobotOptions).python:
         from vla_ros.policies.lerobot.child import LeRobotChild
 

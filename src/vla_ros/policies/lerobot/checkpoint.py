@@ -105,10 +105,7 @@ def _continues_chunks(policy: Any) -> bool:
 
 
 def read_spec(folder: Path) -> PolicySpec:
-    """Read the policy's inputs and outputs from ``config.json``.
-
-    The file does not name the parts of state and action.
-    """
+    """Read inputs and outputs from ``config.json``, which does not name the parts of state and action."""
     config = _config(folder)
     # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
     times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
@@ -162,10 +159,7 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Convert the shape [3, H, W] of an image in ``config.json`` to [H, W, 3].
-
-    Raises CheckpointError if ``shape`` is anything else.
-    """
+    """Convert the shape [3, H, W] of an image to [H, W, 3]; raises CheckpointError for another shape."""
     if len(shape) != 3 or shape[0] != 3:
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
     return shape[1], shape[2], 3
@@ -194,10 +188,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Return the preprocessor overrides that set the tokenizer's folder.
-
-    Raises CheckpointError if a tokenizer or backbone would have to be downloaded.
-    """
+    """Return the overrides that set the tokenizer's folder; raises CheckpointError if it had to be downloaded."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())

@@ -8,8 +8,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress, options_of
 from vla_ros.policies.lerobot.checkpoint import read_spec
 from vla_ros.policies.lerobot.options import LeRobotOptions
+from vla_ros.policies.remote import RemoteOptions
 from vla_ros.policies.remote.child import ServerProcess
-from vla_ros.policies.remote.options import RemoteOptions
 from vla_ros.policies.remote.policy import RemotePolicy
 
 

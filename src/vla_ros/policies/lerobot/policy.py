@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
-from vla_ros.contract.spec import PolicySpec
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.lerobot.checkpoint import (
@@ -55,11 +55,8 @@ class LeRobotPolicy(Policy):
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
         spec = self.describe()
-        times = [
-            *(image.delta_timestamps for image in spec.images),
-            *(state.delta_timestamps for state in spec.state),
-        ]
-        steps = max(map(len, times), default=1)
+        features: list[ImageFeature | StateFeature] = [*spec.images, *spec.state]
+        steps = max((len(one.delta_timestamps) for one in features), default=1)
         past = () if steps == 1 else (steps,)
         inputs = self._checkpoint.policy.config.input_features.items()
         blank = {name: np.zeros((*past, *_shape(name, feature)), np.uint8) for name, feature in inputs}

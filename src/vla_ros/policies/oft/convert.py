@@ -28,10 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, int]:
-    """Convert ``folder`` to ``output``, which must be empty or missing.
-
-    Returns the number of tensors and their bytes.
-    """
+    """Convert ``folder`` to ``output``, empty or missing; return the number of tensors and their bytes."""
     from vla_ros.policies.checkpoint_files import checkpoint_folder
     from vla_ros.policies.oft.loading import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture

@@ -1,7 +1,7 @@
 """Runs OpenVLA-OFT on static buffers: as CUDA graphs, or in plain torch without padding."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,9 +37,7 @@ class Chunk:
     normalized: FloatArray  # float64 [K, D]; undefined for a discrete checkpoint
     tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None
     margins: FloatArray  # best minus second-best logit of each token; empty without tokens
-    stages_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # ``upload``, ``preprocess`` of camera images, ``infer``, ``download``
+    stages_ms: dict[str, float]  # ``upload``, ``preprocess`` of camera images, ``infer``, ``download``
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class ChunkRequest:
 class StepBuffers:
     """Static buffers for B observations of one padded sequence length, and the stages that run on them.
 
-    ``padded`` is False if no sequence of this length has padding, so that attention needs no mask.
+    ``padded`` is False if no sequence of this length needs a mask.
     """
 
     def __init__(self, owner: "ChunkInference", length: int, padded: bool, batch: int) -> None:
@@ -171,10 +169,10 @@ class StepBuffers:
 
 
 class ChunkInference(GraphEngine[int, StepBuffers]):
-    """Infers chunks in one bidirectional pass, or in one pass per denoising step.
+    """Infers chunks in one bidirectional pass, or in one pass per denoising step. Not thread-safe.
 
-    Not thread-safe. The decoder's weights are ``weights``; the decoder in ``model`` may be empty. Sequences are
-    padded to multiples of ``bucket_step``; 1 disables padding.
+    ``weights`` are the decoder's; the decoder in ``model`` may be empty. Sequences are padded to multiples of
+    ``bucket_step``; 1 disables padding.
     """
 
     def __init__(
@@ -187,7 +185,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         steps: int = 50,
         bucket_step: int = 32,
     ) -> None:
-        layout, most = model.layout, weights.shape.max_positions
+        layout, most, side = model.layout, weights.shape.max_positions, model.architecture.image_size
         self.patches, self.steps = layout.images * model.architecture.patches, steps
         self.fixed = self.patches + layout.extras
         answer = layout.slots + 2  # placeholders, </s>, and one that Buckets subtracts for a last token
@@ -196,8 +194,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
             buckets = Buckets.up_to(self.fixed, answer, most, bucket_step)
         else:
             buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
-        size = (model.architecture.image_size, model.architecture.image_size)
-        super().__init__(weights.device, size, buckets, runner)
+        super().__init__(weights.device, (side, side), buckets, runner)
         self.model, self.weights, self.ops, self.encode = model, weights, ops, encode
         self.denoising = None
         if layout.head == "diffusion":
@@ -298,26 +295,17 @@ def make_chunk_engine(
 ) -> ChunkInference:
     """Return an engine for ``model``, with fused kernels and one graph per padded length.
 
-    ``weights`` is the decoder if it was quantised while loading; None fuses the decoder of ``model`` with
-    ``quantization``. ``ops`` and ``encode`` default to those of the device.
+    Without ``weights``, the decoder of ``model`` is fused with ``quantization``. ``ops`` and ``encode`` default to
+    those of the device.
     """
     if weights is None:
         weights = fuse(model.language_model, quantization)
-    return ChunkInference(
-        model,
-        weights,
-        ops or make_ops(weights.device),
-        encode or VisionEncoder(model),
-        make_runner(weights.device),
-        steps,
-    )
+    ops, encode = ops or make_ops(weights.device), encode or VisionEncoder(model)
+    return ChunkInference(model, weights, ops, encode, make_runner(weights.device), steps)
 
 
 def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:
-    """Raise EngineMismatchError if chunks differ by more than rounding.
-
-    ``ours`` are the engine's chunks, ``theirs`` the reference path's.
-    """
+    """Raise EngineMismatchError if the engine's chunks, ``ours``, differ from ``theirs`` by more than rounding."""
     bounds = TOLERANCES[dtype]
     for one, other in zip(ours, theirs, strict=True):
         if one.tokens is not None and other.tokens is not None:

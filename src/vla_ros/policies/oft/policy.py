@@ -14,7 +14,8 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress
-from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Placement, two_images
+from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
+from vla_ros.policies.oft import BOUNDS, OFTOptions, choose_variant
 from vla_ros.policies.oft.inference import (
     ChunkInference,
     ChunkRequest,
@@ -24,21 +25,15 @@ from vla_ros.policies.oft.inference import (
 )
 from vla_ros.policies.oft.loading import Weights, layout_of, read_weights
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.options import BOUNDS, OFTOptions, choose_variant
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights
-from vla_ros.policies.openvla.policy import (
-    LONG_PROMPT,
-    NATIVE_GRIPPER,
-    LoadedNetwork,
-    OpenVLANetworkPolicy,
-)
+from vla_ros.policies.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
 from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
 from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros.policies.published import loop_of
 from vla_ros.policies.weights import empty
-from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, Observation
 
 logger = logging.getLogger(__name__)
 
@@ -51,32 +46,25 @@ MARGIN = 1e-8
 class Description:
     """The contents of a checkpoint's files, before any weight is loaded."""
 
-    architecture: Architecture  # sizes of the network
-    layout: Layout  # layout of its sequences
-    weights: Weights  # its tensors; the shards are not read yet
-    statistics: ActionStatistics  # un-normalise actions
-    state: ActionStatistics | None  # normalise the state; None if there is no state
-    spec: PolicySpec  # inputs and outputs
+    architecture: Architecture
+    layout: Layout
+    weights: Weights
+    statistics: ActionStatistics  # of the actions
+    state: ActionStatistics | None  # None if there is no state
+    spec: PolicySpec
 
 
 @dataclass(frozen=True)
-class _Loaded(LoadedNetwork):
-    """A loaded checkpoint."""
-
+class _Loaded(LoadedNetwork[ChunkInference]):
     model: OFTModel
-    state: ActionStatistics | None  # normalise the state; None if there is no state
-    engine: ChunkInference  # runs the network
-
-    def close(self) -> None:
-        self.engine.close()
+    state: ActionStatistics | None  # None if there is no state
 
 
 @dataclass
 class OFTSession(PromptSession):
     """One robot's encoded instruction and noise."""
 
-    # Draws the noise that a diffusion head starts from.
-    random: np.random.Generator = field(default_factory=np.random.default_rng)
+    random: np.random.Generator = field(default_factory=np.random.default_rng)  # noise of a diffusion head
 
 
 class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
@@ -166,7 +154,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         inference = engine or plain
         assert inference is not None, "quantised weights have no reference path, so a failed engine raises"
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
-        self._loaded = _Loaded(model, prompt, bins, found.statistics, found.state, inference)
+        self._loaded = _Loaded(model, prompt, bins, found.statistics, inference, found.state)
 
     def _make_engine(
         self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None
@@ -196,12 +184,9 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         return loaded.engine.batches
 
     def _resizing_device(self) -> torch.device | None:
-        inference = self.loaded.engine
-        return inference.weights.device if inference.runner.graphs else None
+        return super()._resizing_device() if self.loaded.engine.runner.graphs else None
 
-    def _request(
-        self, session: OFTSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> ChunkRequest:
+    def _request(self, session: OFTSession, observation: Observation, images: Images) -> ChunkRequest:
         loaded = self.loaded
         tokens = session.encode(loaded.prompt, observation.instruction)
         state = None if loaded.state is None else loaded.state.normalize(self._state(observation))

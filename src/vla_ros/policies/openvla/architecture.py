@@ -12,7 +12,6 @@ A checkpoint with other towers or another vocabulary has these entries, which pu
     ``v0.1`` or ``v0.2``, for checkpoints whose prompt version cannot be told from their language model.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,13 +20,10 @@ from typing import Any
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
-from vla_ros.policies.checkpoint_files import Fields, read_fields, read_json
+from vla_ros.policies.checkpoint_files import Fields, read_fields, read_json, read_statistics
 
 LLAMA2_EMPTY_TOKEN = 29871
 """Llama-2's token for a lone space mark. OpenVLA was trained with this token between the prompt and the action."""
-
-PROMPT_VERSIONS = ("v0.1", "v0.2")
-
 
 _HARMLESS = {
     "about the files and their software": "architectures auto_map dtype torch_dtype transformers_version "
@@ -59,9 +55,8 @@ _EXPECTED = {tuple: "three numbers", int: "an int, at least 0", bool: "true or f
 class Architecture:
     """The network as described by ``config.json``."""
 
-    # One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
-    towers: tuple[TowerShape, ...]
-    llm: DecoderShape  # the language model
+    towers: tuple[TowerShape, ...]  # one, or two whose features are concatenated (DINOv2 first, then SigLIP)
+    llm: DecoderShape
     action_vocab_size: int  # vocabulary without padding (32000): action tokens count down from its end
     action_bins: int  # bin edges of one action dimension (256, thus 255 centres)
     empty_token: int  # token that closes the prompt
@@ -96,7 +91,7 @@ def read_architecture(folder: Path) -> Architecture:
             f"{folder}: found a LoRA adapter (adapter_config.json) without its base model ({base}). "
             "Set policy.base to the base model's folder; the adapter is then merged while the weights are loaded"
         )
-    architecture = parse_architecture(read_json(path), path, folder.name)
+    architecture = parse_architecture(read_json(path), path)
     decoding, images = folder / "generation_config.json", folder / "preprocessor_config.json"
     if decoding.exists():
         _finish(read_fields(decoding), {"the prompt's first token": "bos_token_id"})
@@ -114,25 +109,20 @@ def _finish(fields: Fields, more: Mapping[str, str] | None = None) -> None:
     fields.finish({**_HARMLESS, **(more or {})})
 
 
-def parse_architecture(content: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
-    """Parse the content of a ``config.json``; raises the errors of :func:`read_architecture`.
-
-    Messages name ``path``. The checkpoint's ``folder_name`` may contain the prompt version.
-    """
+def parse_architecture(content: Mapping[str, Any], path: Path) -> Architecture:
+    """Parse the content of the ``config.json`` at ``path``; raises the errors of :func:`read_architecture`."""
     config = Fields(content, path)
     if config.get("model_type") != "openvla":
         other = policy_of(path.parent)
         hint = "" if other == "openvla" else f"; a checkpoint of policy.name:={other}"
         raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'{hint}")
-    strategy = config.get("image_resize_strategy", "resize-naive")
-    if strategy != "resize-naive":
-        raise CheckpointError(f"{path}: image_resize_strategy is {strategy!r}; only 'resize-naive' is supported")
+    config.expect("image_resize_strategy", "resize-naive")
     towers = _towers(config, path)
     llm = _llm(config, path)
     action_vocab = llm.vocab_size - config.whole("pad_to_multiple_of", 64, least=0)
     bins = config.whole("n_action_bins", 256)
     empty = config.whole("empty_token_id", LLAMA2_EMPTY_TOKEN, least=0)
-    version = _prompt_version(config, path, folder_name)
+    version = _prompt_version(config, path)
     _finish(config)
     if not 2 <= bins < action_vocab:
         raise CheckpointError(f"{path}: n_action_bins is {bins}; expected 2 to {action_vocab - 1} (the vocabulary)")
@@ -141,14 +131,7 @@ def parse_architecture(content: Mapping[str, Any], path: Path, folder_name: str 
             f"{path}: the token {empty} that closes a prompt is outside the vocabulary of {action_vocab}; "
             "a checkpoint with its own vocabulary must set empty_token_id"
         )
-    return Architecture(
-        towers=towers,
-        llm=llm,
-        action_vocab_size=action_vocab,
-        action_bins=bins,
-        empty_token=empty,
-        prompt_version=version,
-    )
+    return Architecture(towers, llm, action_vocab, bins, empty, version)
 
 
 def _towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
@@ -213,10 +196,12 @@ def _llm(config: Fields, path: Path) -> DecoderShape:
     text = Fields(config.get("text_config"), f"{path}: text_config")
     text.expect("model_type", "llama")
     text.expect("hidden_act", "silu")
-    old, new = text.object("rope_scaling"), text.object("rope_parameters")
-    for rope in (old, new):
+    theta = 10000.0
+    for rope in (text.object("rope_scaling"), text.object("rope_parameters")):  # old and new files
         rope.expect("rope_type", "default")
         rope.expect("type", "default")
+        theta = rope.number("rope_theta", theta)
+        rope.finish()
     # Absent entries have transformers' defaults for Llama: published files store little more than the vocabulary.
     hidden = text.whole("hidden_size", 4096)
     heads = text.whole("num_attention_heads", 32)
@@ -231,28 +216,23 @@ def _llm(config: Fields, path: Path) -> DecoderShape:
         kv_heads=text.whole("num_key_value_heads", heads),
         head_dim=text.whole("head_dim", hidden // heads),
         rms_norm_eps=text.number("rms_norm_eps", 1e-6),
-        rope_theta=text.number("rope_theta", new.number("rope_theta", old.number("rope_theta", 10000.0))),
+        rope_theta=text.number("rope_theta", theta),
         max_positions=text.whole("max_position_embeddings", 2048),
         bos_token=text.whole("bos_token_id", 1, least=0),
     )
-    old.finish()
-    new.finish()
     _finish(text, {"inference has no dropout": "attention_dropout"})
     return found
 
 
-def _prompt_version(config: Fields, path: Path, folder_name: str) -> str:
-    stated = config.get("prompt_version")
-    if stated is not None:
-        if stated not in PROMPT_VERSIONS:
-            raise CheckpointError(f"{path}: prompt_version is {stated!r}, expected one of {PROMPT_VERSIONS}")
+def _prompt_version(config: Fields, path: Path) -> str:
+    if stated := config.expect("prompt_version", None, "v0.1", "v0.2"):
         return str(stated)
     # v0.1 was trained from Vicuna and uses its chat prompt; all later checkpoints were trained from Llama-2.
     llm = str(config.get("llm_backbone_id") or "llama2")
     if not llm.startswith(("llama2", "vicuna")):
         raise CheckpointError(f"{path}: llm_backbone_id is {llm!r}, expected Llama-2 or Vicuna")
-    backbone = f"{config.get('llm_backbone_id', '')} {config.get('hf_llm_id', '')}".lower()
-    return "v0.1" if "vicuna" in backbone or "v01" in folder_name.lower() else "v0.2"
+    backbone = f"{llm} {config.get('hf_llm_id', '')}".lower()
+    return "v0.1" if "vicuna" in backbone or "v01" in path.parent.name.lower() else "v0.2"
 
 
 _HARMLESS_IMAGES = {
@@ -267,10 +247,7 @@ _ADVICE = "this package cannot process images as in the checkpoint's training"
 
 
 def normalization(config: Fields, side: int, towers: int) -> list[dict[str, Any]]:
-    """Return ``mean`` and ``std`` of each tower; empty if the file does not state them.
-
-    Raises CheckpointError if an entry is unsupported.
-    """
+    """Return each tower's ``mean`` and ``std``, if stated; raises CheckpointError for what is not supported."""
     config.advice = _ADVICE
     config.expect("image_resize_strategy", "resize-naive")
     config.expect("tvf_do_letterbox", False, None)
@@ -294,11 +271,8 @@ def normalization(config: Fields, side: int, towers: int) -> list[dict[str, Any]
         stated = [Fields({"mean": mean, "std": std}, f"{config.where}: means and stds") for mean, std in pairs]
         if len(stated) != towers:
             raise CheckpointError(f"{config.where}: means and stds: expected {towers} of each, one per tower")
-    found = [{key: _triple(params, key) for key in ("mean", "std")} for params in stated]
-    for params in stated:
-        params.finish({"the same values": "inplace"})
     config.finish(_HARMLESS_IMAGES)
-    return found
+    return [_constants(params) for params in stated]
 
 
 def _entries(config: Fields, key: str, count: int) -> Iterator[Fields]:
@@ -313,12 +287,9 @@ def _entries(config: Fields, key: str, count: int) -> Iterator[Fields]:
     yield from (Fields(one, f"{config.where}: {key}[{index}]", _ADVICE) for index, one in enumerate(value))
 
 
-def _triple(params: Fields, key: str) -> tuple[float, ...]:
-    value: Any = params.get(key)
-    numbers = isinstance(value, list) and all(
-        isinstance(one, (int, float)) and math.isfinite(one) and (one > 0 or key == "mean") for one in value
-    )
-    if not numbers or len(value) != 3:
-        kind = "numbers" if key == "mean" else "positive numbers"
-        raise CheckpointError(f"{params.where}: {key}: found {value!r}, expected three {kind}")
-    return tuple(float(one) for one in value)
+def _constants(params: Fields) -> dict[str, tuple[float, ...]]:
+    mean, std = read_statistics(params, ("mean", "std"), str(params.where))
+    if len(mean) != 3 or not std.all():
+        raise CheckpointError(f"{params.where}: found mean {mean} and std {std}, expected three, and std above 0")
+    params.finish({"the same values": "inplace"})
+    return {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}

@@ -24,10 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
-    """Resolve ``policy.engine``: ``auto`` means ``graph`` if its kernels run or weights are quantised.
-
-    The kernels need Triton and bfloat16 tensor cores (Ampere).
-    """
+    """Resolve ``policy.engine``: ``auto`` means ``graph`` with quantised weights, or Triton on Ampere or later."""
     if options.engine == "reference" and options.quantization != "none":
         raise ConfigError(
             f"policy.quantization: {options.quantization} with policy.engine reference, which runs only "
@@ -73,10 +70,7 @@ def infer_reference(
 def check_engine(
     model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
-    """Compare the engine's tokens with the reference path's, for unquantised weights.
-
-    Raises EngineMismatchError if a token differs where the reference path has a clear margin.
-    """
+    """Raise EngineMismatchError if a token differs where the reference path has a clear margin."""
     near = TOLERANCES[engine.weights.dtype].near_tie
     for image in images:
         expected, margins, _ = infer_reference(model, image, prompt, count)
@@ -93,8 +87,7 @@ def check_engine(
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
     """Raise the engine's guard if these weights make drafted logits differ more than usual.
 
-    The default guards in :mod:`vla_ros.engine.tolerances` were measured with other weights. The tokens decoded for
-    each image serve as drafts for all images.
+    The tokens decoded for each image serve as drafts for all images.
     """
     if engine.options.drafts != "prefill":
         return
@@ -112,11 +105,10 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
 
 
 def check_resizing(engine: Engine, frame: RawImage) -> None:
-    """Check that the engine processes a camera image as the host does; warms up both.
+    """Check that the engine processes a camera image bit for bit as the host does; warms up both.
 
-    With graphs, compares twice: without a graph, as for the first image of each size, and with a graph. Skips
-    processors without exact resampling steps, because the host resizes their images. Raises EngineMismatchError if
-    a value differs.
+    With graphs, compares twice: without a graph, as for the first image of each size, and with a graph. Processors
+    without exact resampling steps are skipped, because the host runs them.
     """
     if not resizes(engine.weights.device, frame):
         return

@@ -3,12 +3,11 @@
 LoRA adapters in peft's format are merged into the base weights during loading.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -100,10 +99,9 @@ def fill_quantized(
     quantization: str,
     progress: Progress = no_progress,
 ) -> DecoderWeights:
-    """Load the weights to ``device``; quantise one decoder layer at a time to save memory.
+    """Load the weights of a network on ``meta``; quantise one decoder layer at a time to save memory.
 
-    ``model`` is from :func:`build_empty`; afterwards everything except its
-    decoder layers is usable. ``produce`` yields the tensors; unquantised parameters have the data type ``dtype``.
+    Returns the decoder; in ``model`` everything else is usable, in the data type ``dtype``.
     """
     names = [name for name, _ in model.named_parameters()]
     for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):
@@ -175,7 +173,7 @@ class LoraSettings:
                 f"{self.where}: r: found {self.rank}, but the adapter's matrices have rank {rank}"
             )
         alpha = min(rank, 16) if self.alpha is None else self.alpha
-        return alpha / (math.sqrt(rank) if self.by_root else rank)
+        return alpha / (sqrt(rank) if self.by_root else rank)
 
     def targeted(self, layer: str) -> bool:
         """Return whether peft puts an adapter on a layer, given by its name in the base model."""
@@ -203,10 +201,10 @@ def read_lora_settings(path: Path) -> LoraSettings:
 
 
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
-    """Read a LoRA adapter.
+    """Read a LoRA adapter of the base model whose tensors ``manifest`` lists.
 
-    ``manifest`` lists the tensors of the base model. ``own_towers`` skips the vision towers, which FiLM checkpoints
-    store elsewhere. Raises CheckpointError if the adapter has another base model or is of an unsupported kind.
+    ``own_towers`` skips the vision towers, which FiLM checkpoints store elsewhere. Raises CheckpointError if
+    the adapter has another base model or is of an unsupported kind.
     """
     settings = read_lora_settings(folder / "adapter_config.json")
     file = folder / "adapter_model.safetensors"
@@ -243,6 +241,6 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
 
 
 def refuse_rest(file: Path, names: Iterable[str]) -> None:
-    """Raise CheckpointError if a file has adapter tensors that were not merged, with the ``names`` given."""
+    """Raise CheckpointError if a file has adapter tensors ``names`` that were not merged."""
     if rest := list_some("tensors that are not a linear layer's lora_A or lora_B", sorted(names)):
         raise CheckpointError(f"{file}: found {rest}; merge the adapter with peft itself")

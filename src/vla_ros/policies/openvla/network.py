@@ -5,7 +5,6 @@ Parameter names are the checkpoint's keys.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -47,17 +46,12 @@ class Answer(NamedTuple):
     margins: Tensor  # float32 [B, D], best minus second-best logit at each step
 
 
-@dataclass
-class Prefix:
-    """A KV cache with a prompt and the tokens decoded after it."""
+class Prefix(NamedTuple):
+    """The keys and values of patches and prompts."""
 
-    weights: DecoderWeights  # the decoder's weights
-    cache: KVCache  # keys and values of this prefix only
-    length: int  # positions filled so far
-
-    def end(self, batch: int) -> Tensor:
-        """Return the next position, int32 [B]."""
-        return torch.full((batch,), self.length, dtype=torch.int32, device=self.weights.device)
+    weights: DecoderWeights
+    cache: KVCache
+    end: Tensor  # next position, int32 [B]
 
 
 class OpenVLAModel(nn.Module):
@@ -101,19 +95,18 @@ class OpenVLAModel(nn.Module):
         """Run patches [B, patches, llm_width] and prompts of equal length, int64 [B, L].
 
         ``room`` positions stay free in the cache for :meth:`greedy`. Returns the logits [B, vocab_size] of the
-        first action token, and the prefix, which :meth:`greedy` extends in place.
+        first action token, and the prefix.
         """
-        weights, batch = as_loaded(self.language_model), len(input_ids)
-        length = patches.shape[1] + input_ids.shape[1]
-        prefix = Prefix(weights, KVCache.allocate(weights, batch, length + room), length)
-        last = prefix.end(batch) - 1
-        return decoder.prefill(weights, self.ops, prefix.cache, patches, input_ids, last, 1)[:, 0], prefix
+        weights, length = as_loaded(self.language_model), patches.shape[1] + input_ids.shape[1]
+        cache = KVCache.allocate(weights, len(input_ids), length + room)
+        end = torch.full((len(input_ids),), length, dtype=torch.int32, device=weights.device)
+        logits = decoder.prefill(weights, self.ops, cache, patches, input_ids, end - 1, 1)
+        return logits[:, 0], Prefix(weights, cache, end)
 
     def greedy(self, logits: Tensor, prefix: Prefix, count: int) -> Answer:
         """Decode ``count`` tokens greedily over the whole vocabulary, starting from :meth:`prefill`'s logits."""
         token, margin = self.ops.choose(logits[:, None])
-        start, prefix.length = prefix.end(len(logits)), prefix.length + count - 1
-        tokens, margins = decoder.decode(prefix.weights, self.ops, prefix.cache, token[:, 0], start, count - 1)
+        tokens, margins = decoder.decode(prefix.weights, self.ops, prefix.cache, token[:, 0], prefix.end, count - 1)
         return Answer(torch.cat([token, tokens], dim=1), torch.cat([margin, margins], dim=1))
 
     def hidden_states(self, sequence: Tensor) -> Tensor:
@@ -218,7 +211,7 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
 
 
 def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
-    """Return the vision encoder with fused kernels if they pass :func:`check_vision`, else with plain torch.
+    """Return the vision encoder with fused kernels, or with plain torch if they fail :func:`check_vision`.
 
     A failure is logged, or raised as EngineMismatchError with ``strict``.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, EngineRequest
+from vla_ros.engine.graph_engine import GraphEngine
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights
@@ -28,7 +29,7 @@ from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import (
     SELF_TEST_INSTRUCTION,
     Asked,
-    Closes,
+    Images,
     NetworkPolicy,
     Placement,
     two_images,
@@ -63,7 +64,7 @@ from vla_ros.policies.openvla.processing import (
 )
 from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros.policies.weights import fill, parameter_shapes
-from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
@@ -75,23 +76,22 @@ LONG_PROMPT = 80
 NATIVE_GRIPPER = "0..1"
 """The gripper convention of Open X-Embodiment and LIBERO: 0 closed, 1 open."""
 
-E = TypeVar("E", bound=Closes)
+E = TypeVar("E", bound=GraphEngine[Any, Any])
+G = TypeVar("G", bound=GraphEngine[Any, Any] | None)
 
 
 @dataclass(frozen=True)
-class LoadedNetwork:
+class LoadedNetwork(Generic[G]):
     """A loaded checkpoint with OpenVLA's network."""
 
     model: OpenVLAModel  # the reference network
-    prompt: PromptEncoder  # encodes instructions as tokens
-    bins: ActionBins  # converts tokens to normalised actions
-    statistics: ActionStatistics  # bounds that un-normalise actions
-
-    def close(self) -> None:
-        """Free everything except the model."""
+    prompt: PromptEncoder
+    bins: ActionBins
+    statistics: ActionStatistics  # of the actions
+    engine: G  # None if ``model`` runs without
 
 
-L = TypeVar("L", bound=LoadedNetwork)
+L = TypeVar("L", bound=LoadedNetwork[Any])
 R = TypeVar("R")
 S = TypeVar("S", bound=PromptSession)
 
@@ -131,10 +131,6 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return read_dataset_statistics(folder, group, QUANTILES)
 
     def _runs_engine(self, where: Placement) -> bool:
-        """Return True for the engine, False for the reference path.
-
-        Raises ConfigError if an option does not fit the others or the machine.
-        """
         return choose_engine(self._options, where.device) == "graph"
 
     def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:
@@ -155,8 +151,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     ) -> tuple[Ops | None, VisionEncoder | None]:
         """Return checked operations and a checked vision encoder; None stands for the default.
 
-        Operations are checked only with a quantised ``decoder``, because its answers cannot be compared with the
-        reference path's.
+        Without a quantised ``decoder``, the operations are checked by comparison with the reference path.
         """
         if not self._options.self_test:
             return None, None
@@ -184,10 +179,9 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         return engine
 
     def _action(self, dimension: int, undeclared: str) -> tuple[Component, ...]:
-        """Return the parts of an action: delta and gripper if it has seven numbers, else none.
+        """Return the parts of an action of seven numbers, delta and gripper; else ``features.action`` names them.
 
-        The gripper has the range that ``features.action`` declares, or the form ``undeclared``. Without parts,
-        ``features.action`` must name them.
+        The gripper has the range that ``features.action`` declares, or the form ``undeclared``.
         """
         if dimension != PolicySpec.dimension:
             return ()
@@ -233,23 +227,13 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
 _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
 
-
-@dataclass(frozen=True)
-class _Loaded(LoadedNetwork):
-    """A loaded checkpoint."""
-
-    engine: Engine | None = None  # runs instead of ``model``; None on the reference path
-
-    def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+_Loaded = LoadedNetwork[Engine | None]
 
 
 @dataclass
 class OpenVLASession(PromptSession):
-    """What is kept of one robot between inferences: its tokenised instruction and the draft."""
+    """One robot's encoded instruction, and the engine's draft from the last answer, on which no action depends."""
 
-    # The engine's draft from the last answer; actions do not depend on it.
     draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:
@@ -259,8 +243,8 @@ class OpenVLASession(PromptSession):
 class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]):
     """Decodes one action greedily from one image and an instruction.
 
-    A chunk's ``info`` has ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (number
-    of tokens that are not action tokens and are clipped) and ``prompt_tokens``.
+    A chunk's ``info`` has ``logit_margins`` (best minus second-best logit of each token) and ``outside_bins``
+    (number of tokens that are not action tokens and are clipped).
     """
 
     Options = OpenVLAOptions
@@ -289,7 +273,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
             logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
         self._set_memory(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-        return _Loaded(model, prompt, bins, statistics), produce
+        return _Loaded(model, prompt, bins, statistics, None), produce
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
@@ -307,8 +291,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
         """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.
 
-        On LIBERO and Bridge, images pass through JPEG and Lanczos-3; LIBERO's fine-tuned checkpoints also take a
-        crop. Elsewhere, the published processor resizes.
+        There, images pass JPEG and Lanczos-3, for LIBERO also a crop; elsewhere, the published processor resizes.
         """
         robot = next(
             (robot for name in (dataset, self._preset) for robot in _CROPS if name.startswith(robot)), None
@@ -322,7 +305,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
     def _make_engine(self, loaded: _Loaded, weights: DecoderWeights | None) -> Engine | None:
         """Return an engine that passed its tests, or None if ``auto`` falls back.
 
-        ``weights`` is the quantised decoder, which only the engine can run, or None.
+        ``weights`` is the quantised decoder, or None.
         """
         options, model, count = self._options, loaded.model, loaded.statistics.dimension
         images = two_images(*self.spec.processors[self._image_key].size)
@@ -350,27 +333,19 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
             engine.warm_up([len(self.loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
         return engine is not None
 
-    def _resizing_device(self) -> torch.device | None:
-        return None if self.loaded.engine is None else self.loaded.engine.weights.device
-
-    def _request(
-        self, session: OpenVLASession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> EngineRequest:
+    def _request(self, session: OpenVLASession, observation: Observation, images: Images) -> EngineRequest:
         is_new = session.instruction != observation.instruction
         tokens = session.encode(self.loaded.prompt, observation.instruction)
         if is_new:
             session.draft = DraftState()
         return EngineRequest(images[self._image_key], tokens, session.draft)
 
-    @torch.inference_mode()
-    def _answer(self, asked: Sequence[Asked[OpenVLASession, EngineRequest]]) -> list[ActionChunk | VlaRosError]:
-        return list(self._by_engine(asked) if self.loaded.engine else map(self._by_reference, asked))
-
-    def _by_engine(
-        self, asked: Sequence[Asked[OpenVLASession, EngineRequest]]
-    ) -> Iterator[ActionChunk | VlaRosError]:
-        assert self.loaded.engine is not None
-        for one, answer in zip(asked, self.loaded.engine.answer([one.request for one in asked]), strict=True):
+    def _answer(self, asked: Sequence[Asked[OpenVLASession, EngineRequest]]) -> Iterator[ActionChunk | VlaRosError]:
+        engine = self.loaded.engine
+        if engine is None:
+            yield from map(self._by_reference, asked)
+            return
+        for one, answer in zip(asked, engine.answer([one.request for one in asked]), strict=True):
             one.session.draft = answer.draft
             yield self._chunk(
                 one.observation,

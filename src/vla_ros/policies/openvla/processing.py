@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
-from vla_ros.policies import checkpoint_files
-from vla_ros.policies.checkpoint_files import Fields, read_json
+from vla_ros.policies.checkpoint_files import Fields, read_json, read_statistics
 from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class ActionBins:
 class ActionStatistics:
     """Bounds with which the actions of one dataset were normalised."""
 
-    key: str  # name of the dataset (``unnorm_key``)
+    key: str  # the dataset's name (``unnorm_key``)
     low: FloatArray  # float64 [D], the 1st percentile (or minimum), in the action's units
     high: FloatArray  # float64 [D], the 99th percentile (or maximum)
     mask: NDArray[np.bool_]  # bool [D]; False entries are not normalised (the gripper of most datasets)
@@ -97,12 +96,11 @@ QUANTILES = ("q01", "q99")
 def read_dataset_statistics(
     folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
 ) -> dict[str, ActionStatistics]:
-    """Read each dataset's statistics from ``dataset_statistics.json`` or ``config.json``.
+    """Read each dataset's statistics from ``dataset_statistics.json``, else from ``config.json``.
 
-    A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
-    ``dataset_statistics.json``, which takes precedence. ``group`` is ``action``, or ``proprio`` for the state;
-    ``bounds`` names the lower and the upper bounds. Raises CheckpointError if there are no statistics, or an entry
-    is damaged.
+    In a fine-tuned checkpoint, the latter has those of the base model. ``group`` is ``action``, or ``proprio`` for
+    the state; ``bounds`` names the lower and the upper bounds. Raises CheckpointError if there are no statistics,
+    or an entry is damaged.
     """
     path = folder / "dataset_statistics.json"
     if path.exists():
@@ -118,10 +116,9 @@ def read_dataset_statistics(
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
-    """Return the statistics of dataset ``key``.
+    """Return the statistics of dataset ``key``, which may be empty if the checkpoint has only one.
 
-    ``key`` may be empty if the checkpoint has only one dataset. A LIBERO suite's plain name also selects
-    ``{suite}_no_noops``, the filtered dataset used in training.
+    A LIBERO suite's plain name also selects ``{suite}_no_noops``, the filtered dataset used in training.
     """
     names = sorted(statistics)
     if not key:
@@ -150,11 +147,10 @@ def _fixed(array: FloatArray) -> FloatArray:
 def _parse(
     key: str, entry: Any, path: Path, group: str, bounds: tuple[str, str], margin: float
 ) -> ActionStatistics:
-    found, where = entry.get(group, {}) if isinstance(entry, dict) else {}, f"{path}: {group} of '{key}'"
-    if isinstance(entry, dict):
-        whole = Fields(entry, f"{path}: '{key}'")
-        whole.finish({"read where they are needed": "action proprio", "sizes of the data": "num_*"})
-    low, high = checkpoint_files.read_statistics(found, bounds, where)
+    whole, where = Fields(entry, f"{path}: '{key}'"), f"{path}: {group} of '{key}'"
+    whole.finish({"read where they are needed": "action proprio", "sizes of the data": "num_*"})
+    found = whole.get(group, {})
+    low, high = read_statistics(found, bounds, where)
     fields = Fields(found, where, "the published code does not read it, but training may have used it")
     mask = np.asarray(fields.get("mask", [True] * low.size), dtype=np.bool_)
     fields.finish({"statistics of the same data": "mean std min max q* num_*"})

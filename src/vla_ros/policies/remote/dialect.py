@@ -132,10 +132,7 @@ class Dialect(ABC):
     def check(  # noqa: B027 (most servers state nothing that could be compared)
         self, metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()
     ) -> None:
-        """Compare ``features`` and ``policy.action_keys`` with the metadata.
-
-        Raises ConfigError, which shows both, if they differ.
-        """
+        """Raise ConfigError, which shows both, if features or ``action_keys`` differ from the metadata."""
 
     def image_size(self, metadata: Metadata) -> tuple[int, int] | None:
         """Return the (height, width) to which the server's clients resize images, or None."""
@@ -170,10 +167,7 @@ def read_map(message: Message, what: str) -> Mapping[str, Any]:
 
 
 def read(message: Message) -> Any:
-    """Read a binary message.
-
-    Raises ServerSaidError if the message is text or a map that reports an error.
-    """
+    """Read a binary message; raises ServerSaidError if it is text or a map that reports an error."""
     if isinstance(message, str):
         raise ServerSaidError(message)
     content = unpack(message)

@@ -40,10 +40,7 @@ def encoded_size(image: bytes) -> tuple[int, int]:
 
 
 def decode_encoded(image: bytes, most: int = 1 << 22) -> UInt8Array:
-    """Decode a JPEG or PNG of at most ``most`` pixels to uint8 [H, W, 3] RGB, which takes milliseconds.
-
-    Raises WireError if it is damaged, too large, or not RGB.
-    """
+    """Decode a JPEG or PNG of up to ``most`` pixels to RGB, uint8 [H, W, 3]; raises WireError if it is none."""
     height, width = encoded_size(image)
     kind = "PNG" if image.startswith(_PNG) else "JPEG"
     if max(height, width) > MAX_SIDE or not 1 <= height * width <= most:

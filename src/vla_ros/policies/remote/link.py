@@ -11,15 +11,7 @@ from dataclasses import dataclass
 
 from vla_ros.errors import ServerLostError, VlaRosError
 from vla_ros.policies.base import Lost
-from vla_ros.policies.remote.dialect import (
-    EMPTY,
-    Dialect,
-    Message,
-    Metadata,
-    Request,
-    Response,
-    ServerSaidError,
-)
+from vla_ros.policies.remote.dialect import EMPTY, Dialect, Message, Metadata, Request, Response, ServerSaidError
 from vla_ros.policies.remote.dialects import by_metadata
 from vla_ros.policies.remote.transport import Target, Transport, connect
 

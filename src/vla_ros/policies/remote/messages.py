@@ -77,10 +77,7 @@ def _bytes(value: AnyArray) -> bytes | memoryview:
 
 
 def pack(message: Any, layout: _Layout = openpi) -> bytes:
-    """Encode a message of plain data and of numeric or boolean arrays.
-
-    Raises WireError if the message contains anything else.
-    """
+    """Encode plain data and numeric or boolean arrays; raises WireError if there is anything else."""
 
     def encoded(value: Any) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
@@ -136,10 +133,7 @@ def unpack(data: bytes, most: int = _MAX_ITEMS) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> AnyArray:
-    """Build an array from a dtype's name, a shape and bytes in C order.
-
-    Raises WireError if they do not match.
-    """
+    """Build an array from a dtype's name, a shape and bytes in C order; raises WireError if they do not match."""
     dtype = _known(kind)
     lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_AXES else [-1]
     if not all(type(length) is int and length >= 0 for length in lengths):

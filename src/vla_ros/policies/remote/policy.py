@@ -18,11 +18,11 @@ from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.published import loop_of
+from vla_ros.policies.remote import API_KEY, RemoteOptions, read_key
 from vla_ros.policies.remote.dialect import EMPTY, Dialect, Metadata, Request
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
 from vla_ros.policies.remote.messages import WireError
-from vla_ros.policies.remote.options import API_KEY, RemoteOptions, read_key
 from vla_ros.policies.remote.spec import OWN
 from vla_ros.policies.remote.transport import Target
 from vla_ros.process import keep_freed_memory

@@ -63,6 +63,8 @@ class Transport(ABC):
         self._name, self._port = parts.hostname or "", parts.port or target.dialect.port
         self._path = parts.path if parts.path not in ("", "/") else target.dialect.path
         self._authority = f"[{self._name}]:{self._port}" if ":" in self._name else f"{self._name}:{self._port}"
+        self._key = target.api_key
+        self._headers = {"Authorization": f"Api-Key {self._key}"} if self._key else {}
 
     @abstractmethod
     def send(self, message: bytes, deadline: float) -> None:
@@ -131,11 +133,10 @@ class WebSocket(Transport):
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
-        headers = {"Authorization": f"Api-Key {target.api_key}"} if target.api_key else None
         try:
             self._connection = client.connect(
                 f"{urlsplit(target.url).scheme}://{self._authority}{self._path}",
-                additional_headers=headers,
+                additional_headers=self._headers,
                 open_timeout=self._left(deadline, "no connection"),
                 close_timeout=_GOODBYE,
                 ping_interval=None,  # openpi's server answers no ping during an inference
@@ -185,7 +186,6 @@ class ZeroMq(Transport):
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
-        self._key = target.api_key
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -216,10 +216,7 @@ class ZeroMq(Transport):
 
 
 def with_token(request: bytes, key: str) -> bytes:
-    """Append the API token to a request, where GR00T's client puts it.
-
-    The request must be a map of fewer than 15 entries.
-    """
+    """Append the API token to a request, a map of fewer than 15 entries, where GR00T's client puts it."""
     return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
 
 
@@ -229,9 +226,7 @@ class Http(Transport):
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target)
         self._limit = target.max_response
-        self._headers = {"Content-Type": "application/json"}
-        if target.api_key:
-            self._headers["Authorization"] = f"Api-Key {target.api_key}"
+        self._headers["Content-Type"] = "application/json"
         secure = urlsplit(target.url).scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._connection = kind(self._name, self._port)
