@@ -14,7 +14,8 @@ JOINTS = 7
 _WORDS = ("lift", "the", "cube", "Task", "State", "Action", ":", ",", ";", ".")
 _VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 _TEXT = {**_VISION, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2}
-_PI = {"chunk_size": 10, "n_action_steps": 10, "num_inference_steps": 2, "tokenizer_max_length": 64}
+_CHUNK = {"chunk_size": 10, "n_action_steps": 10}
+_PI = {**_CHUNK, "num_inference_steps": 2, "tokenizer_max_length": 64, "image_resolution": (28, 28)}
 _FLORENCE = {
     "vision_config": {
         "depths": [1, 1, 1, 1],
@@ -42,8 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "dim_feedforward": 64,
         "n_encoder_layers": 1,
         "latent_dim": 8,
-        "chunk_size": 10,
-        "n_action_steps": 10,
+        **_CHUNK,
         "pretrained_backbone_weights": None,
     },
     "diffusion": {
@@ -55,18 +55,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pretrained_backbone_weights": None,
     },
     "smolvla": {
-        "chunk_size": 10,
-        "n_action_steps": 10,
+        **_CHUNK,
         "num_steps": 2,
         "num_vlm_layers": 2,
         "resize_imgs_with_padding": (64, 64),
         "expert_width_multiplier": 0.5,
     },
-    "pi0": {**_PI, "image_resolution": (28, 28)},
-    "pi05": {**_PI, "image_resolution": (28, 28)},
+    "pi0": _PI,
+    "pi05": _PI,
     "xvla": {
-        "chunk_size": 10,
-        "n_action_steps": 10,
+        **_CHUNK,
         "num_denoising_steps": 2,
         "florence_config": _FLORENCE,
         "hidden_size": 32,
@@ -99,11 +97,7 @@ def write_tokenizer(folder: Path) -> Any:
         [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
     )
     written = PreTrainedTokenizerFast(
-        tokenizer_object=text,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        bos_token="<s>",
-        extra_special_tokens=named,
+        tokenizer_object=text, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", extra_special_tokens=named
     )
     written.save_pretrained(folder)
     return written

@@ -15,10 +15,7 @@ from vla_ros.policies.weights import empty, fill
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ARCHITECTURE = tiny_architecture(vocabulary=768, empty_token=500, llm_width=128, llm_layers=3)
 LIBERO = Layout(2, 8, 7, 8, "l1", False)
 STEPS = 5
@@ -38,9 +35,8 @@ def ask(layout, seed):
     rng = np.random.default_rng(seed)
     images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
     prompt = np.array([1, *rng.integers(3, 400, rng.integers(5, 60)), 500])
-    return ChunkRequest(
-        images, prompt, rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
-    )
+    state, noise = rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
+    return ChunkRequest(images, prompt, state, noise)
 
 
 @pytest.mark.parametrize(

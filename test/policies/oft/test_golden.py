@@ -11,15 +11,9 @@ from vla_ros.policies.oft.inference import ChunkRequest, make_chunk_engine
 from vla_ros.policies.oft.network import plan_sequence
 from vla_ros.policies.openvla.prompt import close_prompt
 
-from .conftest import DATA, answer, cases, make_policy, observe
+from .conftest import DATA, answer, cases, loaded, observe
 
 BOUND = {"libero_l1": 1e-4, "aloha_film": 1e-4, "libero_diffusion": 1e-3}
-
-
-def loaded(variant, **options):
-    policy = make_policy(variant, **options)
-    policy.load()
-    return policy
 
 
 @pytest.mark.parametrize("path", ["reference", "engine", "converted"])
@@ -29,13 +23,13 @@ def test_chunks_of_the_published_code(variant, path, tmp_path):
     if path == "converted":
         convert(DATA / variant, folder := tmp_path / "safetensors")
         assert not list(folder.glob("*.pt"))
-    for case in cases(variant):
+    for case in cases(variant)[: 1 if path == "converted" else None]:
         options = {"denoising_steps": int(case["steps"])} if "steps" in case else {}
-        policy = loaded(variant, folder=folder, unnorm_key=str(case["unnorm_key"]), **options)
+        policy = loaded(variant, folder, self_test=False, unnorm_key=str(case["unnorm_key"]), **options)
         if path == "engine":  # its torch operations, padded sequences and fused weights
             model = policy.loaded.model
             engine = make_chunk_engine(model, ops=Ops(), steps=options.get("denoising_steps", 50))
-            object.__setattr__(policy.loaded, "inference", engine)
+            object.__setattr__(policy.loaded, "engine", engine)
         seen = observe(policy, variant, case)
         for index, key in enumerate(policy.spec.image_keys):
             np.testing.assert_array_equal(seen.images[key][::9, ::7], case[f"cropped_{index}_probe"])
@@ -67,19 +61,17 @@ def test_causal_attention_and_shifted_states_fail(monkeypatch, name, mistake):
 
 
 @pytest.mark.parametrize("variant", sorted(BOUND))
-@pytest.mark.parametrize("lengths", [(5,), (20,), (5, 37, 20)])
-def test_padding_and_other_robots_change_nothing(variant, lengths):
-    policy = loaded(variant, denoising_steps=5)
-    model, rng = policy.loaded.model, np.random.default_rng(len(lengths))
+def test_padding_and_other_robots_change_nothing(variant):
+    policy, rng = loaded(variant, self_test=False, denoising_steps=5), np.random.default_rng(1)
+    model, layout, asked = policy.loaded.model, policy.loaded.model.layout, []
     engine = make_chunk_engine(model, weights=fuse(model.language_model), ops=Ops(), steps=5)
-    layout, asked = model.layout, []
-    for length in lengths:
+    for length in (5, 37, 20):
         images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
         prompt = np.array([1, *rng.integers(3, 400, length), 317])
         state, noise = rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
         asked.append(ChunkRequest(images, prompt, state, noise))
-    for ours, one in zip(engine.answer_all(asked), asked, strict=True):
-        theirs = policy.loaded.engine.answer(one)
-        np.testing.assert_allclose(ours.normalized, theirs.normalized, atol=BOUND[variant] / 10)
-        assert theirs.tokens is None or np.array_equal(ours.tokens, theirs.tokens)
+    theirs = [policy.loaded.engine.answer(one).normalized for one in asked]
+    for some in (slice(3), slice(1), slice(2, 3)):
+        ours = [chunk.normalized for chunk in engine.answer_all(asked[some])]
+        np.testing.assert_allclose(ours, theirs[some], atol=BOUND[variant] / 10)
     assert torch.is_inference_mode_enabled() is False

@@ -57,6 +57,18 @@ def make_policy():
 
 
 @pytest.fixture
+def load_policy(make_policy):
+    """Makes and loads a policy for a folder with options."""
+
+    def load(folder, **options):
+        policy = make_policy(folder, **options)
+        policy.load()
+        return policy
+
+    return load
+
+
+@pytest.fixture
 def observe():
     """Makes an observation from an image or a seed."""
 

@@ -20,23 +20,12 @@ def test_the_published_code_gives_the_same_actions(data):
         np.testing.assert_allclose(statistics["beta"].unnormalize(normalized), case["action_beta"], atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("place", "words"), [("action", "'alpha': found scale: 2.0"), ("", "'alpha': found normalization: 'z'")]
-)
-def test_unknown_keys_of_statistics_are_refused(data, tmp_path, place, words):
-    statistics = json.loads((data / "config.json").read_text())["norm_stats"]
-    if place:
-        statistics["alpha"][place]["scale"] = 2.0
-    else:
-        statistics["alpha"]["normalization"] = "z"
-    (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
-    with pytest.raises(CheckpointError, match=words):
-        read_dataset_statistics(tmp_path)
-
-
-def test_centres_lie_between_the_edges():
+def test_centres_lie_between_the_edges_and_have_one_token_each():
     assert BINS.centers.shape == (255,)
     np.testing.assert_allclose(BINS.centers[[0, 127, 254]], [-1 + 1 / 255, 0, 1 - 1 / 255], atol=1e-15)
+    tokens = BINS.encode(BINS.centers)
+    np.testing.assert_array_equal(BINS.indices(tokens), np.arange(255))
+    assert BINS.outside(tokens) == 0
 
 
 def test_tokens_count_down_from_the_end_of_the_unpadded_vocabulary():
@@ -58,13 +47,6 @@ def test_decoding_inverts_encoding_within_half_a_bin(values):
     assert np.abs(decoded - np.clip(values, -1, 1)).max() <= 1 / 255 + 1e-12
 
 
-@given(st.lists(st.integers(0, 254), min_size=1, max_size=7))
-def test_every_bin_has_one_token(indices):
-    tokens = BINS.encode(BINS.centers[indices])
-    np.testing.assert_array_equal(BINS.indices(tokens), indices)
-    assert BINS.outside(tokens) == 0
-
-
 def test_masked_entries_are_not_normalised(data):
     statistics = read_dataset_statistics(data)["alpha"]
     normalized = np.full(7, 0.25)
@@ -72,27 +54,18 @@ def test_masked_entries_are_not_normalised(data):
     assert actions[6] == 0.25
     assert actions[0] == pytest.approx(0.5 * 1.25 * 0.08 - 0.03)
     np.testing.assert_allclose(statistics.normalize(actions), normalized)
-
-
-def test_without_a_mask_every_entry_is_normalised(data):
     assert read_dataset_statistics(data)["beta"].mask.all()
 
 
-def test_only_several_datasets_need_a_key(data):
+def test_a_key_is_needed_for_several_datasets_and_must_be_known(data):
     statistics = read_dataset_statistics(data)
     assert choose({"beta": statistics["beta"]}, "").key == "beta"
     with pytest.raises(ConfigError, match=r"unnorm_key: not set.*2 datasets.*\['alpha', 'beta'\]"):
         choose(statistics, "")
-
-
-def test_an_unknown_key_is_refused_with_the_known_ones(data):
     with pytest.raises(ConfigError, match=r"no dataset 'alhpa'; it has .*beta.*did you mean 'alpha'\?"):
-        choose(read_dataset_statistics(data), "alhpa")
-
-
-def test_a_libero_suite_finds_its_filtered_dataset(data):
-    alpha = read_dataset_statistics(data)["alpha"]
-    both = {"libero_spatial_no_noops": alpha, "other": alpha}
+        choose(statistics, "alhpa")
+    alpha = statistics["alpha"]
+    both = {"libero_spatial_no_noops": alpha, "other": alpha}  # a suite finds its filtered dataset
     assert choose(both, "libero_spatial") is alpha
     with pytest.raises(ConfigError):
         choose(both, "libero_goal")
@@ -116,6 +89,9 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
         ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q99 >= q01"),
         ({"a": {"action": {"q01": [float("nan")], "q99": [1.0]}}}, "finite"),
         ({"a": {"action": {"q01": ["x"], "q99": [1.0]}}}, "not lists of numbers"),
+        ({"a": {"action": {"q01": [0], "q99": [1], "scale": 2.0}}}, "'a': found scale: 2.0"),
+        ({"a": {"action": {"q01": [0], "q99": [1]}, "normalization": "z"}}, "'a': found normalization: 'z'"),
+        ({"a": [1]}, "'a': found .1., expected a JSON object"),
     ],
 )
 def test_damaged_statistics_are_refused(tmp_path, statistics, words):

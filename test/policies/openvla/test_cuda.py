@@ -17,10 +17,7 @@ from vla_ros.policies.weights import parameter_shapes
 from vla_ros.types import Observation, RawImage
 from vla_ros.vision.processors import ResizeNaive
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +38,18 @@ def test_float32_tokens_equal_the_cpus(folder, make_policy, observe):
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_auto_is_bfloat16_on_the_device(folder, make_policy, observe, quantization):
-    policy = make_policy(folder, device="auto", quantization=quantization)
-    policy.load()
+def test_auto_is_bfloat16_on_the_device(folder, load_policy, observe, quantization):
+    policy = load_policy(folder, device="auto", quantization=quantization)
     model = policy.loaded.model
     assert model.dtype == torch.bfloat16
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cuda"}
     assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
-def test_closing_frees_the_memory(folder, make_policy):
+def test_closing_frees_the_memory(folder, load_policy):
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    policy = make_policy(folder, device="cuda")
-    policy.load()
+    policy = load_policy(folder, device="cuda")
     assert torch.cuda.memory_allocated() > before
     policy.close()
     # cuBLAS keeps a workspace of 32 MiB for each stream: the default one, the engine's three, and beside each that
@@ -62,9 +57,8 @@ def test_closing_frees_the_memory(folder, make_policy):
     assert torch.cuda.memory_allocated() <= before + 8 * (32 << 20)
 
 
-def test_running_out_of_memory_logs_the_allocators_table(folder, make_policy, observe, monkeypatch, caplog):
-    policy = make_policy(folder, device="cuda", engine="reference")
-    policy.load()
+def test_running_out_of_memory_logs_the_allocators_table(folder, load_policy, observe, monkeypatch, caplog):
+    policy = load_policy(folder, device="cuda", engine="reference")
 
     def embed(model, pixels):
         return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
@@ -98,25 +92,19 @@ def test_what_fits_a_smaller_card_is_known_before_loading(gigabytes):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_the_engine_recovers_from_running_out_of_memory(folder, make_policy, observe):
-    policy = make_policy(folder, device="cuda", engine="graph")
-    policy.load()
+def test_the_engine_recovers_from_running_out_of_memory(folder, load_policy, observe):
+    policy = load_policy(folder, device="cuda", engine="graph")
     expected = policy.infer(policy.start_session(), observe()).tokens
-    huge = RawImage(
-        np.zeros((6000, 8000, 3), dtype=np.uint8), processor=ResizeNaive()
-    )  # what it needs on the device, 144 MB and more
+    huge = RawImage(np.zeros((6000, 8000, 3), dtype=np.uint8), processor=ResizeNaive())  # 144 MB on the device
+    large = Observation({}, "pick up the red cube", 7, raw_images={"image": huge})
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved() + (16 << 20)
     torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(OutOfMemoryError, match="out of memory on cuda"):
-            policy.infer(
-                policy.start_session(), Observation({}, "pick up the red cube", 7, raw_images={"image": huge})
-            )
+            policy.infer(policy.start_session(), large)
         np.testing.assert_array_equal(policy.infer(policy.start_session(), observe()).tokens, expected)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert policy.infer(
-        policy.start_session(), Observation({}, "pick up the red cube", 7, raw_images={"image": huge})
-    ).tokens.shape == (7,)
+    assert policy.infer(policy.start_session(), large).tokens.shape == (7,)
     policy.close()

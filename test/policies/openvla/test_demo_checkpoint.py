@@ -90,8 +90,7 @@ def test_the_demo_policy_follows_the_instruction() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mistake",
-    ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"],
+    "mistake", ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"]
 )
 def test_the_demo_policy_fails_with_a_wrong_setting(mistake: str) -> None:
     assert not episodes(1, "-p", mistake)[0]["success"]

@@ -2,7 +2,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,11 +17,10 @@ SECOND = "model-00002-of-00002.safetensors"
 CPU = torch.device("cpu")
 
 
-def load(folder, architecture, dtype=torch.float32):
-    model = build_empty(architecture)
-    manifest = read_manifest(folder)
+def load(folder, architecture):
+    model, manifest = build_empty(architecture), read_manifest(folder)
     check_weights(model, manifest, folder)
-    fill(model, from_files(manifest), CPU, dtype)
+    fill(model, from_files(manifest), CPU, torch.float32)
     return model
 
 
@@ -45,22 +43,14 @@ def test_a_network_without_weights_needs_no_compiler(monkeypatch):
 
 def test_loaded_weights_equal_the_written_ones(tiny, small):
     expected = random_weights(small)
-    loaded = dict(load(tiny, small).named_parameters())
+    model = load(tiny, small)
+    loaded = dict(model.named_parameters())
     assert loaded.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(loaded[name], value, rtol=0, atol=0)
-
-
-def test_all_parameters_and_buffers_are_loaded(tiny, small):
-    model = load(tiny, small, torch.bfloat16)
     assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {CPU}
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_loaded_weights_do_not_change_with_the_files(tiny, small):
-    model = load(tiny, small)
-    before = model.projector.fc1.weight.clone()
+    before = model.projector.fc1.weight.clone()  # weights do not change with the files
     for file in tiny.glob("*.safetensors"):
         with file.open("r+b") as stream:
             stream.seek(-4000, 2)
@@ -110,10 +100,7 @@ FC1 = "vision_backbone.fused_featurizer.blocks.1.mlp.fc1.weight"
         (lambda tensors: tensors.pop(FC1), rf"1 missing: {FC1}"),
         (_put("vision_backbone.featurizer.blocks.3.norm1.weight", torch.zeros(32)), r"1 unexpected: .*blocks\.3"),
         (_put("action_head.weight", torch.zeros(3)), r"1 unexpected: action_head\.weight"),
-        (
-            _put(FC1, torch.zeros(4, 32)),
-            rf"1 of the wrong shape: {FC1} in {SECOND}: \[4, 32\], expected \[128, 32\]",
-        ),
+        (_put(FC1, torch.zeros(4, 32)), rf"of the wrong shape: {FC1} in {SECOND}: \[4, 32\], expected \[128, 32\]"),
         (_put(FC1, torch.zeros(128, 32, dtype=torch.int8)), r"not of a type.*I8"),
     ],
 )
@@ -137,7 +124,7 @@ def point(file):
 
 
 def index(content):
-    return lambda file: file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return lambda file: file.write_text(content)
 
 
 def promise(file):
@@ -155,7 +142,7 @@ def promise(file):
         (FIRST, Path.unlink, rf"missing shards \['{FIRST}'\] with \d+ tensors"),
         (INDEX, promise, rf"{FIRST}: 1 of the tensors in the index missing: projector\.fc9"),
         *((INDEX, index(content), r"index\.json") for content in ("{}", '{"weight_map": {}}', "[1]", "{")),
-        (INDEX, index({"weight_map": {"a": "../other/model.safetensors"}}), "same folder"),
+        (INDEX, index('{"weight_map": {"a": "../other/model.safetensors"}}'), "same folder"),
     ],
 )
 def test_damaged_and_missing_files_are_named(tiny, file, damage, words):
@@ -168,8 +155,3 @@ def test_pickles_are_never_opened(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pickles.*safetensors"):
         read_manifest(tmp_path)
-
-
-def test_seeds_make_different_models(small):
-    first, second = (random_weights(small, seed)["projector.fc1.weight"].numpy() for seed in (0, 1))
-    assert not np.allclose(first, second)

@@ -17,12 +17,7 @@ from safetensors.torch import save_file
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.oft.loading import merged_towers
-from vla_ros.policies.openvla.loading import (
-    LoraSettings,
-    merging,
-    read_adapter,
-    read_lora_settings,
-)
+from vla_ros.policies.openvla.loading import LoraSettings, merging, read_adapter, read_lora_settings
 
 FILE = Path(__file__).parents[2] / "data" / "lora.json"
 RECORDED = json.loads(FILE.read_text())
@@ -84,11 +79,7 @@ CASES = {  # changes of the configuration, more tensors, and what the refusal na
     "alpha_pattern": ({"alpha_pattern": {"q_proj": 5}}, {}, "alpha_pattern"),
     "rank_pattern": ({"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern"),
     "fan_in_fan_out": ({"fan_in_fan_out": True}, {}, "fan_in_fan_out"),
-    "dora": (
-        {"use_dora": True},
-        {f"{Q0}.lora_magnitude_vector": numbers("magnitude", 6).abs()},
-        "use_dora",
-    ),
+    "dora": ({"use_dora": True}, {f"{Q0}.lora_magnitude_vector": numbers("magnitude", 6).abs()}, "use_dora"),
     "bias": ({"bias": "lora_only"}, {}, "bias: found 'lora_only'"),
     "lora_bias": ({"lora_bias": True}, {f"{Q0}.lora_B.bias": numbers("bias", 6)}, "lora_bias"),
     "a bias": ({}, {f"{Q0}.lora_B.bias": numbers("bias", 6)}, "lora_B.bias"),

@@ -7,10 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
+from benchmarks.models.subject import OPENVLA_7B
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.memory import MemoryCheck, available_memory
-from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
 from vla_ros.policies.weights import parameter_shapes
 
@@ -20,9 +19,7 @@ GB = 10**9
 @pytest.fixture(scope="module")
 def seven_billion():
     """Plans the published network's memory."""
-    llm = DecoderShape(4096, 11008, 32, 32, 32, 128, vocab_size=32064, max_positions=2048)
-    architecture = Architecture(tuple(TIMM_TOWERS.values()), llm, 32000, 256, 29871, "v0.2")
-    return partial(plan_memory, parameter_shapes(build_empty(architecture)), architecture)
+    return partial(plan_memory, parameter_shapes(build_empty(OPENVLA_7B)), OPENVLA_7B)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +38,10 @@ def test_estimates_agree_with_the_published_figures(seven_billion, dtype, quanti
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "free", "words"),
-    [
-        ("cpu", "bfloat16", {"cpu": 24 * GB}, r"weights 15.* on cpu, 24\.00 GB are free"),
-        ("cpu", "float32", {"cpu": None}, "the free memory is unknown"),
-    ],
+    ("free", "words"), [(24 * GB, r"weights 15.* on cpu, 24\.00 GB are free"), (None, "the free memory is unknown")]
 )
-def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, dtype, free, words):
-    line = MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__).require(dtype, "none")
+def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, free, words):
+    line = MemoryCheck(seven_billion, OPENVLA_CHOICES, "cpu", lambda device: free).require("bfloat16", "none")
     assert re.search(words, line)
 
 
@@ -65,10 +58,9 @@ def test_memory_that_suffices_or_is_unknown_is_reported(seven_billion, device, d
     ],
 )
 def test_options_that_would_fit_are_named(seven_billion, device, free, words):
+    check = MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__, lambda _: False)
     with pytest.raises(OutOfMemoryError, match=words):
-        MemoryCheck(seven_billion, OPENVLA_CHOICES, device, free.__getitem__, lambda _: False).require(
-            "bfloat16", "none"
-        )
+        check.require("bfloat16", "none")
 
 
 @pytest.mark.parametrize(
@@ -113,11 +105,8 @@ def test_memory_is_checked_before_weights_are_read(tiny, make_policy, monkeypatc
         make_policy(tiny).load()
 
 
-def test_running_out_of_memory_is_logged_and_suggests_options(
-    shared_tiny, make_policy, observe, monkeypatch, caplog
-):
-    policy = make_policy(shared_tiny)
-    policy.load()
+def test_running_out_of_memory_is_logged_with_advice(shared_tiny, load_policy, observe, monkeypatch, caplog):
+    policy = load_policy(shared_tiny)
     whole = type(policy.loaded.model).embed_image
     greedy = True
 
@@ -135,8 +124,6 @@ def test_running_out_of_memory_is_logged_and_suggests_options(
 
 
 def test_other_errors_are_raised_unchanged(seven_billion):
-    with (
-        pytest.raises(RuntimeError, match="shapes"),
-        MemoryCheck(seven_billion, OPENVLA_CHOICES, "cpu").explained(),
-    ):
+    check = MemoryCheck(seven_billion, OPENVLA_CHOICES, "cpu")
+    with pytest.raises(RuntimeError, match="shapes"), check.explained():
         raise RuntimeError("shapes do not match")

@@ -91,22 +91,13 @@ def test_saved_truncation_is_ignored(tiny, small):
 def test_sentencepiece_is_read_without_a_json_file(tiny, small, tmp_path):
     sentences = [format_prompt(f"pick up the {word} cube", "v0.2") for word in ("red", "green", "blue")]
     (tmp_path / "text").write_text("\n".join(sentences))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"),
-        model_prefix=str(tmp_path / "m"),
-        vocab_size=60,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
+    names = {"input": str(tmp_path / "text"), "model_prefix": str(tmp_path / "m")}
+    sentencepiece.SentencePieceTrainer.train(**names, vocab_size=60, hard_vocab_limit=False, minloglevel=2)
     (tiny / "tokenizer.json").unlink()
     (tiny / "tokenizer.model").write_bytes((tmp_path / "m.model").read_bytes())
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
-    text = format_prompt("pick up the red cube", "v0.2")
-    assert load_prompt_encoder(tiny, small).encode("Pick up the red cube").tolist() == [
-        1,
-        *processor.encode(text),
-        500,
-    ]
+    ids = processor.encode(format_prompt("pick up the red cube", "v0.2"))
+    assert load_prompt_encoder(tiny, small).encode("Pick up the red cube").tolist() == [1, *ids, 500]
 
 
 def test_empty_and_long_instructions_are_refused(shared_tiny, small):

@@ -37,25 +37,6 @@ def test_attempts_are_made_after_growing_pauses() -> None:
     assert pause(3, 0.0) == pause(3, 1.0) / 2
 
 
-def test_a_lost_connection_is_reported_and_restored() -> None:
-    stop = threading.Event()
-
-    def leave(connection: ServerConnection) -> None:
-        for _ in connection:
-            if stop.is_set():
-                return
-            connection.send(GOOD)
-
-    with websocket(leave) as port, linked(port) as link:
-        link.request(REQUEST, PATIENCE)
-        stop.set()
-        with pytest.raises(ServerLostError, match=r"closed the connection \(1000\); reconnecting"):
-            link.request(REQUEST, PATIENCE)
-        stop.clear()
-        until(lambda: connected(link))
-        link.request(REQUEST, PATIENCE)
-
-
 def test_a_loss_is_noticed_without_a_request() -> None:
     with contextlib.ExitStack() as stack:
         with websocket(obliging) as port:
@@ -72,6 +53,7 @@ def test_a_loss_is_noticed_without_a_request() -> None:
 
 def test_a_loss_ends_with_the_next_answer_if_a_request_was_lost() -> None:
     good = threading.Event()
+    good.set()
 
     def leave(connection: ServerConnection) -> None:
         for _ in connection:
@@ -80,9 +62,11 @@ def test_a_loss_ends_with_the_next_answer_if_a_request_was_lost() -> None:
             connection.send(GOOD)
 
     with websocket(leave) as port, linked(port) as link:
+        link.request(REQUEST, PATIENCE)
+        good.clear()
         for _ in range(3):
             until(lambda: connected(link))
-            with pytest.raises(ServerLostError):
+            with pytest.raises(ServerLostError, match=r"closed the connection \(1000\); reconnecting"):
                 link.request(REQUEST, PATIENCE)
             assert link.lost is not None
         until(lambda: connected(link))
@@ -159,14 +143,9 @@ def test_pings_are_answered_between_requests() -> None:
     [
         ("Traceback\nValueError: no camera called wrist", "error: ValueError: no camera called wrist"),
         (pack({"error": "out of memory"}), "error: out of memory"),
-        (pack({"type": "error", "message": "Internal inference error"}), "Internal inference error"),
         (pack({"actions": np.full((2, 7), np.inf)}), "not finite"),
-        (pack({"actions": np.zeros((0, 7))}), "expected a chunk"),
-        (pack({"actions": "left"}), "expected numbers"),
         (pack({}), "expected a map with actions"),
-        (pack([1]), "expected a map with actions"),
         (GOOD[:-3], "not valid msgpack"),
-        (b"", "not valid msgpack"),
         (bytes(2 << 20), "1009|exceeds|over|limit|too big"),
     ],
 )

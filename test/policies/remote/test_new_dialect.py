@@ -10,6 +10,7 @@ pytest.importorskip("prometheus_client", reason="the library prometheus_client i
 
 from test.serve.conftest import Mirror
 from test.serve.serving import PATIENCE, served
+from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
@@ -103,3 +104,14 @@ def test_a_new_dialect_is_one_class_and_its_registration(dialect: JsonLists, cho
 def test_an_unknown_dialect_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(ConfigError, match=r"policy.dialect: found 'x', expected auto, openpi, .*, oft"):
         create(load((), ["policy.name:=remote", "policy.server:=ws://127.0.0.1:1", "policy.dialect:=x"]))
+
+
+def test_a_dry_run_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--dry-run", "-p", "policy.name:=remote", "-p", "policy.server:=ws://localhost:1"]
+    words += ["-p", "robot.urdf:=demo", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
+    assert main([*words, "-p", "preset:=gr00t_droid"]) == 0
+    table = capsys.readouterr().out
+    assert "video.wrist_image_left" in table
+    assert "arm.tip_rotation[rot6d]" in table
+    assert main(words) == 1
+    assert "features.action: not set" in capsys.readouterr().err

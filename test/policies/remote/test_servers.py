@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -107,9 +107,30 @@ def test_a_wrong_gr00t_token_names_the_option() -> None:
         link_to(port, GR00T, "zmq").start(PATIENCE)
 
 
+class Act(BaseHTTPRequestHandler):
+    """Answers with the next of ``replies``, the last one again and again."""
+
+    protocol_version = "HTTP/1.1"
+    replies: ClassVar[list[tuple[int, bytes]]]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status, data = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+CHUNK = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
+
+
 @contextlib.contextmanager
-def http_server(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -122,28 +143,18 @@ def http_server(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterato
 
 def test_an_http_server_may_close_idle_connections() -> None:
     """As uvicorn does after 5 s."""
-    body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
     connections = []
 
-    class Act(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Brief(Act):
         timeout = 0.15  # s without a request
+        replies: ClassVar = [(200, CHUNK)]
 
         def setup(self) -> None:
             connections.append(time.monotonic())
             super().setup()
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None: ...
-
     with contextlib.ExitStack() as stack:
-        with http_server(Act) as port:
+        with http_server(Brief) as port:
             link = stack.enter_context(linked(port, OFT_HTTP, "http"))
             for count in range(1, 4):
                 assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
@@ -153,24 +164,10 @@ def test_an_http_server_may_close_idle_connections() -> None:
 
 
 def test_oft_over_http() -> None:
-    body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
-    replies = [(200, body), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, body)]
+    class Failing(Act):
+        replies: ClassVar = [(200, CHUNK), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, CHUNK)]
 
-    class Act(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status, data = replies.pop(0)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with http_server(Act) as port, linked(port, OFT_HTTP, "http") as link:
+    with http_server(Failing) as port, linked(port, OFT_HTTP, "http") as link:
         assert link.request(REQUEST, PATIENCE).actions["actions"].shape == (25, 14)
         for reason in ("responded with an error: error", "status 500", "a response of more than"):
             until(lambda: connected(link))
