@@ -43,11 +43,11 @@ class PrescaledStream(Stream):
     counters: Tensor | None = None
 
 
+@dataclass(frozen=True)
 class DecodingRows:
     """Few rows with norms of kind ``rms``, and weights of any kind."""
 
-    def __init__(self, measured: MeasuredTile) -> None:
-        self._measured = measured
+    measured: MeasuredTile
 
     def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int) -> PrescaledStream:
         """Begin a stream with rows ``index`` of ``table``; products take inputs of ``weights.rows_dtype``."""
@@ -112,14 +112,14 @@ class DecodingRows:
         return logits
 
     def _tile(self, matrix: Matrix, rows: Tensor) -> Tile:
-        return choose_tile(gpu_of(rows.device), matrix_work("decode", matrix, _block_m(rows), rows), self._measured)
+        return choose_tile(gpu_of(rows.device), matrix_work("decode", matrix, _block_m(rows), rows), self.measured)
 
 
+@dataclass(frozen=True)
 class FlowRows:
     """Few rows with norms of kind ``rms_float32``, and dense weights."""
 
-    def __init__(self, measured: MeasuredTile) -> None:
-        self._measured = measured
+    measured: MeasuredTile
 
     def start(
         self, weights: DecoderWeights, hidden: Tensor | None, embed: tuple[Tensor, ...], positions: Positions
@@ -239,7 +239,7 @@ class FlowRows:
 
     def _tile(self, matrix: Matrix, at: Tensor) -> Tile:
         work = matrix_work("flow", matrix, padded_rows(at), matrix.data)
-        return choose_tile(gpu_of(at.device), work, self._measured)
+        return choose_tile(gpu_of(at.device), work, self.measured)
 
     def _constants(self, weights: DecoderWeights, matrix: Matrix, tile: Tile, at: Tensor) -> dict[str, object]:
         return {

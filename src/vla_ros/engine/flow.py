@@ -138,10 +138,8 @@ def start_step(model: FlowModel, ops: Ops, actions: Tensor, state: Tensor, rows:
     """Begin the expert's stream with noisy actions, float32 [B, H, A]; other arguments as for :func:`sample`."""
     expert = model.expert
     bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
-    if model.action_mlp is None:
-        return ops.start_actions(expert, actions, model.action_in, bias, rows)
-    if model.state is None or not model.state_row:
-        return ops.start_mlp(expert, actions, model.action_in, bias, model.action_mlp, rows)
+    if model.action_mlp is None or model.state is None or not model.state_row:
+        return ops.start_actions(expert, actions, model.action_in, bias, model.action_mlp, rows)
     tokens = functional.silu(functional.linear(actions, model.action_in, bias))
     tokens = functional.linear(tokens, *model.action_mlp)
     tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)

@@ -33,41 +33,26 @@ class ManyRows:
         cache: KVCache,
         query: Tensor,
     ) -> None:
-        matrix, (batch, rows, heads, head) = weights.layers[index].qkv, query.shape
-        total = matrix.outputs // head
+        matrix = weights.layers[index].qkv
         product = self._normed_product(weights, stream, matrix)
-        block_h = min(32, triton.next_power_of_2(total))
-        keys, values = cache.keys[index], cache.values[index]
-        pointwise.rotate_kernel[(batch * rows, triton.cdiv(total, block_h))](
-            product.values, positions.at, positions.cosine, positions.sine, query, keys, values, rows,
-            keys.shape[2], HEADS=heads, KV_HEADS=(total - heads) // 2, HEAD=head, BLOCK_H=block_h,
-            row_scale=product.rows, column_scale=product.columns, SCALED=matrix.kind == "fp8",
-            num_warps=max(4, head // 32),
-        )  # fmt: skip
+        rotate(product, matrix, positions, cache, index, query)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Stream) -> Rows:
         """Norm, project to gate and up, and activate; FP8 if the next product takes that."""
-        layer, width = weights.layers[index], weights.shape.intermediate_size
+        layer = weights.layers[index]
         assert layer.gate_up is not None
         assert layer.down_proj is not None
-        batch, rows, _ = stream.hidden.shape
         both = self._normed_product(weights, stream, layer.gate_up)
-        out = stream.hidden.new_empty(batch, rows, width)
-        quantized = rounds(out, layer.down_proj)
-        made = _empty_fp8(out, layer.down_proj) if quantized else QuantizedRows(out, out)
-        if weights.shape.activation == "gelu":
-            block = triton.next_power_of_2(width) if quantized else min(2048, triton.next_power_of_2(width))
-            warps = {"num_warps": 16} if quantized else {}
-            pointwise.gelu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](
-                both.values, *made[:2], width, QUANTIZE=quantized, BLOCK=block, **warps
-            )
-        else:
-            block = min(2048, max(128, triton.next_power_of_2(width)))
-            pointwise.silu_multiply_kernel[(batch * rows, 1 if quantized else triton.cdiv(width, block))](
-                *both, *made, width, SCALED=layer.gate_up.kind == "fp8", FP8=quantized,
-                GROUPED=made.sums is not None, BLOCK=block, num_warps=8 if quantized else 4,
-            )  # fmt: skip
-        return made if quantized else out
+        if weights.shape.activation == "silu":
+            return multiply_silu(both, layer.gate_up, stream.hidden, layer.down_proj)
+        rows, out = room(stream.hidden, layer.down_proj)
+        width, quantized = layer.down_proj.inputs, rows is out
+        block = triton.next_power_of_2(width) if quantized else min(2048, triton.next_power_of_2(width))
+        warps = {"num_warps": 16} if quantized else {}
+        pointwise.gelu_multiply_kernel[(both.values.numel() // (2 * width), triton.cdiv(width, block))](
+            both.values, *out[:2], width, QUANTIZE=quantized, BLOCK=block, **warps
+        )
+        return rows
 
     def add(
         self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
@@ -105,7 +90,7 @@ class ManyRows:
         if isinstance(stream.normed, Tensor):
             return stream.normed
         out = torch.empty_like(stream.hidden)
-        self._norm(weights, stream, QuantizedRows(out, out))
+        normalize(weights, stream, QuantizedRows(out, out))
         return out
 
     def _normed_product(self, weights: DecoderWeights, stream: Stream, matrix: Matrix) -> ScaledProduct:
@@ -113,22 +98,13 @@ class ManyRows:
         if stream.normed is not None:
             return ScaledProduct(project(stream.normed, matrix), None, None)
         hidden = stream.hidden
-        rows: Rows = _empty_fp8(hidden, matrix) if rounds(hidden, matrix) else torch.empty_like(hidden)
-        self._norm(weights, stream, rows if isinstance(rows, QuantizedRows) else QuantizedRows(rows, rows))
+        rows, normed = room(hidden, matrix)
+        normalize(weights, stream, normed)
         if matrix.kind == "fp8":
             return _fp8_product(rows, matrix)
         out = hidden.new_empty(*hidden.shape[:2], matrix.outputs)
         self._product(rows, matrix, out)
         return ScaledProduct(out, out, out)
-
-    def _norm(self, weights: DecoderWeights, stream: Stream, out: QuantizedRows) -> None:
-        hidden, width, branch = stream.hidden, stream.hidden.shape[-1], stream.branch
-        pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, *(branch or (None, None, None)), weights.norms[stream.norm], *out, weights.shape.rms_norm_eps,
-            PARTS=0 if branch is None else branch.values.numel() // hidden.numel(),
-            FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
-            BLOCK=max(128, triton.next_power_of_2(width)), num_warps=8,
-        )  # fmt: skip
 
     def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> Tensor:
         """Compute ``out [B, R, N] = [out +] rows @ matrix.T`` for many rows and a dense or packed weight.
@@ -177,9 +153,65 @@ class ManyRows:
         return to
 
 
+def normalize(weights: DecoderWeights, stream: Stream, out: QuantizedRows) -> None:
+    """Add the stream's branch, and write its norm of kind ``rms`` to ``out`` from :func:`room`."""
+    hidden, width, branch = stream.hidden, stream.hidden.shape[-1], stream.branch
+    pointwise.rms_norm_kernel[(hidden.numel() // width,)](
+        hidden, *(branch or (None, None, None)), weights.norms[stream.norm], *out, weights.shape.rms_norm_eps,
+        PARTS=0 if branch is None else branch.values.numel() // hidden.numel(),
+        FP8=out.values.dtype == fp8.FP8, GROUPED=out.sums is not None, N=width,
+        BLOCK=max(128, triton.next_power_of_2(width)), num_warps=8,
+    )  # fmt: skip
+
+
+def rotate(
+    product: ScaledProduct, matrix: Matrix, positions: Positions, cache: KVCache, index: int, query: Tensor,
+    norms: tuple[Tensor | None, Tensor | None] = (None, None), eps: float = 0.0, by_row: bool = False,
+) -> None:  # fmt: skip
+    """Rotate the product with ``matrix``, a layer's ``qkv``; fill ``query`` and the layer's cache.
+
+    ``norms`` are the weights of RMS norms of each head of queries and keys. With ``by_row``, ``positions`` hold
+    cosine and sine of the rows, otherwise the whole tables.
+    """
+    (batch, rows, heads, head), keys = query.shape, cache.keys[index]
+    total = matrix.outputs // head
+    block_h = min(32, triton.next_power_of_2(total))
+    pointwise.rotate_kernel[(batch * rows, triton.cdiv(total, block_h))](
+        product.values, positions.at, positions.cosine.contiguous(), positions.sine.contiguous(), query, keys,
+        cache.values[index], rows, keys.shape[2], HEADS=heads, KV_HEADS=(total - heads) // 2, HEAD=head,
+        BLOCK_H=block_h, row_scale=product.rows, column_scale=product.columns, SCALED=matrix.kind == "fp8",
+        query_norm=norms[0], key_norm=norms[1], eps=eps, BY_ROW=by_row, num_warps=max(4, head // 32),
+    )  # fmt: skip
+
+
+def multiply_silu(both: ScaledProduct, matrix: Matrix, like: Tensor, following: Matrix) -> Rows:
+    """Activate the product with ``matrix``, gate and up; return it as a product with ``following`` takes it."""
+    (rows, out), width = room(like, following), following.inputs
+    quantized, block = rows is out, min(2048, max(128, triton.next_power_of_2(width)))
+    programs = 1 if quantized else triton.cdiv(width, block)
+    pointwise.silu_multiply_kernel[(both.values.numel() // (2 * width), programs)](
+        *both, *out, width, SCALED=matrix.kind == "fp8", FP8=quantized, GROUPED=out.sums is not None, BLOCK=block,
+        num_warps=8 if quantized else 4,
+    )  # fmt: skip
+    return rows
+
+
+def room(like: Tensor, matrix: Matrix) -> tuple[Rows, QuantizedRows]:
+    """Allocate as many rows as ``like`` has for a product with ``matrix``.
+
+    Returns them, and the same as arguments of kernels: for rows that are not quantised, any tensor stands for the
+    scales.
+    """
+    if rounds(like, matrix):
+        quantized = _empty_fp8(like, matrix)
+        return quantized, quantized
+    out = like.new_empty(*like.shape[:-1], matrix.inputs)
+    return out, QuantizedRows(out, out)
+
+
 def _empty_fp8(like: Tensor, matrix: Matrix) -> QuantizedRows:
-    """Allocate FP8 rows of the shape of ``like``, in the form that a product with ``matrix`` takes."""
-    rows, width, sums = like.numel() // like.shape[-1], like.shape[-1], None
+    """Allocate as many FP8 rows as ``like`` has, in the form that a product with ``matrix`` takes."""
+    rows, width, sums = like.numel() // like.shape[-1], matrix.inputs, None
     if matrix.packed:
         groups = matrix.data.shape[1]
         width, sums = groups * ALIGN_K, like.new_empty(rows, groups, dtype=torch.float32)

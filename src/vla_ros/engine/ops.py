@@ -81,21 +81,17 @@ class Ops:
         return Stream(functional.embedding(index, table), norm)
 
     def start_actions(
-        self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor, positions: Positions
-    ) -> Stream:
-        """Begin a stream with ``actions @ weight.T + bias``, all float32: [B, H, A], [E, A] and [E]."""
-        return self.start(weights, functional.linear(actions, weight, bias).to(weights.dtype), positions)
-
-    def start_mlp(
         self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor,
-        second: tuple[Tensor, Tensor], positions: Positions, more: tuple[Tensor, Tensor] | None = None,
+        second: tuple[Tensor, Tensor] | None, positions: Positions, more: tuple[Tensor, Tensor] | None = None,
     ) -> Stream:  # fmt: skip
-        """Like :meth:`start_actions`, followed by a SiLU and a ``second`` layer, float32 [E, E] and [E].
+        """Begin a stream with ``actions @ weight.T + bias``, all float32: [B, H, A], [E, A] and [E].
 
-        ``more``, float32, are a row [B, 1, E] before those of the actions, and what is added to those, [H, E].
+        A SiLU and a ``second`` layer, float32 [E, E] and [E], may follow; then ``more``, float32, may have a row
+        [B, 1, E] before those of the actions, and what is added to those, [H, E].
         """
-        inner = functional.silu(functional.linear(actions, weight, bias))
-        rows = functional.linear(inner, *second)
+        rows = functional.linear(actions, weight, bias)
+        if second is not None:
+            rows = functional.linear(functional.silu(rows), *second)
         if more is not None:
             rows = torch.cat([more[0], rows + more[1]], dim=1)
         return self.start(weights, rows.to(weights.dtype), positions)

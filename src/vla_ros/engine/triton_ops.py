@@ -68,13 +68,7 @@ class TritonTowerOps(TowerOps):
         film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See :class:`~vla_ros.engine.ops.TowerOps`; works in place."""
-        batch, rows, width = tokens.shape
-        out = torch.empty_like(tokens)
-        pointwise.tower_add_norm_kernel[(batch * rows,)](
-            tokens, branch, scale, norm.weight, norm.bias, *((None, None) if film is None else film), out, norm.eps,
-            SCALED=scale is not None, FILM=film is not None, **_sizes(width),
-        )  # fmt: skip
-        return tokens, out
+        return tokens, add_layer_norm(tokens, branch, norm.weight, norm.bias, norm.eps, scale, film)
 
     def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
         """See :class:`~vla_ros.engine.ops.TowerOps`; the library's product includes the activation."""
@@ -89,6 +83,19 @@ class TritonTowerOps(TowerOps):
             tokens, branch, scale, out, out.stride(1), ROWS=rows, PREFIX=rows - count, SCALED=scale is not None,
             **_sizes(width),
         )  # fmt: skip
+
+
+def add_layer_norm(
+    tokens: Tensor, branch: Tensor | None, gain: Tensor, shift: Tensor, eps: float, scale: Tensor | None = None,
+    film: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Add ``[scale *] branch`` to ``tokens`` [B, N, width] in place; return the layer norm of the sum."""
+    out = torch.empty_like(tokens)
+    pointwise.tower_add_norm_kernel[(tokens.shape[0] * tokens.shape[1],)](
+        tokens, branch, scale, gain, shift, *((None, None) if film is None else film), out, eps,
+        SCALED=scale is not None, FILM=film is not None, **_sizes(tokens.shape[-1]),
+    )  # fmt: skip
+    return out
 
 
 def _sizes(width: int) -> dict[str, object]:
@@ -150,18 +157,13 @@ class TritonOps(Ops):
         return self._many.add_norm(weights, hidden, None, norm, positions)
 
     def start_actions(
-        self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor, positions: Positions
-    ) -> Stream:
-        if not self._few_flow_rows(weights, positions):
-            return super().start_actions(weights, actions, weight, bias, positions)
-        return self._flow.start(weights, None, (actions, weight, bias), positions)
-
-    def start_mlp(
         self, weights: DecoderWeights, actions: Tensor, weight: Tensor, bias: Tensor,
-        second: tuple[Tensor, Tensor], positions: Positions, more: tuple[Tensor, Tensor] | None = None,
+        second: tuple[Tensor, Tensor] | None, positions: Positions, more: tuple[Tensor, Tensor] | None = None,
     ) -> Stream:  # fmt: skip
         if not self._few_flow_rows(weights, positions):
-            return super().start_mlp(weights, actions, weight, bias, second, positions, more)
+            return super().start_actions(weights, actions, weight, bias, second, positions, more)
+        if second is None:
+            return self._flow.start(weights, None, (actions, weight, bias), positions)
         return self._flow.start_mlp(weights, actions, (weight, bias, *second), positions, more)
 
     def finish_mlp(

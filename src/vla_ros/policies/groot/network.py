@@ -231,7 +231,7 @@ class GrootModel:
         ``chunk`` comes from :meth:`begin`, ``state`` from :meth:`encode_state`.
         """
         sizes, here, weights, ops = self.sizes, chunk.steps[step], chunk.weights, chunk.ops
-        stream = ops.start_mlp(
+        stream = ops.start_actions(
             weights, actions, self.action_in, self.action_bias[step], self.action_mlp, here, (state, self.positions)
         )
         for index in range(len(weights.layers)):
