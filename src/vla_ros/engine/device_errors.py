@@ -10,7 +10,13 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 
 
 class NotFiniteError(VlaRosError):
-    """The network's output holds NaN or Inf."""
+    """The network's output holds NaN or Inf; ``what`` begins the message."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} NaN or Inf; the frame is dropped. If this persists, the weights are damaged: download the "
+            "checkpoint again and reload the policy"
+        )
 
 
 class EngineMismatchError(VlaRosError):
@@ -56,10 +62,7 @@ def is_device_error(error: BaseException) -> bool:
 def require_finite(margins: Sequence[float]) -> None:
     """Raise NotFiniteError if a margin is NaN or Inf; it is NaN if any logit of its row is NaN."""
     if not all(isfinite(margin) for margin in margins):
-        raise NotFiniteError(
-            "the network's logits contain NaN or Inf; the frame is dropped. If this persists, the "
-            "weights are damaged: download the checkpoint again and reload the policy"
-        )
+        raise NotFiniteError("the network's logits contain")
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,10 +14,10 @@ from vla_ros.engine.decoder import decode, prefill, verify
 from vla_ros.engine.device_errors import require_finite
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import Decoded, DraftState, Fed, Predictions, verify_all, verify_draft
-from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
+from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock, StageGraphs
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import Passes, decoding_passes
-from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
+from vla_ros.engine.runner import Runner, TransferBuffer
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.engine.weights import DecoderWeights
@@ -28,8 +28,8 @@ Encode = Callable[[Tensor], Tensor]
 """Encodes RGB images, uint8 [B, H, W, 3], as patch embeddings [B, patches, hidden]; can be captured."""
 
 
-class StepGraphs:
-    """Static buffers, a KV cache, and the four stages over them: as functions, or captured as graphs.
+class StepGraphs(StageGraphs):
+    """Static buffers, a KV cache, and the four stages over them.
 
     ``text`` is BOS, prompt, draft, padding; ``last`` the position of the prompt's last token in the sequence.
     ``tokens`` are the predictions after ``prefill`` and the answer after ``decode``. ``verify`` takes the tokens
@@ -70,19 +70,12 @@ class StepGraphs:
         )
         # A verifying pass always has D - 1 rows; the cache needs room for rows beyond the answer.
         self.cache = KVCache.allocate(weights, batch, length + answer)
-        self.stages: dict[str, Stage] = {
+        self.stages = {
             "vision": self._vision,
             "prefill": self._prefill,
             "decode": self._decode,
             "verify": self._verify,
         }
-
-    def capture(self, runner: Runner) -> None:
-        with torch.inference_mode():
-            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
-
-    def run(self, stage: str) -> None:
-        self.stages[stage]()
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
         """Return the drafted rows' logits from prefill and from verification, float32 [B, D - 1, vocab] each.
@@ -191,7 +184,7 @@ class Engine(GraphEngine[int, StepGraphs]):
             weights.device,
             options.image_size,
             Buckets.up_to(patches, options.answer, weights.shape.max_positions),
-            make_runner(weights.device) if runner is None else runner,
+            runner,
         )
         self.options = options
         self.weights = weights
@@ -269,12 +262,12 @@ class Engine(GraphEngine[int, StepGraphs]):
 
         clock = StageClock(runner)
         self._upload([request.image for request in requests], graphs.images, clock)
-        graphs.run("vision")
+        graphs.stages["vision"]()
         clock.end("vision")
         # Uploaded while the device encodes the images.
         text, last = self._upload_prompts(graphs, [request.prompt for request in requests], offers)
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
-            graphs.run(stage)
+            graphs.stages[stage]()
             clock.end(stage)
         tokens, margins = graphs.answer_buffer.split(runner.download(graphs.answer_buffer.buffer))
         clock.end("download")
@@ -334,7 +327,7 @@ class Engine(GraphEngine[int, StepGraphs]):
                     fed[row, : len(want[0])] = want[0]
                     start[row] = last[row] + 1 + want[1]
             self.runner.upload(graphs.fed_buffer.buffer, raw)
-            graphs.run("verify")
+            graphs.stages["verify"]()
             checked, sure = graphs.checked_buffer.split(self.runner.download(graphs.checked_buffer.buffer))
             return [(checked[row].tolist(), sure[row].tolist()) for row in range(len(wants))]
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import FirstStep, FlowModel, fill_cross, prefill_flow, sample, sample_by_gradient
-from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
+from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock, StageGraphs
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import Passes, flow_passes
-from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
+from vla_ros.engine.runner import Runner, TransferBuffer
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError
 from vla_ros.types import IntArray, RawImage
@@ -22,11 +22,6 @@ from vla_ros.types import IntArray, RawImage
 STAGES = ("vision", "prefill", "flow")
 PROMPT_STEP = 32
 """Tokens between padded prompt lengths."""
-
-NOT_FINITE = (
-    "the chunk holds NaN or Inf; the frame is dropped. If this persists, the weights are damaged: download the "
-    "checkpoint again and reload the policy"
-)
 
 Float32Array = NDArray[np.float32]
 
@@ -66,20 +61,12 @@ class FlowAnswer:
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
-class ChunkGraphs:
-    """Static buffers and the stages over them: as functions, or captured as graphs.
-
-    Subclasses set the buffers and :attr:`stages`, in their order.
-    """
+class ChunkGraphs(StageGraphs):
+    """Graphs whose stages are :data:`STAGES`; subclasses set these and the buffers."""
 
     inputs: TransferBuffer  # everything but images and noise
     noise: torch.Tensor  # float32 [B, H, A]
     actions: torch.Tensor  # the chunks, float32 [B, H, A]
-    stages: dict[str, Stage]
-
-    def capture(self, runner: Runner) -> None:
-        with torch.inference_mode():
-            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
     def clear(self) -> None:
         """Zero buffers that attention masks: a masked value is multiplied by 0, and a NaN would remain."""
@@ -211,7 +198,8 @@ class ChunkEngine(GraphEngine[K, B]):
         clock.end("download")
         stages = clock.milliseconds()
         answers = [
-            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
+            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError("the chunk holds")
+            for one in actions
         ]
         if any(isinstance(one, NotFiniteError) for one in answers):
             graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
@@ -249,12 +237,7 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
         jacobian: bool = False,
     ) -> None:
         lengths = tuple(range(PROMPT_STEP, prompt + PROMPT_STEP, PROMPT_STEP))
-        super().__init__(
-            model.device,
-            size,
-            Buckets(0, 1, lengths),
-            make_runner(model.device) if runner is None else runner,
-        )
+        super().__init__(model.device, size, Buckets(0, 1, lengths), runner)
         self.model = model
         self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian
 

@@ -8,7 +8,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from vla_ros.engine.device_errors import explain_device_errors
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import Passes
 from vla_ros.engine.resizer import ImageResizer
-from vla_ros.engine.runner import Runner
+from vla_ros.engine.runner import Runner, Stage, make_runner
 from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import RawImage
 
@@ -154,15 +154,19 @@ class GraphCache(Generic[P]):
         self._plain.pop(length, None)
 
 
-class Capturable(Protocol):
-    """Stages that have their own buffers."""
+class StageGraphs:
+    """Static buffers and the stages over them by name: as functions, or captured as graphs."""
+
+    stages: dict[str, Stage]
 
     def capture(self, runner: Runner) -> None:
         """Replace the stages with captured graphs."""
+        with torch.inference_mode():
+            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
 
 
 K = TypeVar("K", bound=Hashable)
-G = TypeVar("G", bound=Capturable)
+G = TypeVar("G", bound=StageGraphs)
 
 
 class StageClock:
@@ -185,12 +189,16 @@ class StageClock:
 
 
 class GraphEngine(ABC, Generic[K, G]):
-    """An engine with one graph cache per kind of batch, for images of ``size`` (height, width). Not thread-safe."""
+    """An engine with one graph cache per kind of batch, for images of ``size`` (height, width). Not thread-safe.
 
-    def __init__(self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner) -> None:
-        self.runner, self.buckets = runner, buckets
-        self.device = device
-        self._resizer = ImageResizer(size, device, runner)
+    ``runner`` defaults to that of ``device``.
+    """
+
+    def __init__(
+        self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner | None = None
+    ) -> None:
+        self.runner, self.buckets, self.device = runner or make_runner(device), buckets, device
+        self._resizer = ImageResizer(size, device, self.runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 from vla_ros.engine.decoder import parallel
 from vla_ros.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros.engine.device_ops import make_ops
-from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock
+from vla_ros.engine.graph_engine import Buckets, GraphEngine, StageClock, StageGraphs
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.passes import Passes, bidirectional_passes
-from vla_ros.engine.runner import Runner, Stage, TransferBuffer, make_runner
+from vla_ros.engine.runner import Runner, TransferBuffer, make_runner
 from vla_ros.engine.stream import KVCache
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.weights import DecoderWeights, as_loaded, fuse
@@ -51,7 +51,7 @@ class ChunkRequest:
     noise: NDArray[np.floating] | None = None  # [K, D], initial sample; None without a diffusion head
 
 
-class StepBuffers:
+class StepBuffers(StageGraphs):
     """Static buffers for B observations of one padded sequence length, and the stages that run on them.
 
     ``padded`` is False if no sequence of this length needs a mask.
@@ -91,24 +91,19 @@ class StepBuffers:
         self._padded = padded
         diffusion = layout.head == "diffusion"
         self.sources = 1 + self.text + owner.fixed + (layout.slots if diffusion else 0)
-        self._read_stage: Stage = self._read
-        self.stages: list[Stage] = [self._encode, self._denoise] if diffusion else [self._whole]
-        self.repeats = [1, owner.steps] if diffusion else [1]
-
-    def capture(self, runner: Runner) -> None:
-        with torch.inference_mode():
-            self.stages = [runner.capture(stage) for stage in self.stages]
-            if self.film:
-                self._read_stage = runner.capture(self._read)
+        self.stages = {"encode": self._encode, "denoise": self._denoise} if diffusion else {"whole": self._whole}
+        self.repeats = {"encode": 1, "denoise": owner.steps} if diffusion else {"whole": 1}
+        if self.film:
+            self.stages["read"] = self._read
 
     def run(self, words: bytes) -> None:
         """Run all stages; FiLM's modulations are recomputed only if the text ``words`` changed."""
         if self.film and self._read_words != words:
-            self._read_stage()
+            self.stages["read"]()
             self._read_words = words
-        for stage, repeats in zip(self.stages, self.repeats, strict=True):
+        for stage, repeats in self.repeats.items():
             for _ in range(repeats):
-                stage()
+                self.stages[stage]()
 
     def _read(self) -> None:
         """Compute the modulations from the mean embedding of the text."""
