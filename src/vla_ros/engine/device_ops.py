@@ -1,6 +1,8 @@
 """Selects a device's operations: Triton's on a GPU with Triton installed, otherwise torch's."""
 
 import os
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -10,13 +12,29 @@ from vla_ros.engine.tile_store import tiles_of
 
 
 def make_ops(device: torch.device) -> Ops:
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.triton_ops import TritonOps
-        except ImportError:
-            return Ops()
-        return TritonOps(measured_on(device))
-    return Ops()
+    module = _module(device, "triton_ops")
+    return Ops() if module is None else module.TritonOps(measured_on(device))
+
+
+def make_tower_ops(device: torch.device) -> TowerOps:
+    module = _module(device, "triton_ops")
+    return TowerOps() if module is None else module.TritonTowerOps()
+
+
+def make_fused_ops(device: torch.device) -> Ops:
+    """Return the operations for decoders with layer norms, biases, or norms of queries and keys."""
+    module = _module(device, "fused_ops")
+    return Ops() if module is None else module.FusedOps(measured_on(device))
+
+
+def _module(device: torch.device, name: str) -> Any:
+    """Return a module of this package that needs Triton, or None if it cannot run on ``device``."""
+    if device.type != "cuda":
+        return None
+    try:
+        return import_module(f"vla_ros.engine.{name}")
+    except ImportError:
+        return None
 
 
 def measured_on(device: torch.device) -> MeasuredTile:
@@ -25,24 +43,3 @@ def measured_on(device: torch.device) -> MeasuredTile:
         return unmeasured
     tiles = tiles_of(torch.cuda.get_device_name(device))
     return lambda work: tiles.get(work.key)
-
-
-def make_tower_ops(device: torch.device) -> TowerOps:
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.triton_ops import TritonTowerOps
-        except ImportError:
-            return TowerOps()
-        return TritonTowerOps()
-    return TowerOps()
-
-
-def make_fused_ops(device: torch.device) -> Ops:
-    """Return the operations for decoders with layer norms, biases, or norms of queries and keys."""
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.fused_ops import FusedOps
-        except ImportError:
-            return Ops()
-        return FusedOps(measured_on(device))
-    return Ops()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -140,9 +141,7 @@ def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int,
     found["hidden states"] = stream.hidden.clone()
     if ends:
         actions = noise(1, count, model.action_dim)
-        free = torch.zeros(1, count, device=model.device)
-        guide = Guide(torch.zeros_like(actions), free, free[:, 0], free.int())
-        ops.advance(weights, stream, rows, model.action_out, actions, guide, model.times[0], -1.0)
+        ops.advance(weights, stream, rows, model.action_out, actions, Guide.free(actions), model.times[0], -1.0)
         found["actions"] = actions
     return found
 
@@ -171,10 +170,9 @@ def checked(ops: Ops, model: DecoderWeights | FlowModel, *, strict: bool = False
     if type(ops) is Ops:
         return ops
     instead = "torch computes the layers instead of the engine's kernels, many times more slowly"
+    check = partial(check_flow, ops, model) if isinstance(model, FlowModel) else partial(check_products, ops, model)
     try:
-        if isinstance(model, FlowModel):
-            return ops if agrees(lambda: check_flow(ops, model), instead, strict=strict) else Ops()
-        return ops if agrees(lambda: check_products(ops, model), instead, strict=strict) else Ops()
+        return ops if agrees(check, instead, strict=strict) else Ops()
     finally:
         if model.device.type == "cuda":
             torch.cuda.empty_cache()  # frees dense copies of a layer, which are not needed again

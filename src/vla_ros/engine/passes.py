@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vla_ros.engine.decoder import parallel, prefill, verify
 from vla_ros.engine.flow import FlowModel, fill_cross, prefill_flow, sample
+from vla_ros.engine.kernel_check import random_numbers
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.engine.weights import DecoderWeights
@@ -16,15 +17,9 @@ Passes = dict[str, Callable[[], Tensor]]
 """Functions by name; their results show whether all kernels are correct. They may run any number of times."""
 
 
-def _noise(device: torch.device) -> Callable[..., Tensor]:
-    """Return a function from a shape to normal numbers, the same ones in every pass on this device."""
-    generator = torch.Generator(device).manual_seed(0)
-    return lambda *shape: torch.randn(*shape, generator=generator, device=device)
-
-
 def decoding_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int) -> Passes:
     """Return decoding of a token behind a cache, and a prompt of ``length`` positions, in the first layers."""
-    weights, noise, device = weights.first(layers), _noise(weights.device), weights.device
+    weights, noise, device = weights.first(layers), random_numbers(0, weights.device), weights.device
     cache = KVCache.allocate(weights, 1, length + 8)
     for part in (*cache.keys, *cache.values):
         part.copy_(noise(*part.shape))
@@ -39,7 +34,7 @@ def decoding_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int)
 
 def bidirectional_passes(weights: DecoderWeights, ops: Ops, length: int, layers: int) -> Passes:
     """Return a bidirectional prompt of ``length`` positions, eight of which are padding, in the first layers."""
-    weights, noise, device = weights.first(layers), _noise(weights.device), weights.device
+    weights, noise, device = weights.first(layers), random_numbers(0, weights.device), weights.device
     cache = KVCache.allocate(weights, 1, length, 1)
     sequence = noise(1, length, weights.shape.hidden_size).to(weights.dtype)
     wanted = torch.arange(56, device=device)[None]
@@ -52,7 +47,7 @@ def flow_passes(model: FlowModel, ops: Ops, length: int, layers: int) -> Passes:
 
     If layers cross, the passes have twice as many, of both kinds.
     """
-    noise, device, layers = _noise(model.device), model.device, layers * (1 + model.crosses)
+    noise, device, layers = random_numbers(0, model.device), model.device, layers * (1 + model.crosses)
     reads = model.reads[:layers]
     deepest = 1 + max(reads) if reads else layers
     model = replace(model, prefix=model.prefix.first(deepest), expert=model.expert.first(layers), reads=reads)
@@ -62,9 +57,8 @@ def flow_passes(model: FlowModel, ops: Ops, length: int, layers: int) -> Passes:
     cross = KVCache.in_blocks(model.expert, 1, start) if model.crosses else None
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     lengths = torch.tensor([length], dtype=torch.int32, device=device)
-    actions, free = noise(1, model.horizon, model.action_dim), torch.zeros(1, model.horizon, device=device)
-    guide = Guide(torch.zeros_like(actions), free, free[:, 0], free.int())
-    state, steps = noise(1, model.state_dim), len(model.times)
+    actions, steps = noise(1, model.horizon, model.action_dim), len(model.times)
+    guide, state = Guide.free(actions), noise(1, model.state_dim)
 
     def prefix() -> Tensor:
         prefill_flow(

@@ -7,7 +7,6 @@ Huffman coding is omitted, because it is lossless.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -124,40 +123,6 @@ _Pipeline = Callable[[Tensor], Tensor]
 _AT_ONCE = 2**22  # products held at a time; their 16 MiB fit into the cache of a large GPU
 
 
-@dataclass(frozen=True)
-class Taps:
-    """A resize along one axis: each of M samples is a sum over K samples of the source."""
-
-    at: Tensor  # int64 [K * M]; element k * M + m is the source position of tap k of sample m
-    weights: Tensor  # int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps
-
-    @classmethod
-    def of(cls, step: FixedPointResize, device: torch.device) -> "Taps":
-        """Return one step's taps on ``device``."""
-        return cls(_to(step.positions, device).reshape(-1), _to(step.weights, device)[:, :, None])
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Resize uint8 [A, N, C] to uint8 [A, M, C], rounding like Pillow."""
-        count, samples, _ = self.weights.shape
-        if (kernels := _kernels(images.device)) is not None:
-            images, out = images.contiguous(), images.new_empty(len(images), samples, images.shape[2])
-            grid = (len(images) * -(-out[0].numel() // 256),)
-            kernels.taps_kernel[grid](
-                images, self.at, self.weights, out, *images.shape[1:2], *out.shape[1:], count, PRECISION_BITS,
-                BLOCK=256, num_warps=4,
-            )  # fmt: skip
-            return out
-        rows = max(1, _AT_ONCE // (count * samples * images.shape[2]))
-        parts = [self._sums(images[start : start + rows]) for start in range(0, images.shape[0], rows)]
-        sums = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return sums.add_(1 << (PRECISION_BITS - 1)).bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).byte()
-
-    def _sums(self, images: Tensor) -> Tensor:
-        count, samples, _ = self.weights.shape
-        taken = images.index_select(1, self.at).view(-1, count, samples, images.shape[2])  # [A, K, M, C]
-        return (taken * self.weights).sum(1, dtype=torch.int32)  # below 2^31: weights sum to 1, a few are negative
-
-
 def make_turn(name: str) -> _Pipeline:
     """Return the rotation or flip for a value of ``camera.orientation``, on images [B, H, W, 3]."""
     turns: dict[str, _Pipeline] = {
@@ -265,10 +230,33 @@ def _bilinear_pad(step: BilinearPad, device: torch.device) -> _Pipeline:
 
 
 def _resize(step: FixedPointResize, device: torch.device) -> _Pipeline:
-    taps = Taps.of(step, device)
+    """Resize along one axis: each of M samples is a sum over K samples of the source, rounded like Pillow."""
+    at = _to(step.positions, device).reshape(-1)  # int64 [K * M]; element k * M + m is of tap k of sample m
+    weights = _to(step.weights, device)[:, :, None]  # int32 [K, M, 1], zero where a sample has fewer taps
+    (count, samples, _), kernels = weights.shape, _kernels(device)
+
+    def sums(images: Tensor) -> Tensor:
+        taken = images.index_select(1, at).view(-1, count, samples, images.shape[2])  # [A, K, M, C]
+        return (taken * weights).sum(1, dtype=torch.int32)  # below 2^31: weights sum to 1, a few are negative
+
+    def resize(images: Tensor) -> Tensor:
+        """Resize uint8 [A, N, C] to uint8 [A, M, C]."""
+        if kernels is not None:
+            images, out = images.contiguous(), images.new_empty(len(images), samples, images.shape[2])
+            grid = (len(images) * -(-out[0].numel() // 256),)
+            kernels.taps_kernel[grid](
+                images, at, weights, out, *images.shape[1:2], *out.shape[1:], count, PRECISION_BITS, BLOCK=256,
+                num_warps=4,
+            )  # fmt: skip
+            return out
+        rows = max(1, _AT_ONCE // (count * samples * images.shape[2]))
+        parts = [sums(part) for part in torch.split(images, rows)]
+        total = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return total.add_(1 << (PRECISION_BITS - 1)).bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).byte()
+
     if step.axis == 1:
-        return lambda images: taps(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
-    return lambda images: taps(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
+        return lambda images: resize(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
+    return lambda images: resize(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
 
 
 def _float_resize(step: FloatResize, device: torch.device) -> _Pipeline:

@@ -123,3 +123,9 @@ class Guide:
     weights: Tensor  # float32 [B, H], how strongly each action is pulled towards the previous one
     limit: Tensor  # float32 [B], maximum factor of that correction
     given: Tensor  # int32 [B, H], not 0 where the action is copied from ``previous`` and its time is 0
+
+    @classmethod
+    def free(cls, actions: Tensor) -> Guide:
+        """Return no guidance for ``actions`` [B, H, A]."""
+        none = actions.new_zeros(actions.shape[:2])
+        return cls(torch.zeros_like(actions), none, none[:, 0], none.int())

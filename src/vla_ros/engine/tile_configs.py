@@ -345,15 +345,11 @@ def _fit_attention(tile: Tile, gpu: Gpu, work: Work) -> Tile:
     return tile
 
 
-def _as_it_is(tile: Tile, gpu: Gpu, work: Work) -> Tile:
-    return tile
-
-
-_FIT = {
+_FIT: dict[str, Callable[[Tile, Gpu, Work], Tile]] = {
     "decode": _fit_few,
     "flow": _fit_few,
     "gemm": _fit_gemm,
-    "attend": _as_it_is,
+    "attend": lambda tile, gpu, work: tile,
     "attend_flow": _fit_attention,
     "attend_prefix": _fit_attention,
     "attend_both_ways": _fit_attention,
