@@ -3,7 +3,8 @@
     python compile_kernels.py CAPABILITY...
 
 Run by test_kernels.py. For Hopper, those are the products with packed weights, whose machine code is examined, and
-Gemma's products; for others, the kernels nearest to the limits. ``benchmarks/gpus.py`` compiles all kernels.
+Gemma's products; for others, the kernels nearest to the limits, each for one of two GPUs with the same limits.
+Of several tiles, those with most shared memory or registers. ``benchmarks/gpus.py`` compiles all kernels.
 """
 
 import re
@@ -15,22 +16,28 @@ from benchmarks.kernels import compiled, launches, machine_code, moves
 from vla_ros.engine.tile_configs import GPUS
 
 COUNTED = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
-HOPPER = {
-    "OpenVLA and OFT, int8": r"gemm .*K 4096 .*EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 1 ",
-    "OpenVLA and OFT, 4 bits": r"gemm_fp8 .*EVEN|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 32 ",
-    "pi0.5": r"flow_(qkv|add|gate_up) .*BLOCK_M 64 |attend_prefix",
+GEMMA = r"flow_(qkv|gate_up|add K 2048) .*BLOCK_M 64 |attend_prefix"
+WANTED = {
+    "9.0": {
+        "OpenVLA and OFT, int8": r"gemm .*K 4096 .*(FRAGMENTS 8 |K_GROUPS 2 |SPLIT_K 4 ).*EVEN"
+        r"|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 1 ",
+        "OpenVLA and OFT, 4 bits": r"gemm_fp8 K (4096 .*SPLIT_K 1|11008 .*SPLIT_K 2) EVEN"
+        r"|(add|qkv|gate_up) .*K 4096 .*BLOCK_M 32 ",
+        "pi0.5": GEMMA,
+    },
+    "8.9": {"pi0.5": GEMMA},
+    "12.0": {
+        "OpenVLA and OFT": r"attend_both_ways",
+        "pi0.5": r"flow_gate_up .*BLOCK_M 64 |attend_chunk .*BLOCK_R 64 ",
+        "SmolVLA": r"(start_mlp|flow_linear) .*BLOCK_M 64 |cross",
+    },
 }
-NEAREST = {
-    "OpenVLA and OFT": r"attend_both_ways",
-    "pi0.5": r"flow_(qkv|add|gate_up) .*BLOCK_M 64 |attend_prefix|attend_chunk .*BLOCK_R 64 ",
-    "SmolVLA": r"(start_mlp|flow_linear) .*BLOCK_M 64 |cross",
-}
-"""Names of kernels by model."""
+"""Names of kernels by GPU and model."""
 
 
 def main(name: str) -> None:
     gpu = GPUS[name]
-    for model, wanted in (HOPPER if name == "9.0" else NEAREST).items():
+    for model, wanted in WANTED[name].items():
         found = {launch.name: launch for launch in launches(gpu, model).values() if re.match(wanted, launch.name)}
         for launch in found.values():
             made = compiled(launch, gpu)

@@ -19,9 +19,9 @@ def main(name: str) -> None:
     sizes = published(True, 5)
     blocks = {"hidden_size": 96, "heads": 2, "kv_heads": 2, "head_dim": 48, "intermediate_size": 192, "layers": 3}
     sizes = replace(sizes, head=replace(sizes.head, **blocks))
-    for kind in ("none", "fp8"):
-        tensors = random_tensors(sizes, torch.device("cpu"), getattr(torch, name))
-        model = with_few_rows(build_model(sizes, tensors, 2, kind))
-        assert model.few is not None
-        check_passes(FusedOps(), model)
-        print("equal GR00T", kind)
+    kind = "none" if name == "float32" else "fp8"  # of the language model only
+    tensors = random_tensors(sizes, torch.device("cpu"), getattr(torch, name))
+    model = with_few_rows(build_model(sizes, tensors, 2, kind))
+    assert model.few is not None
+    check_passes(FusedOps(), model)
+    print("equal GR00T", kind)

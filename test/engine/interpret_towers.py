@@ -49,7 +49,7 @@ def resampling() -> None:
     generator, device = np.random.default_rng(0), torch.device("cpu")
     resample._kernels = lambda device: kernels
     ramp = np.broadcast_to(np.linspace(0, 255, 60, dtype=np.uint8)[:, None], (60, 60, 3))
-    for source, size, count in (((17, 33), (8, 9), 1), ((9, 22), (12, 6), 2)):
+    for source, size, count in (((17, 33), (15, 30), 1), ((9, 22), (6, 24), 2)):
         images = generator.integers(0, 256, (count, *source, 3), dtype=np.uint8)
         images[-1, 4:] = ramp[4 : source[0], : source[1]]
         for (step,), host in (

@@ -35,8 +35,8 @@ def run(script, *words, **environment):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_kernels_equal_torch_in_the_interpreter(dtype):
     said = run("interpret.py", dtype, TRITON_INTERPRET="1")
-    quantized = ["int8", "int4"] if dtype == "float32" else ["int4", "fp8"]
-    expected = ["none", *quantized, "towers", "pi0", "pi05", "GR00T none", "GR00T fp8"]
+    quantized, last = (["int8", "int4"], "none") if dtype == "float32" else (["int4", "fp8"], "fp8")
+    expected = ["none", *quantized, "towers", "pi0", "pi05", f"GR00T {last}"]
     assert re.findall(r"equal (.+)", said) == expected
 
 
@@ -46,8 +46,8 @@ def test_kernels_compile():
     for capability, name, words in re.findall(r"(\S+) kernel (.*): (registers .*)", said):
         made[capability][name] = dict(re.findall(r"(\S+) (\S+)", words))
     check_hopper(made["9.0"])
-    for capability in ("8.9", "12.0"):
-        check_rtx_card(made[capability])
+    for capability, count in (("8.9", 4), ("12.0", 6)):
+        check_rtx_card(made[capability], count)
 
 
 def check_hopper(made):
@@ -55,19 +55,19 @@ def check_hopper(made):
     assert {one["fits"] for one in made.values()} == {"True"}, made
     # Unpacking must find every number where the tensor cores want it: see engine/lowbit.py.
     packed = {name: one for name, one in made.items() if "KIND int" in name or name.startswith("gemm_fp8")}
-    assert len(packed) >= 12
+    assert len(packed) == 11
     assert {one["moves"] for one in packed.values()} == {"0"}, packed
     products = {name: one for name, one in packed.items() if name.startswith("gemm")}
     assert {(one["serialized"], one["hazards"]) for one in products.values()} == {("0", "0")}, products
     gemma = {name: one for name, one in made.items() if name.startswith(("flow", "attend"))}
-    assert len(gemma) == 5
+    assert len(gemma) == 4
     fast = [one for one in (*products.values(), *gemma.values()) if one["wgmma"] != "0"]
     assert len(fast) == len(products) + len(gemma), made
     assert "0" not in {one["cp.async"] for one in gemma.values()}, gemma
 
 
-def check_rtx_card(made):
+def check_rtx_card(made, count):
     """RTX 4090 and 5090 have 99 KiB for a program; a kernel that does not fit is replaced by torch."""
-    assert len(made) == 10
+    assert len(made) == count
     assert {one["fits"] for one in made.values()} == {"True"}, made
     assert {one["wgmma"] for one in made.values()} == {"0"}

@@ -49,6 +49,10 @@ def jpeg(image: np.ndarray, **options) -> bytes:
     return buffer.getvalue()
 
 
+def decompressed(data: bytes, image_format: str = "png") -> np.ndarray:
+    return decode_compressed(encode_compressed(data, 42, "cam", image_format)).image
+
+
 def png(image: np.ndarray | Image.Image) -> bytes:
     buffer = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, "PNG")
@@ -151,8 +155,7 @@ def test_jpeg_is_what_pillow_decodes(sample, image_format):
 
 @pytest.mark.parametrize("image_format", ["png", "rgb8; png compressed bgr8", "jpeg"])
 def test_png_is_exact(sample, image_format):
-    frame = decode_compressed(encode_compressed(png(sample), 42, "cam", image_format))
-    assert (frame.image == sample).all()
+    assert (decompressed(png(sample), image_format) == sample).all()
 
 
 def test_big_endian_compressed(serialize, sample):
@@ -162,24 +165,16 @@ def test_big_endian_compressed(serialize, sample):
 
 def test_channels_swapped_before_compression_are_swapped_back(sample):
     data = png(np.ascontiguousarray(sample[..., ::-1]))
-    frame = decode_compressed(encode_compressed(data, 0, "cam", "rgb8; png compressed rgb8"))
-    assert (frame.image == sample).all()
+    assert (decompressed(data, "rgb8; png compressed rgb8") == sample).all()
 
 
 def test_grey_alpha_and_palette(sample):
     grey = np.ascontiguousarray(sample[..., 0])
-    assert (
-        levels(
-            decode_compressed(encode_compressed(jpeg(grey), 0, "", "mono8; jpeg compressed ")).image[..., 2], grey
-        )
-        < 9
-    )
-    assert (decode_compressed(encode_compressed(png(grey), 0, "", "png")).image == grey[..., None]).all()
-    alpha = np.dstack([sample, grey])
-    assert (decode_compressed(encode_compressed(png(alpha), 0, "", "png")).image == sample).all()
+    assert levels(decompressed(jpeg(grey), "mono8; jpeg compressed ")[..., 2], grey) < 9
+    assert (decompressed(png(grey)) == grey[..., None]).all()
+    assert (decompressed(png(np.dstack([sample, grey]))) == sample).all()
     palette = Image.fromarray(sample).quantize(16)
-    expected = np.array(palette.convert("RGB"))
-    assert (decode_compressed(encode_compressed(png(palette), 0, "", "png")).image == expected).all()
+    assert (decompressed(png(palette)) == np.array(palette.convert("RGB"))).all()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +188,7 @@ def test_grey_alpha_and_palette(sample):
 )
 def test_depth_and_compressed_mosaics_are_refused(sample, image_format, text):
     with pytest.raises(ImageError, match=text):
-        decode_compressed(encode_compressed(png(sample), 0, "cam", image_format))
+        decompressed(png(sample), image_format)
 
 
 def png_of_size(width: int, height: int, bits: int = 8) -> bytes:
@@ -228,14 +223,14 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 )
 def test_damaged_or_oversized_files_are_named(data, text):
     with pytest.raises(ImageError, match=text):
-        decode_compressed(encode_compressed(data, 0, "cam", "jpeg"))
+        decompressed(data)
 
 
 def test_cmyk_is_refused(sample):
     buffer = io.BytesIO()
     Image.fromarray(sample).convert("CMYK").save(buffer, "JPEG")
     with pytest.raises(ImageError, match="expected YCbCr or greyscale"):
-        decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam", "jpeg"))
+        decompressed(buffer.getvalue())
 
 
 # Whatever arrives: a frame or an ImageError, and nothing else
@@ -290,7 +285,7 @@ def test_every_truncation_of_the_message(name):
 @pytest.mark.parametrize("make", [jpeg, png])
 def test_every_truncation_of_the_file_is_refused_or_harmless(make):
     data = make(SMALL)
-    whole = decode_compressed(encode_compressed(data, 0, "cam", "x")).image
+    whole = decompressed(data)
     refused = 0
     for length in range(len(data)):
         image = try_decode(decode_compressed, encode_compressed(data[:length], 0, "cam", "x"))
@@ -307,7 +302,7 @@ def test_an_exif_orientation_turns_the_image_as_opencv_does(sample, kind, orient
         exif[0x0112] = orientation
     buffer = io.BytesIO()
     Image.fromarray(sample).save(buffer, kind, exif=exif, comment=b"before it")
-    found = decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam")).image
+    found = decompressed(buffer.getvalue())
     expected = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
     assert found.shape == expected.shape
     assert np.abs(found.astype(int) - expected).max() <= 3  # another decoder of JPEG
@@ -317,7 +312,7 @@ def test_an_exif_orientation_turns_the_image_as_opencv_does(sample, kind, orient
 def test_damaged_exif_data_are_ignored(sample):
     buffer = io.BytesIO()
     Image.fromarray(sample).save(buffer, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
-    assert decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam")).image.shape == sample.shape
+    assert decompressed(buffer.getvalue()).shape == sample.shape
 
 
 WIDE = [name for name in ENCODINGS if name.startswith("bayer") or name.endswith("16")]
