@@ -253,11 +253,6 @@ def tanh_gelu(x):
     return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
 
 
-# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
-# ruff: noqa: N803
-# mypy: ignore-errors
-
-
 @triton.jit
 def patchify_kernel(
     images, table, out, SIDE: tl.constexpr, PATCH: tl.constexpr, TOWERS: tl.constexpr, WIDTH: tl.constexpr,
