@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,23 +17,24 @@ from torch.nn import functional
 
 from tools.libero.record import SIZE
 from tools.train import state
-from tools.train.batches import augment, kind_map
+from tools.train.batches import Pool, augment, kind_map, moved
 from tools.train.flow_export import Sizes, write_layout
+from tools.train.flow_fit import TOKENIZER, draw_times, noisy_chunks, velocity_loss
 from tools.train.flow_network import ACTION_SIZE, FlowTrainee, Prefix, architecture_of, initialize
-from tools.train.flow_words import write_tokenizer
+from tools.train.flow_words import FlowPrompts, write_tokenizer
 from tools.train.loop import RECIPE, STATE, STATISTICS, Training
+from tools.train.objective import kind_loss
 from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.processing import BINS, PromptForm, load_tokenizer, prompt_tokens
+from vla_ros.policies.pi.processing import BINS, PromptForm
 
 HORIZON, STATE_SIZE, ACTIONS = 16, 8, 7
 EXECUTE_STEPS = 8
 IMAGES = ("observation.images.image", "observation.images.wrist_image")
 PATCH = 16
-TOKENIZER = "tokenizer.json"
 NETWORK = FlowNetworkRecipe(vision_width=256, vision_blocks=6, vision_heads=4)
 INSTRUCTIONS = {
     number: f"pick up the black bowl {where} and place it on the plate"
@@ -63,20 +65,15 @@ def network_of(recipe: FlowNetworkRecipe) -> PiArchitecture:
 
 
 @dataclass(frozen=True)
-class Frames:
-    """All demonstrations on one device."""
+class Frames(Pool):
+    """All demonstrations on one device; ``images`` are uint8 [N, cameras, SIZE, SIZE, 3]."""
 
-    images: Tensor  # uint8 [N, cameras, SIZE, SIZE, 3]
     states: Tensor  # float32 [N, 8], in bins
     chunks: Tensor  # float32 [N, H, 8], normalised
     places: Tensor  # float32 [N, 6], bowl and plate relative to the tip, metres
     patches: Tensor  # int64 [N, objects], patch of each object in the first image; -1 outside
-    prompts: Tensor  # int64 [N]
-    training: Tensor  # int64, indices of training frames
-    held_out: Tensor  # int64, indices of held-out frames
-    words: Tensor  # int64 [tasks, L], prompts with an all-zero state, padded
-    lengths: Tensor  # int64 [tasks]
-    at: Tensor  # int64 [tasks], position of the state's first number
+    asked: Tensor  # int64 [N], the instruction
+    prompts: FlowPrompts  # of every instruction
 
 
 class Batch(NamedTuple):
@@ -164,30 +161,49 @@ class Run(Training[Frames, Trainee]):
         patches = np.where(inside, spots[..., 1] * (SIZE // PATCH) + spots[..., 0], -1)
         tasks = sorted(INSTRUCTIONS)
         held = shards["episodes"] % _HELD_OUT == _HELD_OUT - 1
-        encode = load_tokenizer(self.folder / TOKENIZER, len(VOCABULARY)).encode
-        words = [prompt_tokens(encode, INSTRUCTIONS[task], FORM, np.zeros(STATE_SIZE)) for task in tasks]
-        longest = max(map(len, words))
-        first = VOCABULARY.index("-1")
-
-        def moved(values: Any, kind: torch.dtype = torch.int64) -> Tensor:
-            return torch.as_tensor(np.ascontiguousarray(values)).to(device=self.device, dtype=kind)
-
+        prompts = [INSTRUCTIONS[task] for task in tasks]
         return Frames(
             images=images,
-            states=moved(states, torch.float32),
-            chunks=moved(chunks, torch.float32),
-            places=moved(shards["places"], torch.float32),
-            patches=moved(patches),
-            prompts=moved(np.searchsorted(tasks, shards["tasks"])),
-            training=moved(np.flatnonzero(~held)),
-            held_out=moved(np.flatnonzero(held) if held.any() else np.arange(len(held))[-1:]),
-            words=moved(np.stack([np.pad(each, (0, longest - len(each))) for each in words])),
-            lengths=moved([len(each) for each in words]),
-            at=moved([int(np.flatnonzero(each >= first)[0]) for each in words]),
+            training=moved(np.flatnonzero(~held), self.device),
+            held_out=moved(np.flatnonzero(held) if held.any() else np.arange(len(held))[-1:], self.device),
+            states=moved(states, self.device, torch.float32),
+            chunks=moved(chunks, self.device, torch.float32),
+            places=moved(shards["places"], self.device, torch.float32),
+            patches=moved(patches, self.device),
+            asked=moved(np.searchsorted(tasks, shards["tasks"]), self.device),
+            prompts=FlowPrompts(self.folder / TOKENIZER, prompts, self.device, VOCABULARY, FORM),
         )
 
     def draw(self, frames: Frames, step: int, *, held_out: bool = False) -> Batch:
-        return draw(frames, step, self.recipe, self._network.max_delay, held_out=held_out)
+        rows, random = frames.rows(step, self.recipe.seed, self.recipe.batch, held_out)
+        device = frames.images.device
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=random, device=device)
+
+        images = frames.images[rows]
+        # One change of colour for both cameras: they see the same light.
+        seen = images.flatten(1, 2)
+        seen = seen.float() if held_out else augment(seen, random)
+        states = frames.states[rows] + (0.0 if held_out else _STATE_NOISE) * normal(len(rows), STATE_SIZE)
+        bins = states.floor().long().clamp(-1, BINS - 1)
+        words, lengths = frames.prompts.fill(frames.asked[rows], bins)
+        chunks = frames.chunks[rows].repeat_interleave(self.recipe.samples, dim=0)
+        times, _, _ = draw_times(len(chunks), HORIZON, self._network.max_delay, random)
+        patches = frames.patches[rows]
+        kinds = _KINDS.to(device).expand(len(rows), -1)
+        board = kind_map(kinds, patches, (SIZE // PATCH) ** 2)
+        return Batch(
+            seen.view(images.shape) / 255.0,
+            words,
+            lengths,
+            chunks,
+            normal(*chunks.shape),
+            times,
+            frames.places[rows],
+            patches[:, [0, 2]],
+            board.clamp(max=_NOTHING),
+        )
 
     def measure(self, frames: Frames, batch: Batch) -> Mapping[str, float]:
         """Return the losses, and errors of sampled chunks in the benchmark's units (of translation 0.05 m)."""
@@ -211,7 +227,8 @@ def _shard(arrays: Mapping[str, Any]) -> dict[str, Any]:
         (begins[episode] + arrays["steps"])[:, None] + np.arange(HORIZON), (begins + lengths - 1)[episode][:, None]
     )
     found = {name: arrays[name] for name in ("images", "states", "places", "pixels")}
-    number = abs(hash(actions.tobytes())) % 1_000_003  # spreads held-out episodes over the shards
+    # Spreads held-out episodes over the shards; the same in every process, so a resumed run holds out the same.
+    number = zlib.crc32(actions.tobytes())
     return {**found, "chunks": actions[rows], "tasks": arrays["tasks"][episode], "episodes": number + episode}
 
 
@@ -226,62 +243,14 @@ def _action_quantiles(shards: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def draw(frames: Frames, step: int, recipe: FitRecipe, max_delay: int, *, held_out: bool = False) -> Batch:
-    device = frames.images.device
-    random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=random, device=device)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random, device=device)
-
-    pool = frames.held_out if held_out else frames.training
-    rows = pool[torch.randint(len(pool), (recipe.batch,), generator=random, device=device)]
-    images = frames.images[rows]
-    # One change of colour for both cameras: they see the same light.
-    seen = images.flatten(1, 2)
-    seen = seen.float() if held_out else augment(seen, random)
-    states = frames.states[rows] + (0.0 if held_out else _STATE_NOISE) * normal(len(rows), STATE_SIZE)
-    bins = states.floor().long().clamp(-1, BINS - 1)
-    which = frames.prompts[rows]
-    at = frames.at[which][:, None] + torch.arange(STATE_SIZE, device=device)
-    words = frames.words[which].scatter(1, at, bins + VOCABULARY.index("-1") + 1)
-    chunks = frames.chunks[rows].repeat_interleave(recipe.samples, dim=0)
-    count = len(chunks)
-    when = uniform(count, 1) ** (1 / 1.5) * 0.999 + 0.001
-    delay = torch.randint(max_delay + 1, (count, 1), generator=random, device=device)
-    delay *= uniform(count, 1) < 0.5
-    past = torch.arange(HORIZON, device=device) - delay
-    patches = frames.patches[rows]
-    kinds = _KINDS.to(device).expand(len(rows), -1)
-    board = kind_map(kinds, patches, (SIZE // PATCH) ** 2)
-    return Batch(
-        seen.view(images.shape) / 255.0,
-        words,
-        frames.lengths[which],
-        chunks,
-        normal(*chunks.shape),
-        torch.where(past < 0, 0.0, when),
-        frames.places[rows],
-        patches[:, [0, 2]],
-        board.clamp(max=_NOTHING),
-    )
-
-
 def losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
-    times = batch.times[..., None]
-    noisy = times * batch.noise + (1 - times) * batch.chunks
+    noisy = noisy_chunks(batch.chunks, batch.noise, batch.times)
     prefix = trainee.encode(batch.images, batch.prompts, batch.lengths, HORIZON)
     velocity = trainee.velocity(prefix, noisy, batch.times)
-    missed = (velocity - (batch.noise - batch.chunks)).square().mean(-1)
-    free = batch.times > 0
-    flow = (missed * free).sum() / free.sum()
+    flow = velocity_loss(velocity, batch.chunks, batch.noise, batch.times)
     where, kinds, positions = trainee.told(prefix)
     patch = functional.cross_entropy(where.flatten(0, 1), batch.patches.flatten(), ignore_index=-1)
-    balance = torch.ones(_NOTHING + 1, device=times.device)
-    balance[-1] = recipe.background_weight
-    kind = functional.cross_entropy(kinds.flatten(0, 1), batch.kinds.flatten(), weight=balance)
+    kind = kind_loss(kinds, batch.kinds, recipe)
     off = positions - _METRE * batch.places
     place = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=0.1)
     total = flow + recipe.location_weight * (patch + 4 * place) + recipe.kind_weight * kind

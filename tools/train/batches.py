@@ -6,17 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tools.train import shards
 from tools.train.labels import KINDS
 from tools.train.network import ACTION_TOKENS
 from tools.train.recipe import HELD_OUT_EVERY
-from tools.train.tokens import Prompts
 from vla_ros.sim.tasks import SLOTS
 
 logger = logging.getLogger(__name__)
@@ -43,48 +43,83 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Frames:
-    """All demonstrations on one device."""
+class Pool:
+    """Images of all demonstrations on one device, of which some are held out."""
 
     images: Tensor  # uint8 [N, H, W, 3]
-    kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
-    patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
-    tokens: Tensor  # int16 [N, tasks * SLOTS, 7]
-    asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
     training: Tensor  # int64, indices of training frames
     held_out: Tensor  # int64, indices of held-out frames
+
+    def rows(self, step: int, seed: int, frames: int, held_out: bool) -> tuple[Tensor, torch.Generator]:
+        """Draw F ``frames`` for a step; return their indices, and the generator of all else in the batch."""
+        device = self.images.device
+        random = torch.Generator(device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
+        pool = self.held_out if held_out else self.training
+        return pool[torch.randint(len(pool), (frames,), generator=random, device=device)], random
+
+
+class Choice(NamedTuple):
+    """F frames of the simulated table, each with P instructions; R = F * P."""
+
+    rows: Tensor  # int64 [F], indices of the frames
+    chosen: Tensor  # int64 [F, P], task times SLOTS plus slot: the followed instruction first, then others
+    named: Tensor  # int64 [R], task times ``len(KINDS)`` plus kind
+    images: Tensor  # [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8
+    places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
+    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for no object
+    random: torch.Generator
+
+
+@dataclass(frozen=True)
+class TableFrames(Pool):
+    """Frames of the simulated table, labelled for every task and object."""
+
+    kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
+    patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
+    asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
+
+    def choose(
+        self, step: int, seed: int, frames: int, prompts: int, tasks: int, *, held_out: bool = False
+    ) -> Choice:
+        """Draw F ``frames`` with P ``prompts`` each; held-out frames are not augmented."""
+        rows, random = self.rows(step, seed, frames, held_out)
+        asked, kinds, patches = self.asked[rows], self.kinds[rows], self.patches[rows]
+        weights = (kinds >= 0).float().repeat(1, tasks).scatter(1, asked[:, None], 0.0)  # [F, tasks * SLOTS]
+        others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, None][:, :0]
+        chosen = torch.cat([asked[:, None], others], dim=1)
+        slots = chosen % SLOTS
+        places = patches.gather(1, slots).flatten()
+        images = self.images[rows]
+        return Choice(
+            rows,
+            chosen,
+            (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten(),
+            images if held_out else augment(images, random),
+            places.masked_fill(places < 0, NOT_ASKED),
+            kind_map(kinds, patches, (images.shape[1] // 14) ** 2),
+            random,
+        )
+
+
+@dataclass(frozen=True)
+class Frames(TableFrames):
+    """Demonstrations whose labels are tokens."""
+
+    tokens: Tensor  # int16 [N, tasks * SLOTS, 7]
     prompts: Tensor  # int64 [tasks * kinds, L]
     lengths: Tensor  # int64 [tasks * kinds]
 
     def draw(self, step: int, seed: int, frames: int, prompts: int, *, held_out: bool = False) -> Batch:
-        """Draw a batch of F ``frames`` with P ``prompts`` each: the followed instruction first, then others.
-
-        The batch depends only on ``step`` and ``seed``. Held-out batches are not augmented.
-        """
-        device = self.images.device
-        random = torch.Generator(device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
-        pool = self.held_out if held_out else self.training
-        rows = pool[torch.randint(len(pool), (frames,), generator=random, device=device)]
-        asked = self.asked[rows]
-        kinds = self.kinds[rows]
-        weights = (kinds >= 0).float().repeat(1, self.tokens.shape[1] // SLOTS)  # [F, tasks * SLOTS]
-        weights = weights.scatter(1, asked[:, None], 0.0)
-        others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, None][:, :0]
-        chosen = torch.cat([asked[:, None], others.reshape(frames, -1)], dim=1)  # [F, P]
-        slots = chosen % SLOTS
-        named = kinds.gather(1, slots)
-        prompt_rows = (chosen // SLOTS * len(KINDS) + named).flatten()
-        patches = self.patches[rows]
-        places = patches.gather(1, slots).flatten()
-        tokens = self.tokens[rows].long().gather(1, chosen[..., None].expand(-1, -1, ACTION_TOKENS))
-        images = self.images[rows]
+        """Draw a batch, which depends only on ``step`` and ``seed``."""
+        found = self.choose(step, seed, frames, prompts, self.tokens.shape[1] // SLOTS, held_out=held_out)
+        tokens = self.tokens[found.rows].long().gather(1, found.chosen[..., None].expand(-1, -1, ACTION_TOKENS))
         return Batch(
-            images=images if held_out else augment(images, random),
-            prompts=self.prompts[prompt_rows],
-            lengths=self.lengths[prompt_rows],
-            tokens=tokens.flatten(0, 1),
-            places=places.masked_fill(places < 0, NOT_ASKED),
-            kinds=kind_map(kinds, patches, (self.images.shape[1] // 14) ** 2),
+            found.images,
+            self.prompts[found.named],
+            self.lengths[found.named],
+            tokens.flatten(0, 1),
+            found.places,
+            found.kinds,
         )
 
 
@@ -111,32 +146,23 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
     return torch.where(keep, pixels, changed).clamp_(0, 255)
 
 
-def load_frames(
-    paths: list[Path],
-    labels: shards.Labels,
-    tokens: NDArray[np.int16],
-    prompts: Prompts,
-    device: torch.device,
-    progress: Callable[[int], None],
-) -> Frames:
-    """Decompress all frames onto the device; ``tokens`` is int16 [N, tasks, SLOTS, 7]."""
-    images = load_images(paths, len(labels), device, progress)
+def table_frames(
+    paths: list[Path], labels: shards.Labels, device: torch.device, progress: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Return the fields of :class:`TableFrames` on the device."""
     training, held_out = split(labels)
+    return {
+        "images": load_images(paths, len(labels), device, progress),
+        "training": moved(training, device),
+        "held_out": moved(held_out, device),
+        "kinds": moved(labels.kinds, device),
+        "patches": moved(labels.patches, device),
+        "asked": moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1], device),
+    }
 
-    def moved(values: np.ndarray, kind: torch.dtype = torch.int64) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=kind)
 
-    return Frames(
-        images=images,
-        kinds=moved(labels.kinds),
-        patches=moved(labels.patches),
-        tokens=moved(tokens.reshape(len(labels), -1, ACTION_TOKENS), torch.int16),
-        asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
-        training=moved(training),
-        held_out=moved(held_out),
-        prompts=prompts.ids.to(device),
-        lengths=prompts.lengths.to(device),
-    )
+def moved(values: ArrayLike, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)
 
 
 def split(labels: shards.Labels) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from tools.train import data, shards
-from tools.train.batches import Batch, Frames, load_frames
+from tools.train.batches import Batch, Frames, moved, table_frames
 from tools.train.loop import STATISTICS, Training
-from tools.train.network import Trainee, architecture_of, initialize
+from tools.train.network import ACTION_TOKENS, Trainee, architecture_of, initialize
 from tools.train.objective import evaluate_batch, step_losses
 from tools.train.recipe import (
     DataRecipe,
@@ -66,7 +66,12 @@ class Run(Training[Frames, Trainee]):
         self._reach = torch.from_numpy(chosen.high[:3]).float().to(self.device)
         prompts = Prompts(self.folder, self.architecture, self._data.tasks)
         tokens = encode_actions(actions, chosen, self.bins)
-        return load_frames(paths, labels, tokens, prompts, self.device, lambda done: progress(done, len(labels)))
+        return Frames(
+            **table_frames(paths, labels, self.device, lambda done: progress(done, len(labels))),
+            tokens=moved(tokens.reshape(len(labels), -1, ACTION_TOKENS), self.device, torch.int16),
+            prompts=prompts.ids.to(self.device),
+            lengths=prompts.lengths.to(self.device),
+        )
 
     def draw(self, frames: Frames, step: int, *, held_out: bool = False) -> Batch:
         recipe = self.recipe

@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tools.train import data, shards
-from tools.train.batches import NOT_ASKED, augment, kind_map, load_images, split
+from tools.train.batches import TableFrames, moved, table_frames
 from tools.train.flow_network import ACTION_SIZE, FlowTrainee, architecture_of, initialize
 from tools.train.flow_words import VOCABULARY, FlowPrompts, write_tokenizer
 from tools.train.labels import KINDS
 from tools.train.loop import STATISTICS, Training
+from tools.train.objective import kind_loss, place_loss
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
 from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
 from vla_ros.policies.pi.processing import state_bins
 from vla_ros.sim import arm
-from vla_ros.sim.tasks import SLOTS
+from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.types import FloatArray
 
 TOKENIZER = "tokenizer.json"
@@ -37,18 +37,12 @@ _RETURN = 5  # steps within which a chunk returns to the expert's actions after 
 
 
 @dataclass(frozen=True)
-class FlowFrames:
-    """All demonstrations on one device."""
+class FlowFrames(TableFrames):
+    """Demonstrations whose labels are chunks."""
 
-    images: Tensor  # uint8 [N, H, W, 3]
-    kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
-    patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
     chunks: Tensor  # float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state
     bins: Tensor  # int64 [N, 8], the state as bins for the prompt
     scale: Tensor  # float32 [8], radians per normalised unit of a joint
-    asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
-    training: Tensor  # int64, indices of training frames
-    held_out: Tensor  # int64, indices of held-out frames
     prompts: FlowPrompts  # prompts of every task and object
 
 
@@ -62,7 +56,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
     def __init__(
         self, folder: Path, dataset: Path, network: FlowNetworkRecipe, fit: FitRecipe, options: FitOptions
     ) -> None:
-        self._dataset, self.network = dataset, network
+        self._dataset, self._network = dataset, network
         self._data = from_json(DataRecipe, json.loads((dataset / data.MANIFEST).read_text(encoding="utf-8")))
         if self._data.horizon < 2:
             raise ConfigError(f"{dataset}: found single actions, expected chunks; record them with --horizon 16")
@@ -86,26 +80,42 @@ class Run(Training[FlowFrames, FlowTrainee]):
         normal = {key: make_normalization("quantile", value, key, LEROBOT_EPS) for key, value in statistics.items()}
         low, high = (np.array(statistics["action"][name]) for name in ("q01", "q99"))
         targets = normal["action"].normalize(chunks.astype(np.float32)).reshape(len(labels), -1, *chunks.shape[3:])
-        training, held_out = split(labels)
-
-        def moved(values: np.ndarray, kind: torch.dtype = torch.int64) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device=self.device, dtype=kind)
-
+        instructions = [make_task(task, kind).instruction for task in self._data.tasks for kind in KINDS]
+        bins = state_bins(normal["observation.state"].normalize(states.astype(np.float32)))
         return FlowFrames(
-            images=load_images(paths, len(labels), self.device, lambda done: progress(done, len(labels))),
-            kinds=moved(labels.kinds),
-            patches=moved(labels.patches),
-            chunks=moved(targets, torch.float16),
-            bins=moved(state_bins(normal["observation.state"].normalize(states.astype(np.float32)))),
-            scale=moved((high - low) / 2, torch.float32),
-            asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
-            training=moved(training),
-            held_out=moved(held_out),
-            prompts=FlowPrompts(self.folder / TOKENIZER, self._data.tasks, self.device),
+            **table_frames(paths, labels, self.device, lambda done: progress(done, len(labels))),
+            chunks=moved(targets, self.device, torch.float16),
+            bins=moved(bins, self.device),
+            scale=moved((high - low) / 2, self.device, torch.float32),
+            prompts=FlowPrompts(self.folder / TOKENIZER, instructions, self.device),
         )
 
     def draw(self, frames: FlowFrames, step: int, *, held_out: bool = False) -> FlowBatch:
-        return draw(frames, step, self.recipe, self.network.max_delay, held_out=held_out)
+        recipe = self.recipe
+        tasks, batch = frames.chunks.shape[1] // SLOTS, recipe.batch
+        found = frames.choose(step, recipe.seed, batch, recipe.prompts, tasks, held_out=held_out)
+        bins = frames.bins[found.rows].repeat_interleave(recipe.prompts, dim=0)
+        prompts, lengths = frames.prompts.fill(found.named, bins)
+        chunks = frames.chunks[found.rows[:, None], found.chosen].flatten(0, 1).float()
+        chunks = chunks.repeat_interleave(recipe.samples, dim=0)
+        device, random, count = chunks.device, found.random, len(chunks)
+        noise = torch.randn(chunks.shape, generator=random, device=device)
+        times, past, delay = draw_times(count, chunks.shape[1], self._network.max_delay, random)
+        if recipe.seam_noise:
+            missed = recipe.seam_noise * torch.randn(count, 1, ACTION_SIZE, generator=random, device=device)
+            missed[..., -1] = 0.0  # gripper
+            fade = (1 - (past + 1).clamp(min=0) / _RETURN).clamp(min=0) * (delay > 0)
+            chunks = chunks + missed * fade[..., None]
+        return FlowBatch(
+            found.images if held_out else found.images / 255.0,
+            prompts,
+            lengths if frames.prompts.padded else None,
+            chunks,
+            noise,
+            times,
+            found.places,
+            found.kinds,
+        )
 
     def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
         """Return the losses, and the errors of chunks that were sampled without given actions.
@@ -150,61 +160,38 @@ class FlowLosses(NamedTuple):
     place_accuracy: Tensor
 
 
-def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, held_out: bool = False) -> FlowBatch:
-    device = frames.images.device
-    random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
-    pool = frames.held_out if held_out else frames.training
-    rows = pool[torch.randint(len(pool), (recipe.batch,), generator=random, device=device)]
-    asked, kinds = frames.asked[rows], frames.kinds[rows]
-    weights = (kinds >= 0).float().repeat(1, frames.chunks.shape[1] // SLOTS).scatter(1, asked[:, None], 0.0)
-    others = torch.multinomial(weights, recipe.prompts - 1, generator=random)
-    chosen = torch.cat([asked[:, None], others], dim=1)  # [F, P]
-    slots = chosen % SLOTS
-    named = (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten()
-    prompts, lengths = frames.prompts.fill(named, frames.bins[rows].repeat_interleave(recipe.prompts, dim=0))
-    chunks = frames.chunks[rows[:, None], chosen].flatten(0, 1).float().repeat_interleave(recipe.samples, dim=0)
-    patches = frames.patches[rows]
-    places = patches.gather(1, slots).flatten()
-    images = frames.images[rows] if held_out else augment(frames.images[rows], random) / 255.0
-    count, horizon, _ = chunks.shape
-    noise = torch.randn(chunks.shape, generator=random, device=device)
+def draw_times(count: int, horizon: int, max_delay: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the times of chunks, of which half begin with up to ``max_delay`` given actions.
+
+    Returns the times [count, H], 0 where the action is given; the steps since the last given one [count, H],
+    negative where the action is given; and the numbers of given actions [count, 1].
+    """
+    device = random.device
     when = torch.rand(count, 1, generator=random, device=device) ** (1 / 1.5) * 0.999 + 0.001
     delay = torch.randint(max_delay + 1, (count, 1), generator=random, device=device)
     delay *= torch.rand(count, 1, generator=random, device=device) < 0.5
-    past = torch.arange(horizon, device=device) - delay  # [R * K, H], negative where the action is given
-    times = torch.where(past < 0, 0.0, when)
-    if recipe.seam_noise:
-        missed = recipe.seam_noise * torch.randn(count, 1, ACTION_SIZE, generator=random, device=device)
-        missed[..., -1] = 0.0  # gripper
-        fade = (1 - (past + 1).clamp(min=0) / _RETURN).clamp(min=0) * (delay > 0)
-        chunks = chunks + missed * fade[..., None]
-    return FlowBatch(
-        images,
-        prompts,
-        lengths if frames.prompts.padded else None,
-        chunks,
-        noise,
-        times,
-        places.masked_fill(places < 0, NOT_ASKED),
-        kind_map(kinds, patches, (images.shape[1] // 14) ** 2),
-    )
+    past = torch.arange(horizon, device=device) - delay
+    return torch.where(past < 0, 0.0, when), past, delay
+
+
+def noisy_chunks(chunks: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+    times = times[..., None]
+    return times * noise + (1 - times) * chunks
+
+
+def velocity_loss(velocity: Tensor, chunks: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+    """Return the mean square error of velocities [R * K, H, A] of the actions that are not given."""
+    missed, free = (velocity - (noise - chunks)).square().mean(-1), times > 0
+    return (missed * free).sum() / free.sum()
 
 
 def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> FlowLosses:
-    times = batch.times[..., None]
-    noisy = times * batch.noise + (1 - times) * batch.chunks
+    noisy = noisy_chunks(batch.chunks, batch.noise, batch.times)
     found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times)
-    missed = (found.velocity - (batch.noise - batch.chunks)).square().mean(-1)  # [R * K, H]
-    free = batch.times > 0
-    flow = (missed * free).sum() / free.sum()
-    asked = batch.places != NOT_ASKED
-    place = functional.cross_entropy(found.places, batch.places, ignore_index=NOT_ASKED, reduction="sum")
-    place = place / asked.sum().clamp(min=1)
-    balance = torch.ones(len(KINDS) + 1, device=times.device)
-    balance[-1] = recipe.background_weight
-    kind = functional.cross_entropy(found.kinds.flatten(0, 1), batch.kinds.flatten(), weight=balance)
+    flow = velocity_loss(found.velocity, batch.chunks, batch.noise, batch.times)
+    place, right = place_loss(found.places, batch.places)
+    kind = kind_loss(found.kinds, batch.kinds, recipe)
     total = flow + recipe.location_weight * place + recipe.kind_weight * kind
-    right = (found.places.argmax(-1) == batch.places).sum() / asked.sum().clamp(min=1)
     return FlowLosses(total, flow, place, kind, right)
 
 

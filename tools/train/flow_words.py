@@ -9,9 +9,7 @@ from torch import Tensor
 
 from tools.checkpoints.vocabulary import TABLE_WORDS
 from tools.train.flow_network import STATE_SIZE
-from tools.train.labels import KINDS
 from vla_ros.policies.pi.processing import BINS, PromptForm, load_tokenizer, prompt_tokens
-from vla_ros.sim.tasks import make_task
 
 _PIECE = r"\n|-?[0-9]+|[A-Za-z]+|[^\sA-Za-z0-9]"
 _WORDS = ("Task", "State", "Action", ":", ",", ";", ".", "the", "with", "arm", "and", "to", *TABLE_WORDS)
@@ -33,25 +31,31 @@ def write_tokenizer(path: Path, vocabulary: Sequence[str] = VOCABULARY) -> None:
 
 
 class FlowPrompts:
-    """Prompts of every task and object, with the state to be filled in.
+    """Prompts of some instructions, with the state to be filled in.
 
     Attributes:
-        ids: Int64 [tasks * kinds, L], padded, with the tokens of an all-zero state.
-        lengths: Int64 [tasks * kinds], number of tokens of each prompt.
+        ids: Int64 [instructions, L], padded, with the tokens of an all-zero state.
+        lengths: Int64 [instructions], number of tokens of each prompt.
         padded: True if some prompts are shorter than others.
     """
 
-    def __init__(self, tokenizer: Path, tasks: Sequence[str], device: torch.device) -> None:
-        encode = load_tokenizer(tokenizer, len(VOCABULARY)).encode
-        instructions = [make_task(task, kind).instruction for task in tasks for kind in KINDS]
-        prompts = [prompt_tokens(encode, text, FORM, np.zeros(STATE_SIZE)) for text in instructions]
+    def __init__(
+        self,
+        tokenizer: Path,
+        instructions: Sequence[str],
+        device: torch.device,
+        vocabulary: Sequence[str] = VOCABULARY,
+        form: PromptForm = FORM,
+    ) -> None:
+        encode = load_tokenizer(tokenizer, len(vocabulary)).encode
+        prompts = [prompt_tokens(encode, text, form, np.zeros(STATE_SIZE)) for text in instructions]
         self.lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         padded = [np.pad(prompt, (0, int(self.lengths.max()) - len(prompt))) for prompt in prompts]
         self.padded = int(self.lengths.min()) < int(self.lengths.max())
         self.ids = torch.from_numpy(np.stack(padded)).to(device)
-        first = VOCABULARY.index("-1")
-        self._first = first
-        self._at = torch.tensor([int(np.flatnonzero(prompt >= first)[0]) for prompt in prompts], device=device)
+        self._first = vocabulary.index("-1")
+        begins = [int(np.flatnonzero(prompt >= self._first)[0]) for prompt in prompts]
+        self._at = torch.tensor(begins, device=device)
 
     def fill(self, rows: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
         """Return the prompts ``rows`` [R] with the state's bins, int64 [R, 8], and their lengths."""

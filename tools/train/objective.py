@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from tools.train.batches import NOT_ASKED, Batch
-from tools.train.labels import KINDS
 from tools.train.network import Predictions, Trainee
 from tools.train.recipe import FitRecipe
 from vla_ros.policies.openvla.processing import ActionBins
@@ -34,17 +33,25 @@ def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
     flat = functional.cross_entropy(predictions.actions.flatten(0, 1), batch.tokens.flatten(), reduction="none")
     weights = torch.tensor([1.0] * 3 + [recipe.rotation_weight] * 3 + [1.0], device=device)
     actions = (flat.view_as(batch.tokens) * weights).mean(0).sum() / weights.sum()
-    # Objects that are not visible do not count; a batch may have no visible object.
-    asked = batch.places != NOT_ASKED
-    missed = functional.cross_entropy(predictions.places, batch.places, ignore_index=NOT_ASKED, reduction="sum")
-    places = missed / asked.sum().clamp(min=1)
-    balance = torch.ones(len(KINDS) + 1, device=device)
-    balance[-1] = recipe.background_weight
-    kinds = functional.cross_entropy(predictions.kinds.flatten(0, 1), batch.kinds.flatten(), weight=balance)
+    places, found = place_loss(predictions.places, batch.places)
+    kinds = kind_loss(predictions.kinds, batch.kinds, recipe)
     right = (predictions.actions.argmax(-1) == batch.tokens).float().mean()
-    found = ((predictions.places.argmax(-1) == batch.places) & asked).sum() / asked.sum().clamp(min=1)
     total = actions + recipe.location_weight * places + recipe.kind_weight * kinds
     return Losses(total, actions, places, kinds, right, found)
+
+
+def place_loss(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss on the named objects' patches, and the share found; a batch may have no visible object."""
+    visible = (places != NOT_ASKED).sum().clamp(min=1)
+    missed = functional.cross_entropy(logits, places, ignore_index=NOT_ASKED, reduction="sum")
+    return missed / visible, (logits.argmax(-1) == places).sum() / visible
+
+
+def kind_loss(logits: Tensor, kinds: Tensor, recipe: FitRecipe) -> Tensor:
+    """Return the loss on the object in each patch; the last class is no object."""
+    balance = torch.ones(logits.shape[-1], device=logits.device)
+    balance[-1] = recipe.background_weight
+    return functional.cross_entropy(logits.flatten(0, 1), kinds.flatten(), weight=balance)
 
 
 def step_losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:

@@ -1,11 +1,13 @@
 """The recipe for LIBERO, without LIBERO: the expert, and that the exported policy is the trained network."""
 
+import zlib
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from tools.libero import fit
 from tools.libero.expert import RIM, act
 from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, NETWORK, Run, export, network_of
 from tools.libero.record import SIZE, halved, rotation_vector
@@ -103,11 +105,20 @@ def write_demonstrations(folder: Path) -> None:
     )
 
 
+def test_the_held_out_episodes_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """A run that is resumed must not train on what it held out before."""
+    write_demonstrations(tmp_path / "data")
+    with np.load(tmp_path / "data" / "000_0000.npz") as arrays:
+        numbers = fit._shard(arrays)["episodes"]
+        first = zlib.crc32(arrays["actions"].tobytes())
+    assert numbers.tolist() == [first] * 3 + [first + 1] * 3
+
+
 def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> None:
     """Two cameras, the state in the prompt, statistics and the order of all of them, in one comparison."""
     write_demonstrations(tmp_path / "data")
-    fit = FitRecipe(steps=8, batch=2, samples=2, warmup=2, learning_rate=2e-3)
-    run = Run(tmp_path / "run", tmp_path / "data", fit, FitOptions(device="cpu", save_every=1e9), SMALL)
+    recipe = FitRecipe(steps=8, batch=2, samples=2, warmup=2, learning_rate=2e-3)
+    run = Run(tmp_path / "run", tmp_path / "data", recipe, FitOptions(device="cpu", save_every=1e9), SMALL)
     frames = run.load()
     before = run.evaluate(frames)["total"]
     run.train(frames)
@@ -128,10 +139,7 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
     assert answered is not None
 
     bins = frames.states[1:2].floor().long().clamp(-1, 255)
-    at = frames.at[frames.prompts[1]] + torch.arange(8)
-    words = frames.words[frames.prompts[1]][None].clone()
-    words[0, at] = bins[0] + int(words[0, at].max()) - int(torch.full((1,), 128))  # an all-zero state is bin 128
-    lengths = frames.lengths[frames.prompts[1]][None]
+    words, lengths = frames.prompts.fill(frames.asked[1:2], bins)
     run.trainee.eval()
     with torch.no_grad():
         prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths, HORIZON)
