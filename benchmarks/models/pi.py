@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.models import plain_pi
-from benchmarks.models.machine import Stage, floor_ms, memory_gb
-from benchmarks.models.report import actions_per_s, footing, heading, rates_row, stage_rows
-from benchmarks.models.setup import COMPILED_UNUSED, Setup, compiled_baseline, figures, start
-from vla_ros.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
+from benchmarks.models import flow, plain_pi
+from benchmarks.models.machine import Stage
+from benchmarks.models.setup import Setup, compiled_baseline, start
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.policies.normalization import make_normalization
 from vla_ros.policies.pi.architecture import (
@@ -30,14 +28,11 @@ from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.network import LlamaNorm, PiNetwork, build_empty
 from vla_ros.policies.pi.processing import Processing, PromptForm
-from vla_ros.types import ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import image_stamp
 
 MODELS = tuple(PUBLISHED)
-BATCHES = (2, 4, 8)
+render = flow.render
 ACTION_SIZE = 8
-DEFAULT_FRAME = (480, 640)
 TINY: dict[str, Any] = {
     "vision": replace(SO400M, width=64, blocks=2, used_blocks=2, heads=4, mlp_width=128),
     "prefix": replace(GEMMA_2B, hidden_size=128, layers=2, intermediate_size=256, head_dim=32),
@@ -45,7 +40,6 @@ TINY: dict[str, Any] = {
     "vocabulary": 1000,
 }
 """Sizes for a CPU, where the published model takes minutes; they only show that everything works."""
-MOST_BASELINE = 50
 N = TypeVar("N", bound=torch.nn.Module)
 
 
@@ -78,48 +72,6 @@ def make_processing(images: int) -> Processing:
     keys = tuple(f"image_{number}" for number in range(images))
     form = PromptForm(length=200)
     return Processing(keys, (), True, form, ACTION_SIZE, ACTION_SIZE, normalization, normalization)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Runs camera messages to a chunk, as the node does."""
-
-    engine: FlowEngine  # what executes it
-    processing: Processing  # what ends it
-    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
-    cameras: int  # messages of one observation
-    tokens: Any  # int64 [L], the prompt
-    processor: ImageProcessor  # of the camera images
-
-    def request(self, index: int, messages: Sequence[bytes], continuation: Continuation | None) -> FlowRequest:
-        frames = []
-        for message in messages:
-            image_stamp(message)
-            frames.append(RawImage(decode_image(message).image, processor=self.processor))
-        return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.state_dim), index, continuation)
-
-    def messages(self, index: int) -> list[bytes]:
-        return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
-
-    def step(self, index: int, batch: int, continuation: Continuation | None) -> dict[str, float]:
-        """Compute a chunk for one observation of each robot; return milliseconds by stage with ``total``."""
-        robots = [self.messages(index * batch + robot) for robot in range(batch)]
-        watch = Stopwatch()
-        requests = [self.request(index, messages, continuation) for messages in robots]
-        watch.lap("receive")
-        answers = self.engine.answer(requests)
-        watch.lap("infer", getattr(answers[0], "stages_ms", {}))
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-            self.processing.robot_actions(answer.actions, np.zeros(ACTION_SIZE))
-        watch.lap("post")
-        return watch.milliseconds
-
-    def run(self, steps: int, warmup: int, batch: int = 1, continuation: Continuation | None = None) -> Times:
-        """Time ``steps`` observations after ``warmup`` unmeasured ones."""
-        taken = [self.step(index, batch, continuation) for index in range(warmup + steps)]
-        return collect(taken[warmup:])
 
 
 def stages_of(network: Any, rows: tuple[int, int, int, int], steps: int) -> list[Stage]:
@@ -175,56 +127,28 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     return measure(arguments, setup, found)
 
 
-def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, setup: Setup, found: Subject) -> dict[str, Any]:
     """Measure the engine, alone, with RTC and in batches, and plain PyTorch."""
-    loaded, engine, words = time.perf_counter(), subject.engine, subject.tokens
-    steps, warmup, model = setup.steps, setup.warmup, engine.model
-    height, width = arguments.frame or DEFAULT_FRAME
-    processor = subject.processing.processor(engine._size)
-    measurement = Measurement(
-        engine, subject.processing, make_messages(height, width), arguments.images, words, processor
-    )
-    engine.warm_up([len(words)], arguments.images)
-    measurement.run(1, 0)
-    first = time.perf_counter()
-    engine.wait()
-    times = measurement.run(steps, warmup)
+    model, engine, words = found.engine.model, found.engine, found.tokens
     previous = np.random.default_rng(1).normal(size=(model.horizon, model.action_dim))
-    guided = Continuation(previous, np.linspace(1, 0, model.horizon))
-    rtc = measurement.run(steps, warmup, continuation=guided)
-    rates: dict[str, dict[str, float]] = {}
-    for batch in BATCHES if setup.cuda else ():
-        measurement.run(1, 2, batch)
-        engine.wait()
-        rates[str(batch)] = percentiles(measurement.run(max(1, steps // 4), warmup, batch)["total"]) or {}
-    memory = memory_gb(setup.device)
-
-    compared = setup.baseline_steps(arguments, MOST_BASELINE)
-    base = _baselines(measurement, subject, compared, not arguments.no_compiled)
-    details: dict[str, Any] = {
-        "model": arguments.model,
-        "sizes": "published" if setup.cuda else "tiny",
-        "images": arguments.images,
-        "prompt_tokens": len(words),
-        "horizon": model.horizon,
-        "flow_steps": arguments.flow_steps,
-        "frame": [width, height],
-        "rtc_ms": percentiles(rtc["total"]),
-        "batch_ms": rates,
-        "floor_ms": floor_ms(setup.machine, subject.stages),
-        "memory_gb": memory,
-        **base,
-    }
-    engine.close()
-    result = figures(setup, times, loaded, first, details)
-    return result | {"actions_per_s": actions_per_s(result["total_ms"], rates, model.horizon)}
+    state = np.zeros(model.state_dim)
+    subject = flow.Subject(
+        engine,
+        found.processing.processor(engine._size),
+        lambda images, seed, continuation: FlowRequest(images, words, state, seed, continuation),
+        lambda actions: found.processing.robot_actions(actions, np.zeros(ACTION_SIZE)),
+        lambda: engine.warm_up([len(words)], arguments.images),
+        Continuation(previous, np.linspace(1, 0, model.horizon)),
+        found.stages,
+        lambda measurement, steps: _baselines(measurement, found, steps, not arguments.no_compiled),
+        "eager PyTorch",
+        {"prompt_tokens": len(words), "kernels": type(engine._ops).__name__},
+    )
+    return flow.measure(arguments, setup, subject)
 
 
-def _baselines(measurement: Measurement, subject: Subject, steps: int, compile: bool) -> dict[str, Any]:
+def _baselines(measurement: flow.Measurement, subject: Subject, steps: int, compile: bool) -> dict[str, Any]:
     """Time plain PyTorch over the same weights and resized images, and compare the chunks."""
-    found = {"baseline_ms": None, "baseline_steps": steps, "baseline_difference": None, **COMPILED_UNUSED}
-    if not steps:
-        return found
     model, draw = subject.engine.model, np.random.default_rng(2)
     inputs = plain_pi.Inputs(subject.prompt, subject.drop_last)
 
@@ -234,7 +158,7 @@ def _baselines(measurement: Measurement, subject: Subject, steps: int, compile: 
             dict(zip(subject.processing.images, frames, strict=True)), subject.engine._size[0]
         )
         noise = draw.normal(size=(model.horizon, model.action_dim)).astype(np.float32)
-        return FlowRequest(images, measurement.tokens, np.zeros(model.state_dim), noise)
+        return FlowRequest(images, subject.tokens, np.zeros(model.state_dim), noise)
 
     def timed(answer: plain_pi.Answer) -> tuple[float, float]:
         times, differences = [], []
@@ -243,7 +167,7 @@ def _baselines(measurement: Measurement, subject: Subject, steps: int, compile: 
             began = time.perf_counter()
             chunk = answer(asked)
             times.append(1e3 * (time.perf_counter() - began))
-            ours = measurement.engine.answer([asked])[0]
+            ours = subject.engine.answer([asked])[0]
             differences.append(float(np.abs(chunk - getattr(ours, "actions", np.nan)).mean()))
         return float(np.median(times[-steps:])), max(differences)
 
@@ -251,28 +175,6 @@ def _baselines(measurement: Measurement, subject: Subject, steps: int, compile: 
         median, difference = timed(plain_pi.compiled(subject.plain, inputs, request(0), model.device))
         return {"compiled_ms": median, "compiled_difference": difference}
 
-    found["baseline_ms"], found["baseline_difference"] = timed(plain_pi.eager(subject.plain, inputs, model.device))
+    median, difference = timed(plain_pi.eager(subject.plain, inputs, model.device))
+    found: dict[str, Any] = {"baseline_ms": median, "baseline_difference": difference}
     return found | compiled_baseline(model.device, compile, run_compiled)
-
-
-def render(result: dict[str, Any]) -> str:
-    width, height = result["frame"]
-    rows = [
-        ("with RTC p50", result["rtc_ms"]["p50"]),
-        *((f"{batch} robots p50", each["p50"]) for batch, each in result["batch_ms"].items()),
-        ("lower bound", result["floor_ms"]), ("eager PyTorch", result["baseline_ms"]),
-        ("compiled PyTorch", result["compiled_ms"]),
-    ]  # fmt: skip
-    words = [f"{result['images']} images of {width}x{height}", f"{result['prompt_tokens']} prompt tokens"]
-    words += [f"horizon {result['horizon']}", f"{result['flow_steps']} flow steps"]
-    lines = [
-        heading(result, *words),
-        "stage (p50, ms)",
-        *stage_rows(result),
-        *(row(name, value) for name, value in rows),
-        rates_row(result["actions_per_s"]),
-        footing(result),
-    ]
-    if result["compiled_left_out"] and result["compiled_left_out"] != "not asked for":
-        lines.append(f"compiled PyTorch: {result['compiled_left_out']}")
-    return "\n".join(lines)

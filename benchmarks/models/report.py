@@ -24,13 +24,3 @@ def footing(result: dict[str, Any]) -> str:
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "
         f"first action after {result['first_action_s']:.1f} s"
     )
-
-
-def actions_per_s(total: dict[str, float], rates: dict[str, dict[str, float]], horizon: int) -> dict[str, float]:
-    """Return actions per second by number of robots, from the times of one robot and of batches."""
-    each = {"1": total, **rates}
-    return {batch: 1e3 * int(batch) * horizon / times["p50"] for batch, times in each.items()}
-
-
-def rates_row(rates: dict[str, float]) -> str:
-    return "actions per second: " + ", ".join(f"{each}: {rate:.0f}" for each, rate in rates.items())
