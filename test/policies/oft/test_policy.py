@@ -225,6 +225,7 @@ def test_openvla_merges_an_adapter_folder(folder, tmp_path):
     parameters = dict(policy.loaded.model.named_parameters())
     for name, expected in merged.items():
         torch.testing.assert_close(parameters[name].data, expected)
+    assert policy.other_statistics(np.zeros((1, 7))) == {}  # the statistics are the base model's, too
     with pytest.raises(CheckpointError, match="LoRA adapter"):
         OpenVLAPolicy(Config(policy=OpenVLAOptions(**options))).load()
 

@@ -2,9 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
-from vla_ros.policies.oft import BOUNDS, OFTOptions, choose_variant
+from vla_ros.policies.oft import OFTOptions, choose_variant
 from vla_ros.policies.oft.inference import (
     ChunkInference,
     ChunkRequest,
@@ -29,7 +28,7 @@ from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.loading import check_weights
 from vla_ros.policies.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
-from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
+from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, choose
 from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros.policies.published import loop_of
 from vla_ros.policies.weights import empty
@@ -76,11 +75,11 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
     Options = OFTOptions
     title = "OpenVLA-OFT"
     _options: OFTOptions
+    _margin = MARGIN
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._keys, self._features, self._preset = config.camera.keys, config.features, config.preset
-        self._bounds = BOUNDS["q99"]
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
 
     def describe(self) -> PolicySpec:
@@ -102,7 +101,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             )
         architecture = read_architecture(self._base)
         self._bounds = variant.bounds
-        statistics = self._chosen(options.unnorm_key)
+        statistics = choose(self._statistics(), options.unnorm_key)
         dimension = statistics.dimension
         if variant.action not in (0, dimension):
             raise ConfigError(
@@ -111,7 +110,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             )
         weights = read_weights(folder, self._base if options.base else None, towers=towers)
         layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
-        state = self._chosen(statistics.key, "proprio") if layout.state else None
+        state = choose(self._statistics("proprio"), statistics.key) if layout.state else None
         if state is not None and state.dimension != layout.state:
             raise CheckpointError(
                 f"{folder}: proprio_projector takes {layout.state} numbers, but the statistics of '{state.key}' "
@@ -205,9 +204,6 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             yield self._chunk(
                 one.observation, one.request.prompt, normalized, chunk.tokens, chunk.margins, chunk.stages_ms
             )
-
-    def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
-        return read_dataset_statistics(folder, group, self._bounds, MARGIN)
 
     def _state_key(self) -> str:
         """Return the name of the only state vector in ``features.state``, or :data:`STATE_KEY`."""

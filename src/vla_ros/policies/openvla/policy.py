@@ -101,6 +101,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
     title: ClassVar[str] = "OpenVLA"
     _options: CheckpointOptions
+    _bounds, _margin = QUANTILES, 0.0  # of the statistics
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -110,7 +111,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         own = self.loaded.statistics
         return {
             key: statistics.unnormalize(normalized)
-            for key, statistics in self._statistics(self.folder).items()
+            for key, statistics in self._statistics().items()
             if key != own.key and statistics.dimension == own.dimension
         }
 
@@ -119,16 +120,13 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         """Folder of the network's weights: ``policy.base`` if set, else the checkpoint's."""
         return checkpoint_folder(self._options.base) if self._options.base else self.folder
 
-    def _chosen(self, key: str, group: str = "action") -> ActionStatistics:
-        """Return a dataset's statistics from the checkpoint, else from ``policy.base``."""
+    def _statistics(self, group: str = "action") -> dict[str, ActionStatistics]:
+        """Return each dataset's statistics from the checkpoint, else from ``policy.base``."""
         own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
-        return choose(self._statistics(own, group), key)
+        return read_dataset_statistics(own, group, self._bounds, self._margin)
 
     def _details(self) -> str:
         return f", un-normalised by '{self.loaded.statistics.key}'"
-
-    def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
-        return read_dataset_statistics(folder, group, QUANTILES)
 
     def _runs_engine(self, where: Placement) -> bool:
         return choose_engine(self._options, where.device) == "graph"
@@ -262,7 +260,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
     def _open(self, where: Placement) -> tuple[_Loaded, Produce]:
         options, folder, base = self._options, self.folder, self._base
         architecture = read_architecture(base)
-        statistics = self._chosen(options.unnorm_key)
+        statistics = choose(self._statistics(), options.unnorm_key)
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
         model = build_empty(architecture)
         manifest = read_manifest(base)
