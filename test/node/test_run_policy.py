@@ -1,4 +1,3 @@
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -6,7 +5,7 @@ import pytest
 
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED
 
-GO = ("-p", "control.armed:=true")
+NO_INSTRUCTION = "policy.instruction:=''"
 NAME = "/vla_policy/run_policy"
 
 
@@ -74,8 +73,8 @@ def holding(robot: Any) -> None:
     assert len(robot.commands) <= sent + 1
 
 
-def test_ten_consecutive_goals_succeed(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_ten_consecutive_goals_succeed(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     for number in range(10):
         handle = caller.send(f"task {number}")
         assert handle.accepted
@@ -93,8 +92,8 @@ def test_ten_consecutive_goals_succeed(robot, start, caller: Caller) -> None:
     holding(robot)
 
 
-def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     first = caller.send("first")
     moving(robot)
     caller.meanwhile = None
@@ -104,8 +103,8 @@ def test_a_goal_moves_though_no_frame_arrived_since_the_last_one_ended(robot, st
     moving(robot)
 
 
-def test_a_cancel_is_a_hold(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_a_cancel_is_a_hold(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     handle = caller.send("go on")
     moving(robot)
     assert caller.cancel() == 1
@@ -116,14 +115,14 @@ def test_a_cancel_is_a_hold(robot, start, caller: Caller) -> None:
     moving(robot)
 
 
-def test_a_goal_ends_after_its_time(robot, start, caller: Caller) -> None:
-    start(*GO, "-p", "timeouts.run:=1.0")
+def test_a_goal_ends_after_its_time(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION, "timeouts.run:=1.0")
     assert caller.end_of(caller.send("go on")) == (ABORTED, False, "not done within 1 s (timeouts.run)")
     holding(robot)
 
 
-def test_a_stop_ends_a_goal_with_its_reason(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_a_stop_ends_a_goal_with_its_reason(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     handle = caller.send("go on")
     moving(robot)
     robot.stop()
@@ -132,29 +131,29 @@ def test_a_stop_ends_a_goal_with_its_reason(robot, start, caller: Caller) -> Non
     assert message.startswith("stopped by operator_stop (true on the stop topic)")
 
 
-def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_a_hold_is_reported_as_feedback_and_does_not_end_the_goal(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     handle = caller.send("nan")
     robot.until(lambda: any("action_invalid" in each.feedback.status for each in caller.feedback), robot.send_frame)
     caller.succeed()
     assert caller.end_of(handle)[0] == SUCCEEDED
 
 
-def test_a_goal_does_not_arm(robot, start, caller: Caller) -> None:
-    node = start()
+def test_a_goal_does_not_arm(robot, inside, caller: Caller) -> None:
+    node = inside(NO_INSTRUCTION, "control.armed:=false")
     handle = caller.send("go on")
     status, success, message = caller.end_of(handle)
     assert (status, success) == (ABORTED, False)
     assert message.startswith("not started: disarmed")
-    node.signal(signal.SIGUSR1)
+    assert node.enable(True)[0]
     robot.until(lambda: robot.status["state"] == "holding", robot.send_frame)
     assert not robot.commands or robot.command_stamp() not in robot.sent
     assert caller.send("go on").accepted
     moving(robot)
 
 
-def test_one_goal_at_a_time_and_another_instruction_ends_it(robot, start, caller: Caller) -> None:
-    start(*GO)
+def test_one_goal_at_a_time_and_another_instruction_ends_it(robot, inside, caller: Caller) -> None:
+    inside(NO_INSTRUCTION)
     handle = caller.send("first")
     assert not caller.send("second").accepted
     robot.instruct("do something else")
@@ -164,8 +163,8 @@ def test_one_goal_at_a_time_and_another_instruction_ends_it(robot, start, caller
 
 
 @pytest.mark.parametrize(("prompt", "said"), [(" ", "the prompt is empty"), ("x" * 9000, "characters refused")])
-def test_a_prompt_that_is_no_instruction_is_refused(robot, start, caller: Caller, prompt: str, said: str) -> None:
-    start(*GO)
+def test_a_prompt_that_is_no_instruction_is_refused(robot, inside, caller: Caller, prompt: str, said: str) -> None:
+    inside(NO_INSTRUCTION)
     status, _, message = caller.end_of(caller.send(prompt))
     assert status == ABORTED
     assert said in message
