@@ -123,13 +123,13 @@ def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_conte
         robot.until(lambda: [each.pid for each in third.update()] == [second.process.pid])
 
 
-def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(robot, start, other) -> None:
+def test_a_publisher_that_may_share_the_topic_does_not_stop_the_node(robot, inside, other) -> None:
     joint_publisher(other, COMMAND)
-    start(*GO, "-p", "topics.command_shared_with:=[/teleop]")
+    inside("topics.command_shared_with:=[/teleop]")
     robot.until(lambda: len(robot.commands) > 20, robot.send_frame)
 
 
-def test_subscribers_are_no_contest(robot, start, other) -> None:
+def test_subscribers_are_no_contest(robot, inside, other, caplog) -> None:
     """A recorder, RViz or `ros2 topic echo`; arm and gripper are published apart by the node itself."""
     node = other.create_node("recorder")
     for topic in (COMMAND, "/gripper/command"):
@@ -137,16 +137,15 @@ def test_subscribers_are_no_contest(robot, start, other) -> None:
             other.message("sensor_msgs/msg/JointState"), topic, lambda message: None, other.qos("command")
         )
     fingers = "robot.gripper_joint_names:=[finger_left, finger_right]"
-    apart = ("topics.gripper:=/gripper/command", "gripper.output:=joint_state", fingers)
-    started = start(*GO, *(word for each in apart for word in ("-p", each)))
+    inside("topics.gripper:=/gripper/command", "gripper.output:=joint_state", fingers)
     robot.until(lambda: len(robot.commands) > 30, robot.send_frame)
-    assert "contested" not in started.log.read_text()
+    assert "contested" not in caplog.text
 
 
 @pytest.mark.causes("name_contested")
-def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(robot, start, other) -> None:
+def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(robot, inside, other, caplog) -> None:
     """Some program of that name, which does not care who else has it."""
-    node = start(*GO)
+    inside()
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     namesake = other.create_node("vla_policy")
@@ -158,7 +157,7 @@ def test_a_namesake_holds_the_arm_and_calls_to_arm_are_refused(robot, start, oth
     before = len(robot.commands)
     namesake.destroy_node()
     robot.until(lambda: len(robot.commands) > before + 2, robot.send_frame)
-    assert "armed -> holding (name_contested" in node.log.read_text()
+    assert "armed -> holding (name_contested" in caplog.text
 
 
 def test_a_second_node_of_the_same_name_refuses_at_once(robot, start, tmp_path) -> None:
@@ -216,9 +215,9 @@ class Leftover:
         self._thread.join()
 
 
-def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Leftover], reason: str) -> str:
+def contested(robot: Any, inside: Callable[..., Any], leftover: Callable[[], Leftover], reason: str) -> str:
     """Start ``leftover`` beside an armed node, see it hold and go on afterwards; what it said."""
-    start(*GO, "-p", "timeouts.joint_state:=1.0", "-p", "timeouts.camera:=1.0")
+    inside("timeouts.joint_state:=1.0", "timeouts.camera:=1.0")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     second = leftover()
@@ -239,19 +238,19 @@ def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Left
 
 
 @pytest.mark.causes("joint_state_contested")
-def test_a_second_source_of_joint_states_holds_and_both_are_named(robot, start, other) -> None:
+def test_a_second_source_of_joint_states_holds_and_both_are_named(robot, inside, other) -> None:
     """A joint_state_publisher that was left running: all joints, somewhere else."""
     publisher = joint_publisher(other, "/joint_states", "joint_state_publisher")
 
     def send() -> None:
         publisher.publish(robot.joint_state(robot.names, [position + 0.13 for position in robot.positions]))
 
-    said = contested(robot, start, lambda: Leftover(other, send), "joint_state_contested")
+    said = contested(robot, inside, lambda: Leftover(other, send), "joint_state_contested")
     assert said == f"/driver and /joint_state_publisher publish {said.split()[4]} on /joint_states in turn"
 
 
 @pytest.mark.causes("camera_contested")
-def test_a_second_camera_holds_and_both_are_named(robot, start, other) -> None:
+def test_a_second_camera_holds_and_both_are_named(robot, inside, other) -> None:
     node = other.create_node("webcam")
     publisher = node.create_publisher(
         other.message("sensor_msgs/msg/Image"), "/camera/image_raw", other.qos("camera")
@@ -261,12 +260,12 @@ def test_a_second_camera_holds_and_both_are_named(robot, start, other) -> None:
     def send() -> None:
         publisher.publish(encode_image(image, time.time_ns(), "camera"))
 
-    said = contested(robot, start, lambda: Leftover(other, send), "camera_contested")
+    said = contested(robot, inside, lambda: Leftover(other, send), "camera_contested")
     assert said == "/driver and /webcam publish on /camera/image_raw in turn"
 
 
-def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot, start) -> None:
-    node = start(*GO, "-p", "camera.width:=640", "-p", "camera.height:=480")
+def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot, inside, caplog) -> None:
+    inside("camera.width:=640", "camera.height:=480")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     turn = itertools.count()
 
@@ -284,15 +283,15 @@ def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot, start) -> Non
     assert {"64x48 'rgb8' (frame_id 'camera')", "32x24 'rgb8' (frame_id 'camera')"} <= set(
         both.removeprefix("/driver publishes ").removesuffix(" in turn on /camera/image_raw").split(" and ")
     )
-    log = node.log.read_text()
+    log = caplog.text
     assert log.count("camera.width and camera.height expect 640x480") == 1
     assert log.count("its frames were 64x48") == 1
 
 
 def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_no_contest(
-    robot, start, other
+    robot, inside, other, caplog
 ) -> None:
-    node = start(*GO)
+    inside()
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     before = len(robot.commands)
 
@@ -312,7 +311,7 @@ def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_n
         images.publish(robot.noise(robot.now(), 24, 32))
 
     robot.until(lambda: len(robot.commands) > before + 10, on)
-    assert "contested" not in node.log.read_text()
+    assert "contested" not in caplog.text
 
 
 @pytest.mark.causes("middleware_gone")

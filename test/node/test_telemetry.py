@@ -59,8 +59,8 @@ def test_every_frame_has_one_line_in_the_trace(robot, start, tmp_path) -> None:
     assert 0 <= frames["received"] - outcomes.total() <= 1, "at most the frame that waits is not accounted for"
 
 
-def test_status_reaches_a_late_subscriber_and_follows_each_change(robot, start) -> None:
-    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
+def test_status_reaches_a_late_subscriber_and_follows_each_change(robot, inside) -> None:
+    inside()
     robot.until(lambda: robot.commands, robot.send_frame)
     heard: list[Any] = []
     listen(robot, "std_msgs/msg/String", STATUS, "instruction", heard)
@@ -75,11 +75,10 @@ def test_status_reaches_a_late_subscriber_and_follows_each_change(robot, start) 
     robot.until(lambda: said()["stopped_by"] == "operator_stop", robot.send_joints)
     assert said()["counters"]["operator_stop"] == 1
     assert "reset" in said()["explanation"]
-    assert node.process.poll() is None
 
 
-def test_the_debug_image_is_published_for_subscribers(robot, start) -> None:
-    start("-p", "policy.instruction:=go on")
+def test_the_debug_image_is_published_for_subscribers(robot, inside) -> None:
+    inside("control.armed:=false")
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     publisher = robot.node.get_publishers_info_by_topic(DEBUG)
     assert len(publisher) == 1
@@ -91,9 +90,9 @@ def test_the_debug_image_is_published_for_subscribers(robot, start) -> None:
     assert shown.stamp in robot.sent
 
 
-def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot, start) -> None:
+def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot, inside) -> None:
     text = robot.graph.message("std_msgs/msg/String")
-    start("-p", "camera.topics:=[/nowhere]", "-p", "timeouts.publisher:=1.0")
+    inside("camera.topics:=[/nowhere]", "timeouts.publisher:=1.0")
     robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
     loud = robot.node.create_publisher(text, "/vla_policy/instruction", robot.graph.qos("camera"))
     wanted = {"no_publisher /nowhere", "incompatible_qos /vla_policy/instruction"}
@@ -105,9 +104,9 @@ def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot, start)
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
-def test_tokens_outside_the_action_bins_raise_a_warning(robot, start) -> None:
+def test_tokens_outside_the_action_bins_raise_a_warning(robot, inside) -> None:
     """A wrong prompt or image makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
-    start("-p", "policy.instruction:=go on")
+    inside("control.armed:=false")
     robot.until(lambda: "policy" in robot.diagnostics, robot.send_frame)
     assert robot.diagnostics["policy"]["level"] == 0
     robot.instruct("clipped")
@@ -119,9 +118,9 @@ def test_tokens_outside_the_action_bins_raise_a_warning(robot, start) -> None:
     robot.until(lambda: robot.diagnostics["policy"]["level"] == 0, robot.send_frame)
 
 
-def test_metrics_are_those_of_the_node(robot, start) -> None:
+def test_metrics_are_those_of_the_node(robot, inside) -> None:
     port = 20_000 + os.getpid() % 10_000
-    start("-p", "policy.instruction:=go on", "-p", f"node.metrics_port:={port}")
+    inside("control.armed:=false", f"node.metrics_port:={port}")
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
