@@ -39,9 +39,7 @@ from vla_ros.engine.triton_ops import TritonOps, TritonTowerOps
 from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.policies.checkpoint_files import Fields
 from vla_ros.policies.groot import inference as groot
-from vla_ros.policies.groot.architecture import tensor_shapes
-from vla_ros.policies.groot.building import build_model
-from vla_ros.policies.groot.head import with_few_rows
+from vla_ros.policies.groot.building import build_model, tensor_shapes, with_few_rows
 from vla_ros.policies.groot.loading import EACH, tensor_dtype
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.loading import build_empty

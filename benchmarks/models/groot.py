@@ -18,8 +18,8 @@ from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import make_runner
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.checkpoint_files import Fields
-from vla_ros.policies.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture, tensor_shapes
-from vla_ros.policies.groot.building import build_model
+from vla_ros.policies.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture
+from vla_ros.policies.groot.building import build_model, tensor_shapes
 from vla_ros.policies.groot.inference import GrootEngine, GrootRequest, LoadedGroot, continue_chunk, make_engine
 from vla_ros.policies.groot.loading import EACH, tensor_dtype
 from vla_ros.policies.groot.network import GrootModel

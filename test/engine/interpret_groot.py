@@ -6,8 +6,7 @@ import torch
 
 from benchmarks.models.groot import published, random_tensors
 from vla_ros.engine.fused_ops import FusedOps
-from vla_ros.policies.groot.building import build_model
-from vla_ros.policies.groot.head import with_few_rows
+from vla_ros.policies.groot.building import build_model, with_few_rows
 from vla_ros.policies.groot.inference import check_passes
 
 

@@ -22,7 +22,8 @@ from test.policies.groot.conftest import BACKBONE, DATA, infer
 from test.policies.smolvla.test_lerobot import PROMPTS, SIZES, ranges
 from vla_ros.policies.checkpoint_files import read_fields
 from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.architecture import read_architecture, tensor_shapes
+from vla_ros.policies.groot.architecture import read_architecture
+from vla_ros.policies.groot.building import tensor_shapes
 from vla_ros.policies.groot.inference import load_model
 from vla_ros.policies.groot.loading import read_checkpoint
 

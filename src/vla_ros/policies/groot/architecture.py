@@ -113,7 +113,7 @@ def read_architecture(config: Fields, backbone: Fields) -> GrootArchitecture:
         )
     blocks = config.object("diffusion_model_cfg")
     blocks.expect("norm_type", "ada_norm")
-    head = _blocks(blocks, eps=_number(blocks, "norm_eps", 1e-5))
+    head = _blocks(blocks, eps=number_or(blocks, "norm_eps", 1e-5))
     if blocks.get("norm_elementwise_affine"):
         raise CheckpointError(f"{blocks.where}: norm_elementwise_affine: found True, expected False")
     if config.whole("input_embedding_dim", 1536) != head.hidden_size:
@@ -165,7 +165,8 @@ def read_architecture(config: Fields, backbone: Fields) -> GrootArchitecture:
     return found
 
 
-def _number(fields: Fields, key: str, default: float) -> float:
+def number_or(fields: Fields, key: str, default: float) -> float:
+    """Read a positive number; ``default`` if it is missing or null."""
     return default if fields.get(key) is None else fields.number(key, default)
 
 
@@ -234,92 +235,3 @@ LANGUAGE = "backbone.model.model.language_model."
 HEAD = "action_head."
 EMBEDDINGS = (f"{LANGUAGE}embed_tokens.weight", "backbone.model.lm_head.weight")
 """Two names of one tied tensor; LeRobot's files have only the second."""
-
-CONNECTOR, DIT = f"{HEAD}vl_self_attention.transformer_blocks.", f"{HEAD}model.transformer_blocks."
-TIME = f"{HEAD}model.timestep_encoder.timestep_embedder."
-
-
-def tensor_shapes(sizes: GrootArchitecture) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that the passes use, by NVIDIA's names."""
-    vision, text, head, count = sizes.vision, sizes.text, sizes.head, sizes.embodiments
-    width, merged, out = vision.blocks.hidden_size, vision.blocks.hidden_size * vision.merge**2, vision.out_width
-    inner = head.hidden_size
-    found: dict[str, tuple[int, ...]] = {
-        f"{VISION}pos_embed.weight": (vision.side**2, width),
-        f"{VISION}patch_embed.proj.weight": (width, 3, vision.frames, vision.patch_size, vision.patch_size),
-        f"{VISION}patch_embed.proj.bias": (width,),
-        EMBEDDINGS[0]: (text.vocab_size, text.hidden_size),
-    }
-
-    def linear(name: str, outputs: int, inputs: int, bias: bool = True) -> None:
-        found[f"{name}.weight"] = (outputs, inputs)
-        if bias:
-            found[f"{name}.bias"] = (outputs,)
-
-    def norm(name: str, size: int) -> None:
-        found.update({f"{name}.weight": (size,), f"{name}.bias": (size,)})
-
-    def each(name: str, inputs: int, outputs: int) -> None:
-        found.update({f"{HEAD}{name}W": (count, inputs, outputs), f"{HEAD}{name}b": (count, outputs)})
-
-    for index in range(vision.blocks.layers):
-        stem = f"{VISION}blocks.{index}."
-        norm(f"{stem}norm1", width)
-        norm(f"{stem}norm2", width)
-        linear(f"{stem}attn.qkv", 3 * width, width)
-        linear(f"{stem}attn.proj", width, width)
-        linear(f"{stem}mlp.linear_fc1", vision.blocks.intermediate_size, width)
-        linear(f"{stem}mlp.linear_fc2", width, vision.blocks.intermediate_size)
-    for index in range(-1, len(vision.deepstack)):
-        stem = f"{VISION}merger." if index < 0 else f"{VISION}deepstack_merger_list.{index}."
-        norm(f"{stem}norm", width if index < 0 else merged)
-        linear(f"{stem}linear_fc1", merged, merged)
-        linear(f"{stem}linear_fc2", out, merged)
-    keys = text.kv_heads * text.head_dim
-    for index in range(text.layers):
-        stem = f"{LANGUAGE}layers.{index}."
-        for name, size in (("input_layernorm", text.hidden_size), ("post_attention_layernorm", text.hidden_size)):
-            found[f"{stem}{name}.weight"] = (size,)
-        for name in ("q_norm", "k_norm"):
-            found[f"{stem}self_attn.{name}.weight"] = (text.head_dim,)
-        linear(f"{stem}self_attn.q_proj", text.heads * text.head_dim, text.hidden_size, bias=False)
-        linear(f"{stem}self_attn.k_proj", keys, text.hidden_size, bias=False)
-        linear(f"{stem}self_attn.v_proj", keys, text.hidden_size, bias=False)
-        linear(f"{stem}self_attn.o_proj", text.hidden_size, text.heads * text.head_dim, bias=False)
-        linear(f"{stem}mlp.gate_proj", text.intermediate_size, text.hidden_size, bias=False)
-        linear(f"{stem}mlp.up_proj", text.intermediate_size, text.hidden_size, bias=False)
-        linear(f"{stem}mlp.down_proj", text.hidden_size, text.intermediate_size, bias=False)
-
-    def block(stem: str, shape: DecoderShape, source: int) -> None:
-        size = shape.hidden_size
-        linear(f"{stem}attn1.to_q", size, size)
-        linear(f"{stem}attn1.to_k", size, source)
-        linear(f"{stem}attn1.to_v", size, source)
-        linear(f"{stem}attn1.to_out.0", size, size)
-        linear(f"{stem}ff.net.0.proj", shape.intermediate_size, size)
-        linear(f"{stem}ff.net.2", size, shape.intermediate_size)
-
-    if sizes.normed:
-        norm(f"{HEAD}vlln", text.hidden_size)
-    for index in range(sizes.connector.layers if sizes.connector else 0):
-        assert sizes.connector is not None
-        block(f"{CONNECTOR}{index}.", sizes.connector, sizes.connector.hidden_size)
-        norm(f"{CONNECTOR}{index}.norm1", text.hidden_size)
-        norm(f"{CONNECTOR}{index}.norm3", text.hidden_size)
-    for index in range(head.layers):
-        block(f"{DIT}{index}.", head, text.hidden_size if index in sizes.crossing else inner)
-        linear(f"{DIT}{index}.norm1.linear", 2 * inner, inner)
-    linear(f"{TIME}linear_1", inner, 256)
-    linear(f"{TIME}linear_2", inner, inner)
-    linear(f"{HEAD}model.proj_out_1", 2 * inner, inner)
-    linear(f"{HEAD}model.proj_out_2", sizes.output, inner)
-    each("state_encoder.layer1.", sizes.state_dim, sizes.hidden)
-    each("state_encoder.layer2.", sizes.hidden, inner)
-    each("action_encoder.W1.", sizes.action_dim, inner)
-    each("action_encoder.W2.", 2 * inner, inner)
-    each("action_encoder.W3.", inner, inner)
-    each("action_decoder.layer1.", sizes.hidden, sizes.hidden)
-    each("action_decoder.layer2.", sizes.hidden, sizes.action_dim)
-    if sizes.positions:
-        found[f"{HEAD}position_embedding.weight"] = (sizes.positions, inner)
-    return found

@@ -28,10 +28,9 @@ from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.groot.architecture import GrootArchitecture
-from vla_ros.policies.groot.head import with_few_rows
+from vla_ros.policies.groot.building import with_few_rows
 from vla_ros.policies.groot.loading import GrootCheckpoint, load_network
-from vla_ros.policies.groot.network import GrootModel
-from vla_ros.policies.groot.parts import Grid
+from vla_ros.policies.groot.network import Grid, GrootModel
 from vla_ros.policies.groot.processing import Processing
 from vla_ros.policies.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros.policies.normalization import Array

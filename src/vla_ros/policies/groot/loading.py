@@ -26,10 +26,10 @@ from vla_ros.policies.groot.architecture import (
     HEAD,
     LANGUAGE,
     GrootArchitecture,
+    number_or,
     read_architecture,
-    tensor_shapes,
 )
-from vla_ros.policies.groot.building import build_model
+from vla_ros.policies.groot.building import build_model, tensor_shapes
 from vla_ros.policies.groot.network import GrootModel
 from vla_ros.policies.groot.processing import GrootResize, Processing
 from vla_ros.policies.groot.robot import lerobot_processing, nvidia_processing, read_horizon, read_resize
@@ -58,16 +58,24 @@ class GrootCheckpoint:
     tag: str  # the embodiment
     embodiment: int  # its row in the weights
     formal: bool  # whether instructions lose capitals and punctuation
-    state_keys: tuple[tuple[str, int], ...]  # names and sizes of the state's vectors
     execute_steps: int  # actions of a chunk before the next inference
-    flow_steps: int
 
 
 def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     """Read everything in a checkpoint except its weights."""
     config = read_fields(folder / _CONFIG)
-    if config.get("type") == "groot":
-        return _read_lerobot(folder, config, options)
+    found = (_read_lerobot if config.get("type") == "groot" else _read_nvidia)(folder, config, options)
+    processing, sizes = found.processing, found.architecture
+    numbers = sum(part.bounds.size for part in processing.parts)
+    if processing.state_size > sizes.state_dim or max(numbers, processing.action_size) > sizes.action_dim:
+        raise CheckpointError(
+            f"{folder}: a state of {processing.state_size} and actions of {numbers} numbers, but the model pads to "
+            f"{sizes.state_dim} and {sizes.action_dim}"
+        )
+    return found
+
+
+def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
     if config.get("model_type") != "Gr00tN1d7":
         raise CheckpointError(
             f"{config.where}: found type {config.get('type')!r} and model_type {config.get('model_type')!r}, "
@@ -94,7 +102,6 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
         processor, known.object(tag), statistics.object(tag), resize, architecture.horizon, libero
     )
     formal = bool(processor.expect("formalize_language", True, False))
-    _check_sizes(processing, architecture, folder)
     return GrootCheckpoint(
         folder,
         backbone,
@@ -104,9 +111,7 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
         tag,
         ids.whole(tag, None, least=0),
         formal,
-        processing.state,
         min(processing.rows, 8) if tag == LIBERO else processing.rows,  # as in NVIDIA's evaluation of LIBERO
-        architecture.flow_steps,
     )
 
 
@@ -125,16 +130,16 @@ def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootC
     chunk = config.whole("chunk_size", 40)
     executed = config.whole("n_action_steps", 40)
     rows = min(architecture.horizon, chunk, executed, read_horizon(base, tag) or chunk)
-    found = lerobot_processing(folder, config, backbone, architecture, rows, libero)
-    steps = config.whole("num_inference_timesteps", architecture.flow_steps)
-    architecture = replace(architecture, ramp_rate=_ramp(config, architecture))
+    processing, embodiment, formal = lerobot_processing(folder, config, backbone, architecture, rows, libero)
+    architecture = replace(
+        architecture,
+        flow_steps=config.whole("num_inference_timesteps", architecture.flow_steps),
+        ramp_rate=number_or(config, "rtc_ramp_rate", architecture.ramp_rate),
+    )
     config.finish(LEROBOT_HARMLESS)
-    _check_sizes(found.processing, architecture, folder)
-    execute = min(found.processing.rows, executed, 8 if tag == LIBERO else executed)
-    return GrootCheckpoint(
-        folder, backbone, architecture, _read_stored(folder), found.processing, tag, found.embodiment, found.formal,
-        (("state", found.processing.state_size),), execute, steps,
-    )  # fmt: skip
+    execute = min(processing.rows, executed, 8 if tag == LIBERO else executed)
+    stored = _read_stored(folder)
+    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal, execute)
 
 
 LEROBOT_HARMLESS = {
@@ -148,10 +153,6 @@ LEROBOT_HARMLESS = {
     "of an older model, or not used": "image_size model_version n_obs_steps",
 }
 """Keys of LeRobot's ``config.json`` that do not change the actions, by the reason."""
-
-
-def _ramp(config: Fields, sizes: GrootArchitecture) -> float:
-    return sizes.ramp_rate if config.get("rtc_ramp_rate") is None else config.number("rtc_ramp_rate", 6.0)
 
 
 def _base_folder(folder: Path, config: Fields, options: GrootOptions) -> Path:
@@ -193,15 +194,6 @@ def _read_sizes(
             "chat template there, or set policy.backbone to their folder"
         )
     return backbone, read_architecture(config, fields)
-
-
-def _check_sizes(processing: Processing, sizes: GrootArchitecture, folder: Path) -> None:
-    numbers = sum(part.bounds.size for part in processing.parts)
-    if processing.state_size > sizes.state_dim or max(numbers, processing.action_size) > sizes.action_dim:
-        raise CheckpointError(
-            f"{folder}: a state of {processing.state_size} and actions of {numbers} numbers, but the model pads to "
-            f"{sizes.state_dim} and {sizes.action_dim}"
-        )
 
 
 def _read_stored(folder: Path) -> dict[str, StoredTensor]:
@@ -271,7 +263,9 @@ def load_network(
 ) -> GrootModel:
     """Load a checkpoint's network onto a device; ``flow_steps`` 0 takes the checkpoint's."""
     tensors = load_tensors(checkpoint, torch.device(device), getattr(torch, dtype), progress)
-    return build_model(checkpoint.architecture, tensors, flow_steps or checkpoint.flow_steps, quantization)
+    return build_model(
+        checkpoint.architecture, tensors, flow_steps or checkpoint.architecture.flow_steps, quantization
+    )
 
 
 def plan_memory(

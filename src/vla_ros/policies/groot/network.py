@@ -16,14 +16,39 @@ from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import CACHE_BLOCK, Cross, KVCache, Positions
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.groot.architecture import (
-    GrootArchitecture,
-)
-from vla_ros.policies.groot.parts import Grid, Linear, Merger
+from vla_ros.policies.groot.architecture import GrootArchitecture
 
-_PERIOD = 10000.0
+Linear = tuple[Tensor, Tensor]
+"""Weight [outputs, inputs] and bias [outputs]."""
+
+PERIOD = 10000.0
 LAST_EPS = 1e-6
 """Epsilon of the head's last norm."""
+
+
+@dataclass(frozen=True, eq=False)
+class Merger:
+    """Merges neighbouring patches into one token of the language model."""
+
+    norm: Linear  # of a layer norm over a patch, or over all merged patches
+    first: Linear
+    second: Linear
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        """Map patches [N, P, width] to tokens [N, P / merged, out_width]."""
+        inputs = self.first[0].shape[1]
+        rows = patches.reshape(len(patches), -1, self.norm[0].shape[0])
+        rows = functional.layer_norm(rows, rows.shape[-1:], *self.norm, eps=1e-6).view(len(patches), -1, inputs)
+        return functional.linear(functional.gelu(functional.linear(rows, *self.first)), *self.second)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """What the vision tower adds to the patches of images of one size, in the order of its tokens."""
+
+    embedded: Tensor  # [P, width], learned positions
+    cosine: Tensor  # [1, P, 1, head_dim / 2]
+    sine: Tensor  # the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +75,7 @@ class GrootModel:
     positions: Tensor  # [H, width], added to the actions' tokens
     action_out: tuple[Linear, Linear]  # from the head's last norm to the velocity, with a ReLU between them
     steps: int
-    # The head as kernels for few rows take it, see :mod:`~vla_ros.policies.groot.head`; None without such kernels.
+    # The head as kernels for few rows take it (:mod:`~vla_ros.policies.groot.building`); None without such kernels.
     few: DecoderWeights | None = None
     few_bias: Tensor | None = None  # [steps, N]: the first bias of ``action_out``, with the last norm's shift
 
@@ -79,7 +104,7 @@ class GrootModel:
 
         embedded = between(between(table, down).transpose(0, 1), across).transpose(0, 1)  # [rows, columns, width]
         half = vision.blocks.head_dim // 2
-        speed = 1.0 / _PERIOD ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
+        speed = 1.0 / PERIOD ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
         places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         angles = torch.cat([place[..., None] * speed for place in places], dim=-1).to(device)
         embedded, angles = (self._in_units(one) for one in (embedded, angles))

@@ -86,7 +86,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
         processing, sizes, loop = checkpoint.processing, checkpoint.architecture, loop_of("gr00t", self._preset)
         return PolicySpec(
             images=tuple(ImageFeature(key, processing.resize, required=False) for key in processing.images),
-            state=tuple(StateFeature(key, size=size) for key, size in checkpoint.state_keys),
+            state=tuple(StateFeature(key, size=size) for key, size in processing.state),
             action=(),
             dimension=processing.action_size,
             horizon=processing.rows,

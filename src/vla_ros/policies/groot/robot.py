@@ -158,7 +158,7 @@ def _parts(
     return tuple(parts)
 
 
-def _column(parts: Sequence[ActionPart], where: str) -> int:
+def _column(parts: Sequence[ActionPart], where: object) -> int:
     """Return the column of the part ``gripper``, which LIBERO's transform converts."""
     start = 0
     for part in parts:
@@ -171,6 +171,32 @@ def _column(parts: Sequence[ActionPart], where: str) -> int:
     )
 
 
+class _Embodiment(NamedTuple):
+    """What NVIDIA's description of an embodiment says about its state and action."""
+
+    state: tuple[tuple[str, int], ...]  # names and sizes of the state's parts
+    bounds: Bounds  # of the state
+    parts: tuple[ActionPart, ...]  # the action
+    size: int  # numbers of an action
+    rows: int  # actions of a chunk
+
+
+def _embodiment(options: Fields, modality: Fields, statistics: Fields, rows: int) -> _Embodiment:
+    """Read the parts of states and actions; a chunk has at most ``rows`` actions."""
+    percentiles = bool(options.expect("use_percentiles", False, True))
+    relative = bool(options.expect("use_relative_action", False, True))
+    state, bounds = _state(modality, statistics, ("q01", "q99") if percentiles else ("min", "max"))
+    parts = _parts(modality, statistics, state, percentiles, relative)
+    rows = min(rows, _horizon(modality.object("action")) or rows)
+    for part in parts:
+        if part.bounds.low.ndim == 2 and 1 < len(part.bounds.low) < rows:
+            raise CheckpointError(
+                f"{options.where}: {part.name} has statistics of {len(part.bounds.low)} steps, but a chunk "
+                f"has {rows}"
+            )
+    return _Embodiment(state, bounds, parts, sum(part.bounds.size for part in parts), rows)
+
+
 def nvidia_processing(
     processor: Fields, modality: Fields, statistics: Fields, resize: GrootResize, horizon: int, libero: bool
 ) -> Processing:
@@ -178,46 +204,27 @@ def nvidia_processing(
 
     ``horizon`` is the model's.
     """
-    percentiles = bool(processor.expect("use_percentiles", False, True))
-    state, bounds = _state(modality, statistics, ("q01", "q99") if percentiles else ("min", "max"))
-    relative = bool(processor.expect("use_relative_action", False, True))
-    parts = _parts(modality, statistics, state, percentiles, relative)
-    video = modality.object("video")
+    found, video = _embodiment(processor, modality, statistics, horizon), modality.object("video")
     if len(video.get("delta_indices") or [0]) != 1:
         raise CheckpointError(
             f"{video.where}: delta_indices: found {video['delta_indices']}, expected one moment; models with "
             "earlier images are not supported"
         )
-    size = sum(part.bounds.size for part in parts)
-    rows = min(horizon, _horizon(modality.object("action")) or horizon)
-    _check_rows(parts, rows, processor.where)
-    clip, gripper = bool(processor.expect("clip_outliers", True, False)), None
-    if libero:
-        gripper = _column(parts, str(processor.where))
-    images = tuple(_names(video))
-    return Processing(images, resize, state, bounds, clip, parts, size, size, rows, gripper=gripper)
-
-
-def _check_rows(parts: Sequence[ActionPart], rows: int, where: object) -> None:
-    for part in parts:
-        if part.bounds.low.ndim == 2 and len(part.bounds.low) not in (1, rows) and len(part.bounds.low) < rows:
-            raise CheckpointError(
-                f"{where}: {part.name} has statistics of {len(part.bounds.low)} steps, but a chunk has {rows}"
-            )
-
-
-class LeRobotInputs(NamedTuple):
-    """The preparation of one embodiment's inputs, as LeRobot's files state it."""
-
-    processing: Processing
-    embodiment: int  # row in the weights
-    formal: bool  # whether instructions lose capitals and punctuation
+    clip = bool(processor.expect("clip_outliers", True, False))
+    gripper = _column(found.parts, processor.where) if libero else None
+    return Processing(
+        tuple(_names(video)), resize, found.state, found.bounds, clip, found.parts, found.size, found.size,
+        found.rows, gripper=gripper,
+    )  # fmt: skip
 
 
 def lerobot_processing(
     folder: Path, config: Fields, backbone: Path, sizes: GrootArchitecture, rows: int, libero: bool
-) -> LeRobotInputs:
-    """Read one embodiment's preparation from LeRobot's processor files; a chunk has ``rows`` actions."""
+) -> tuple[Processing, int, bool]:
+    """Read one embodiment's preparation from LeRobot's processor files; a chunk has at most ``rows`` actions.
+
+    Returns the embodiment's row in the weights, too, and whether instructions lose capitals and punctuation.
+    """
     config.advice = ADVICE
     files = Processors(folder, config, FILES, sizes.state_dim, sizes.action_dim)
     before, after, state_size, action_size = files.before, files.after, files.state_size, files.action_size
@@ -247,18 +254,12 @@ def lerobot_processing(
     state: tuple[tuple[str, int], ...] = (("state", state_size),)
     if DECODE in after:
         options = after.options(DECODE)
-        modality, statistics = options.object("modality_config"), options.object("raw_stats")
-        percentiles = bool(options.expect("use_percentiles", False, True))
-        relative = bool(options.expect("use_relative_action", False, True))
-        groups = _state(modality, statistics, ("q01", "q99") if percentiles else ("min", "max"))[0]
-        parts = _parts(modality, statistics, groups, percentiles, relative)
-        rows = min(rows, _horizon(modality.object("action")) or rows)
-        size, limit = sum(part.bounds.size for part in parts), options.whole("env_action_dim", 0, least=0)
+        one = _embodiment(options, options.object("modality_config"), options.object("raw_stats"), rows)
+        limit = options.whole("env_action_dim", 0, least=0)
         processing = Processing(
-            keys, resize, state, bounds, clip, parts, min(size, limit or size), action_size, rows,
-            gripper=_column(parts, str(after.path)) if libero else None,
+            keys, resize, state, bounds, clip, one.parts, min(one.size, limit or one.size), action_size, one.rows,
+            gripper=_column(one.parts, after.path) if libero else None,
         )  # fmt: skip
-        _check_rows(parts, rows, after.path)
         options.get("action_decode_transform")
     else:
         step, options = after.require(UNPACK, "un-normalises actions"), after.options(UNPACK)
@@ -279,7 +280,7 @@ def lerobot_processing(
             size - 1 if libero and size >= 7 else None,
         )  # fmt: skip
     files.finish()
-    return LeRobotInputs(processing, ids.whole(tag, 0, least=0), formal)
+    return processing, ids.whole(tag, 0, least=0), formal
 
 
 def _ordered(keys: Sequence[str], wanted: Any) -> tuple[str, ...]:
