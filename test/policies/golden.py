@@ -4,8 +4,17 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
+import torch
+from PIL import Image
 
+from vla_ros.cli.main import main
 from vla_ros.errors import VlaRosError
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,3 +48,28 @@ def edit_json(path, change):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+def eager_and_graphs(model, request):
+    """The chunk of a request on a GPU: first without graphs, which are captured meanwhile, then by graphs."""
+    [eager] = answer(model, request)
+    assert model.engine.wait(120)
+    [graph] = answer(model, request)
+    np.testing.assert_array_equal(graph, eager)
+    return graph
+
+
+def infer_by_command(folder, out, prompt, images, states, noise, options=()):
+    """One chunk from ``vla-ros infer``, by way of files in the folder ``out``."""
+    command = ["infer", "--checkpoint", str(folder), "--instruction", prompt, "--json", str(out / "answer.json")]
+    np.save(out / "noise.npy", noise)
+    command += ["--noise", str(out / "noise.npy")]
+    for number, (key, image) in enumerate(images.items()):
+        Image.fromarray(image).save(out / f"{number}.png")
+        command += ["--image", f"{key}={out / f'{number}.png'}"]
+    for key, state in states.items():
+        command += ["--state", f"{key}={','.join(map(repr, state.tolist()))}"]
+    for option in options:
+        command += ["-p", option]
+    assert main(command) == 0
+    return json.loads((out / "answer.json").read_text())

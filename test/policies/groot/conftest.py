@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,10 @@ CASES = [
 @pytest.fixture(scope="session")
 def loaded():
     """Loads the model of (folder, options), each once."""
-    kept = {}
 
+    @cache
     def load(folder, **options):
-        key = (folder, *sorted(options.items()))
-        if key not in kept:
-            kept[key] = load_model(read_checkpoint(DATA / folder, GrootOptions(backbone=BACKBONE, **options)))
-        return kept[key]
+        return load_model(read_checkpoint(DATA / folder, GrootOptions(backbone=BACKBONE, **options)))
 
     return load
 

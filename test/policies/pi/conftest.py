@@ -3,6 +3,7 @@
 import io
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.pi.architecture import EMBEDDINGS
+from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import RealTimeChunk, load_model, load_network
-from vla_ros.policies.pi.loading import read_checkpoint
 from vla_ros.policies.pi.processing import find_robot
 
 DATA = Path(__file__).parents[2] / "data" / "pi"
@@ -96,14 +97,11 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def loaded(folders):
     """Loads (model, layout, robot, data type), each once."""
-    kept = {}
 
+    @cache
     def load(kind, layout, robot="libero", dtype="float32"):
-        key = (kind, layout, robot if layout == "openpi" else "", dtype)
-        if key not in kept:
-            chosen = find_robot(robot) if layout == "openpi" else None
-            kept[key] = load_model(read_checkpoint(folders[kind, layout], chosen), dtype=dtype)
-        return kept[key]
+        chosen = find_robot(robot) if layout == "openpi" else None
+        return load_model(read_checkpoint(folders[kind, layout], chosen), dtype=dtype)
 
     return load
 
@@ -111,13 +109,11 @@ def loaded(folders):
 @pytest.fixture(scope="session")
 def networks(folders):
     """Loads the parameters of (model, layout, data type), each once."""
-    kept = {}
 
+    @cache
     def load(kind, layout, dtype="float32"):
-        if (kind, layout, dtype) not in kept:
-            robot = find_robot("libero") if layout == "openpi" else None
-            kept[kind, layout, dtype] = load_network(read_checkpoint(folders[kind, layout], robot), dtype=dtype)
-        return kept[kind, layout, dtype]
+        robot = find_robot("libero") if layout == "openpi" else None
+        return load_network(read_checkpoint(folders[kind, layout], robot), dtype=dtype)
 
     return load
 

@@ -2,22 +2,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
+from test.policies.golden import GPU, eager_and_graphs
 from vla_ros.config import load
 from vla_ros.policies.base import create
+from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model
-from vla_ros.policies.pi.loading import read_checkpoint
 from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk, RawImage
 from vla_ros.vision.processors import ResizeWithPad
 
 from .conftest import CASES, MODELS, infer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
-]
+pytestmark = GPU
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -27,10 +24,7 @@ def test_chunks_equal_the_published_ones(folders, kind, dtype):
         checkpoint = read_checkpoint(folders[kind, "openpi"], find_robot(case.text("robot")))
         model = load_model(checkpoint, "cuda", dtype)
         arguments = (case.images, case["state"], case.text("prompt"))
-        eager = infer(model, *arguments, case["noise"]).normalized  # its graphs are captured meanwhile
-        assert model.engine.wait(120)
-        graph = infer(model, *arguments, case["noise"]).normalized
-        np.testing.assert_array_equal(graph, eager)
+        graph = eager_and_graphs(model, model.request(*arguments, case["noise"]))
         error = np.abs(graph - case["actions_normalized"])
         own = np.abs(case["actions_normalized_bf16"] - case["actions_normalized"])
         assert error.max() < (2e-5 if dtype == "float32" else 1.5 * own.max())
@@ -48,10 +42,7 @@ def test_continued_chunks_equal_the_cpus(folders, mode):
     chunks = []
     for device in ("cpu", "cuda"):
         model = load_model(checkpoint, device, "float32", jacobian=mode == "jacobian")
-        first = infer(model, *arguments).normalized
-        assert model.engine.wait(120)
-        chunks.append(infer(model, *arguments).normalized)  # by graphs
-        np.testing.assert_array_equal(chunks[-1], first)
+        chunks.append(eager_and_graphs(model, model.request(*arguments)))
         model.engine.close()
     np.testing.assert_allclose(chunks[1], chunks[0], rtol=0, atol=1e-4)
 

@@ -37,13 +37,10 @@ def run_prefix(flow, request):
     return cache, patches.shape[1] + length, patches
 
 
-@pytest.mark.parametrize("layout", ["openpi", "lerobot"])
 @pytest.mark.parametrize(("kind", "number"), OPENPI)
-def test_chunks_equal_openpis(loaded, networks, kind, number, layout):
+def test_chunks_equal_openpis(loaded, kind, number):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"))
-    if layout == "lerobot":  # the weights of the other file behind openpi's processing
-        model = replace(model, engine=make_engine(networks(kind, "lerobot"), model.processing, 10))
     chunk = infer(model, case.images, case["state"], case.text("prompt"), case["noise"])
     np.testing.assert_array_equal(chunk.tokens, case.tokens)
     size = model.processing.state_size

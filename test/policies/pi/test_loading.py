@@ -10,13 +10,15 @@ from safetensors.torch import load_file, save_file
 from test.policies.golden import edit_json
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
+from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.loading import parameter_parts, plan_memory, read_checkpoint
+from vla_ros.policies.pi.loading import parameter_parts, plan_memory
 from vla_ros.policies.pi.network import build_empty
 from vla_ros.policies.pi.options import RtcSettings
 from vla_ros.policies.pi.processing import find_robot
 
 from .conftest import MODELS, infer
+from .mutations import AFTER, BEFORE, CONFIG, Mutation, config, mutate, options, step
 
 LIBERO = find_robot("libero")
 
@@ -104,11 +106,7 @@ def test_the_embedding_has_either_name(checkpoint, networks, layout, embedding):
     ("name", "change", "message"),
     [
         (f"{EXPERT}layers.1.mlp.up_proj.weight", None, "1 missing: NAME"),
-        (
-            "action_out_proj.bias",
-            lambda value: value[:5],
-            r"1 of the wrong shape: NAME in .*: \[5\], expected \[32\]",
-        ),
+        ("action_out_proj.bias", lambda value: value[:5], r"1 of the wrong shape: NAME .*: \[5\], expected \[32\]"),
         ("action_in_proj.bias", lambda value: value.long(), "1 not of a type in .*: NAME in .*: I64"),
         (f"{PREFIX}layers.0.self_attn.q_proj.lora_A.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
         (f"{PREFIX}layers.1.mlp.visual_memory.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
@@ -146,10 +144,10 @@ def test_unused_tensors_may_be_missing(checkpoint, networks, kind):
 def test_a_folder_of_neither_layout_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such file"):
         read_checkpoint(tmp_path, LIBERO)
-    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    (tmp_path / CONFIG).write_text('{"model_type": "openvla"}')
     with pytest.raises(CheckpointError, match=r"not a layout of pi0 or pi0.5.*'model_type'"):
         read_checkpoint(tmp_path, LIBERO)
-    (tmp_path / "config.json").write_text('{"action_horizon": 10}')
+    (tmp_path / CONFIG).write_text('{"action_horizon": 10}')
     (tmp_path / "model.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"\['model.pt'\] are pickles"):
         read_checkpoint(tmp_path, LIBERO)
@@ -233,11 +231,11 @@ def test_the_checkpoints_rtc_config_is_read(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     values = {"enabled": True, "mode": "guided", "execution_horizon": 6, "max_guidance_weight": 3.0}
     values |= {"prefix_attention_schedule": "EXP", "debug": True, "debug_maxlen": 100}
-    edit_json(folder / "config.json", lambda c: c.update(rtc_config=values))
+    edit_json(folder / CONFIG, lambda c: c.update(rtc_config=values))
     assert read(folder).rtc == RtcSettings("guided", 6, "EXP", 3.0)
-    edit_json(folder / "config.json", lambda c: c["rtc_config"].update(enabled=False))
+    edit_json(folder / CONFIG, lambda c: c["rtc_config"].update(enabled=False))
     assert read(folder).rtc == RtcSettings()
-    edit_json(folder / "config.json", lambda c: c["rtc_config"].update(soft_start=2))
+    edit_json(folder / CONFIG, lambda c: c["rtc_config"].update(soft_start=2))
     with pytest.raises(CheckpointError, match="rtc_config: found soft_start: 2"):
         read(folder)
 
@@ -245,10 +243,15 @@ def test_the_checkpoints_rtc_config_is_read(checkpoint):
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("config.json", {"paligemma_variant": "gemma_2b_lora"}, "paligemma_variant: found 'gemma_2b_lora'"),
-        ("config.json", {"action_dim": 24}, "action_dim: found 24, expected 32"),
-        ("config.json", {"time_scale": 2.0}, "found time_scale: 2.0"),
+        (CONFIG, {"paligemma_variant": "gemma_2b_lora"}, "paligemma_variant: found 'gemma_2b_lora'"),
+        (CONFIG, {"action_dim": 24}, "action_dim: found 24, expected 32"),
+        (CONFIG, {"time_scale": 2.0}, "found time_scale: 2.0"),
         ("assets/droid/norm_stats.json", {"version": 2}, "found version: 2"),
+        (
+            "assets/droid/norm_stats.json",
+            {"norm_stats": {"state": {}, "actions": {}, "base_0_rgb": {"mean": 0}}},
+            "base_0_rgb",
+        ),
     ],
 )
 def test_openpis_files_are_obeyed_or_refused(checkpoint, file, change, words):
@@ -258,78 +261,31 @@ def test_openpis_files_are_obeyed_or_refused(checkpoint, file, change, words):
         read_checkpoint(folder, find_robot("droid"))
 
 
-def test_openpi_statistics_of_other_features_are_refused(checkpoint):
-    folder = checkpoint("pi05", "openpi")
-    edit_json(
-        folder / "assets" / "droid" / "norm_stats.json",
-        lambda c: c["norm_stats"].update({"image/base_0_rgb": c["norm_stats"]["state"]}),
-    )
-    with pytest.raises(CheckpointError, match="image/base_0_rgb"):
-        read_checkpoint(folder, find_robot("droid"))
-
-
-def step(content, name):
-    return next(entry for entry in content["steps"] if entry["registry_name"] == name)
+NO_IMAGES = [f"observation.images.{name}" for name in ("image", "image2")]
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    "mutation",
     [
-        ("config.json", lambda c: c.update(type="pi0"), "type is pi0, but the weights are those of pi05"),
-        ("config.json", lambda c: c.update(use_visual_memory=True), "use_visual_memory"),
-        ("config.json", lambda c: c.update(image_resolution=[256, 256]), r"image_resolution is \[256, 256\]"),
-        ("config.json", lambda c: c["input_features"].pop("observation.state"), "observation.state"),
-        (
-            "config.json",
-            lambda c: c["output_features"]["action"].update(shape=[40]),
-            r"action has the shape \[40\]",
+        Mutation(CONFIG, config(type="pi0"), "type is pi0, but the weights are those of pi05"),
+        Mutation(CONFIG, lambda c: c["input_features"].pop("observation.state"), "observation.state"),
+        Mutation(CONFIG, lambda c: c["output_features"]["action"].update(shape=[40]), r"the shape \[40\]"),
+        Mutation(CONFIG, lambda c: list(map(c["input_features"].pop, NO_IMAGES)), "input_features has no image"),
+        Mutation(CONFIG, config(chunk_size=0), "chunk_size is 0"),
+        Mutation(CONFIG, config(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
+        Mutation(BEFORE, options("tokenizer_processor", max_length=True), "max_length is True"),
+        Mutation(BEFORE, lambda c: c.pop("steps"), "expected a list"),
+        Mutation(
+            BEFORE, options("rename", rename_map={"a": "c", "b": "c"}), "maps two observations to the same name"
         ),
-        ("config.json", lambda c: c.update(use_relative_actions=True), "disagree on whether actions are relative"),
-        (
-            "config.json",
-            lambda c: [c["input_features"].pop(f"observation.images.{name}") for name in ("image", "image2")],
-            "input_features has no image",
-        ),
-        ("config.json", lambda c: c.update(chunk_size=0), "chunk_size is 0"),
-        ("config.json", lambda c: c.update(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
-        (
-            "policy_preprocessor.json",
-            lambda c: step(c, "tokenizer_processor")["config"].update(max_length=True),
-            "max_length is True",
-        ),
-        ("policy_preprocessor.json", lambda c: c.pop("steps"), "expected a list"),
-        ("policy_preprocessor.json", lambda c: c["steps"].pop(3), "no step normalizer_processor"),
-        (
-            "policy_preprocessor.json",
-            lambda c: c["steps"].append({"registry_name": "augment_processor"}),
-            r"unknown steps \['augment_processor'\]",
-        ),
-        (
-            "policy_preprocessor.json",
-            lambda c: step(c, "rename_observations_processor")["config"].update(rename_map={"a": "c", "b": "c"}),
-            "maps two observations to the same name",
-        ),
-        (
-            "policy_postprocessor.json",
-            lambda c: step(c, "unnormalizer_processor").update(state_file="gone.safetensors"),
-            "'gone.safetensors', which is missing",
-        ),
-        (
-            "policy_postprocessor.json",
-            lambda c: step(c, "unnormalizer_processor").update(state_file="../x.safetensors"),
-            "which is missing",
-        ),
-        (
-            "policy_postprocessor.json",
-            lambda c: step(c, "unnormalizer_processor")["config"]["norm_map"].update(ACTION="MEDIAN"),
-            "norm_map: found {'ACTION': 'MEDIAN'}, expected one of",
-        ),
+        Mutation(AFTER, lambda c: step(c, "unnorm").update(state_file="gone.safetensors"), "'gone.*is missing"),
+        Mutation(AFTER, lambda c: step(c, "unnorm").update(state_file="../x.safetensors"), "which is missing"),
     ],
 )
-def test_invalid_lerobot_files_are_refused(checkpoint, file, change, message):
+def test_invalid_lerobot_files_are_refused(checkpoint, mutation):
     folder = checkpoint("pi05", "lerobot")
-    edit_json(folder / file, change)
-    with pytest.raises(CheckpointError, match=message):
+    mutate(folder, mutation)
+    with pytest.raises(CheckpointError, match=mutation.refused):
         read(folder)
 
 
@@ -346,37 +302,17 @@ def test_missing_statistics_are_refused(checkpoint):
         read(folder)
 
 
-def test_identity_leaves_a_feature_unchanged(checkpoint):
-    folder = checkpoint("pi05", "lerobot")
-    edit_json(
-        folder / "policy_preprocessor.json",
-        lambda c: step(c, "normalizer_processor")["config"]["norm_map"].update(STATE="IDENTITY"),
-    )
-    state = np.arange(8, dtype=np.float32)
-    np.testing.assert_array_equal(read(folder).processing.normalized_state(state), state)
-
-
 def test_renamed_cameras_keep_the_robots_names(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     renames = {"observation.images.front": "observation.images.image2", "observation.joints": "observation.state"}
-    edit_json(
-        folder / "policy_preprocessor.json",
-        lambda c: step(c, "rename_observations_processor")["config"].update(rename_map=renames),
-    )
+    mutate(folder, Mutation(BEFORE, options("rename", rename_map=renames)))
     assert read(folder).processing.images == ("observation.images.image", "observation.images.front")
 
 
-def relative(folder, **options):
-    edit_json(folder / "config.json", lambda c: c.update(use_relative_actions=True))
-    for file, name in (
-        ("policy_preprocessor.json", "relative_actions_processor"),
-        ("policy_postprocessor.json", "absolute_actions_processor"),
-    ):
-        edit_json(folder / file, lambda c, name=name: step(c, name)["config"].update(enabled=True))
-    edit_json(
-        folder / "policy_preprocessor.json",
-        lambda c: step(c, "relative_actions_processor")["config"].update(options),
-    )
+def relative(folder, **values):
+    mutate(folder, Mutation(CONFIG, config(use_relative_actions=True)))
+    mutate(folder, Mutation(BEFORE, options("relative", enabled=True, **values)))
+    mutate(folder, Mutation(AFTER, options("absolute", enabled=True)))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +336,7 @@ def test_relative_actions(checkpoint, names, mask):
 def test_relative_actions_need_as_many_states(checkpoint):
     folder = checkpoint("pi05", "lerobot")
     relative(folder)
-    edit_json(folder / "config.json", lambda c: c["output_features"]["action"].update(shape=[9]))
+    edit_json(folder / CONFIG, lambda c: c["output_features"]["action"].update(shape=[9]))
     with pytest.raises(CheckpointError, match="9 action dimensions are relative, but the state has 8 dimensions"):
         read(folder)
 

@@ -1,12 +1,9 @@
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from test.policies.golden import edit_json
-from vla_ros.cli.main import main
+from test.policies.golden import edit_json, infer_by_command
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.base import create
@@ -23,22 +20,6 @@ def make(folder, *options, preset="libero"):
     return create(load((), ["policy.name:=pi", f"policy.checkpoint:={folder}", f"preset:={preset}", *options]))
 
 
-def ask(tmp_path, folder, case, images, states, *options):
-    """One golden case through ``vla-ros infer``."""
-    command = ["infer", "--checkpoint", str(folder), "--instruction", case.text("prompt")]
-    np.save(tmp_path / "noise.npy", case["noise"])
-    command += ["--noise", str(tmp_path / "noise.npy"), "--json", str(tmp_path / "answer.json")]
-    for number, (key, image) in enumerate(images.items()):
-        Image.fromarray(image).save(tmp_path / f"{number}.png")
-        command += ["--image", f"{key}={tmp_path / f'{number}.png'}"]
-    for key, state in states.items():
-        command += ["--state", f"{key}={','.join(map(repr, state.tolist()))}"]
-    for option in options:
-        command += ["-p", option]
-    assert main(command) == 0
-    return json.loads((tmp_path / "answer.json").read_text())
-
-
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("kind", MODELS)
 def test_presets_reproduce_openpis_chunks(tmp_path, folders, kind, number):
@@ -53,7 +34,9 @@ def test_presets_reproduce_openpis_chunks(tmp_path, folders, kind, number):
         key: case["state"][start : start + size]
         for (key, size), start in zip(robot.state_keys, starts[:-1], strict=True)
     }
-    answer = ask(tmp_path, folders[kind, "openpi"], case, images, states, f"preset:={robot.name}")
+    words = [f"preset:={robot.name}"]
+    folder, prompt = folders[kind, "openpi"], case.text("prompt")
+    answer = infer_by_command(folder, tmp_path, prompt, images, states, case["noise"], words)
     np.testing.assert_allclose(answer["actions"], case["actions"], rtol=0, atol=CHUNK)
 
 
@@ -61,7 +44,8 @@ def test_presets_reproduce_openpis_chunks(tmp_path, folders, kind, number):
 def test_lerobots_layout_needs_no_robot(tmp_path, folders, kind):
     case = CASES[f"{kind}_lerobot"][0]
     images = {key.removeprefix("observation.images."): image for key, image in case.images.items()}
-    answer = ask(tmp_path, folders[kind, "lerobot"], case, images, {"state": case["state"]})
+    folder, states = folders[kind, "lerobot"], {"state": case["state"]}
+    answer = infer_by_command(folder, tmp_path, case.text("prompt"), images, states, case["noise"])
     np.testing.assert_allclose(answer["actions"], case["actions"], rtol=0, atol=CHUNK)
 
 

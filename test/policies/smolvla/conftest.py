@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +74,7 @@ def load_folder(folder, *arguments, **named):
 @pytest.fixture(scope="session")
 def loaded():
     """Loads the model of a folder, once."""
-    kept = {}
-
-    def load(folder):
-        if folder not in kept:
-            kept[folder] = load_folder(DATA / folder)
-        return kept[folder]
-
-    return load
+    return cache(lambda folder: load_folder(DATA / folder))
 
 
 def request(model, case):

@@ -1,16 +1,13 @@
 """The policy as commands and the node use it."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from test.policies.golden import infer_by_command
 from test.policies.smolvla.conftest import CASES, DATA, SHIPPED, options
-from vla_ros.cli.main import main
 from vla_ros.config import load
-from vla_ros.errors import ConfigError
 from vla_ros.policies.base import create, policy_of
 from vla_ros.types import Observation, PreviousChunk, RawImage
 
@@ -37,18 +34,10 @@ def observation(case, **changes):
 @pytest.mark.parametrize("name", ["default", "aloha"])
 def test_the_command_infers_lerobots_chunk(tmp_path, name):
     case = CASES[name][0]
-    np.save(tmp_path / "noise.npy", case["noise"])
-    command = ["infer", "--checkpoint", str(DATA / name), "--instruction", str(case["prompt"])]
-    command += ["--noise", str(tmp_path / "noise.npy"), "--json", str(tmp_path / "answer.json")]
-    command += ["--state=" + ",".join(map(repr, case["state"].tolist()))]
-    for key, image in case.images.items():
-        file = tmp_path / f"{key}.png"
-        Image.fromarray(image).save(file)
-        command += ["--image", f"{key.removeprefix('observation.images.')}={file}"]
-    for word in words(name)[1:]:
-        command += ["-p", word]
-    assert main(command) == 0
-    answer = json.loads((tmp_path / "answer.json").read_text())
+    images = {key.removeprefix("observation.images."): image for key, image in case.images.items()}
+    answer = infer_by_command(
+        DATA / name, tmp_path, str(case["prompt"]), images, {"state": case["state"]}, case["noise"], words(name)[1:]
+    )
     np.testing.assert_allclose(answer["normalized"], case["actions_normalized"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(answer["actions"], case["actions"], rtol=0, atol=2e-4)
 
@@ -82,20 +71,6 @@ def test_a_chunk_continues_the_previous_one(policy):
     again = policy.infer(session, replace(known, previous=PreviousChunk(first.actions[10:], 5)))
     distance = [np.abs(chunk.normalized[:5] - first.normalized[10:15]).max() for chunk in (free, again)]
     assert distance[1] < 0.2 * distance[0]
-
-
-def test_a_seed_repeats_its_episode(policy):
-    known = observation(CASES["default"][0], noise=None)
-    one, other = policy.start_session(), policy.start_session()
-    chunks = [policy.infer(session, known).actions for session in (one, other, one)]
-    np.testing.assert_array_equal(chunks[0], chunks[1])
-    assert np.abs(chunks[0] - chunks[2]).max() > 1e-3
-
-
-def test_trained_rtc_is_refused():
-    policy = create(load((), ["policy.name:=smolvla", "policy.rtc:=trained", *words("default")]))
-    with pytest.raises(ConfigError, match=r"policy\.rtc"):
-        policy.load()
 
 
 def test_memory_is_estimated_before_loading(policy):

@@ -14,7 +14,7 @@ from tools.libero.record import SIZE, halved, rotation_vector
 from tools.libero.score import NODE, cells
 from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe
 from vla_ros.config import load
-from vla_ros.policies.pi.loading import read_checkpoint
+from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.policies.pi.processing import load_tokenizer
 from vla_ros.types import Observation

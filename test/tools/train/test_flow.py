@@ -21,8 +21,8 @@ from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
 from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
+from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.loading import read_checkpoint
 from vla_ros.policies.pi.network import make_flow
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.policies.pi.processing import load_tokenizer, prompt_tokens

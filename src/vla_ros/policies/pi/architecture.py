@@ -52,11 +52,17 @@ class PiArchitecture:
     action_dim: int = 32  # length to which state and actions are padded (32)
     horizon: int = 50  # H, actions in one chunk
     periods: tuple[float, float] = (0.004, 4.0)  # shortest and longest period of the flow time's embedding
+    crossing: tuple[int, ...] = ()  # layers of the expert that attend to projections of the prefix's keys
 
     @property
     def has_state_token(self) -> bool:
-        """True for pi0; pi0.5 has the state in its prompt."""
-        return self.model == PI0
+        """False for pi0.5, which has the state in its prompt."""
+        return self.model != PI05
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one image."""
+        return self.vision.patches
 
 
 PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArchitecture(PI05)}

@@ -22,7 +22,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.normalization import Array
 from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.loading import PiCheckpoint, check_weights, fill_network
+from vla_ros.policies.pi.checkpoint import PiCheckpoint
+from vla_ros.policies.pi.loading import NAMES, fill_network
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.processing import Processing, find_tokenizer, load_tokenizer, pad_state
 from vla_ros.policies.sampling import check_noise
@@ -159,10 +160,12 @@ def load_network(
 ) -> PiNetwork:
     """Load a checkpoint's parameters; arguments and errors as for :func:`load_model`."""
     architecture = checkpoint.architecture
-    parts = check_weights(architecture, checkpoint.stored, checkpoint.folder)
+    source = (
+        f"{checkpoint.folder}: the weights are not those of {architecture.model} (LoRA adapters must be merged "
+        "first; files that LeRobot wrote before October 2025 must be converted by a newer version)"
+    )
     network = build_empty(architecture)
-    fill_network(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
-    return network
+    return fill_network(network, NAMES, checkpoint.stored, source, device, dtype, progress)
 
 
 def load_model(

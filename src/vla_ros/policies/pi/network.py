@@ -266,8 +266,8 @@ def make_flow(
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.hidden_size
-    prompt = max(PROMPT_TOKENS[architecture.model], prompt_tokens)
-    positions = CAMERAS * architecture.vision.patches + prompt + architecture.horizon + 64
+    prompt = max(PROMPT_TOKENS.get(architecture.model, 0), prompt_tokens)
+    positions = CAMERAS * architecture.image_tokens + prompt + architecture.horizon + 64
     rotary = rotary_tables_like(positions, architecture.prefix.head_dim, network.projector.weight)
     embedded = torch.stack([time_embedding(time, width, architecture.periods) for time in (*times, 0.0)]).to(
         network.device
@@ -291,12 +291,12 @@ def make_flow(
         action_out=linear_of(network.action_out_proj),
         state=state,
         times=tuple(times),
-        patches=architecture.vision.patches,
+        patches=architecture.image_tokens,
         horizon=architecture.horizon,
     )
 
 
-def fuse_time(network: Any, embedded: Tensor) -> tuple[Tensor, Tensor]:
+def fuse_time(network: PiNetwork, embedded: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight [E, A] and a bias for each embedded time [times, E] of the actions' first two layers.
 
     Two consecutive linear layers equal one; the time becomes part of its bias.

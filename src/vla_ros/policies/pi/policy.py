@@ -13,21 +13,15 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Placement
+from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
-from vla_ros.policies.pi.loading import PI_CHOICES, PiCheckpoint, parameter_parts, plan_memory, read_checkpoint
+from vla_ros.policies.pi.loading import CHOICES, Parts, parameter_parts, plan_memory
 from vla_ros.policies.pi.options import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
 from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
-from vla_ros.types import (
-    FloatArray,
-    Observation,
-    PreviousChunk,
-    RawImage,
-    UInt8Array,
-)
+from vla_ros.types import FloatArray, Observation, PreviousChunk, RawImage, UInt8Array
 
 WARM_PROMPT = 64
-
 
 C = TypeVar("C", bound=PiCheckpoint)
 
@@ -47,8 +41,8 @@ class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
         """Read everything in the checkpoint except its weights."""
 
     @abstractmethod
-    def _check(self, checkpoint: C, device: str) -> MemoryCheck:
-        """Return the check of the memory that a model needs."""
+    def _parts(self, checkpoint: C) -> Parts:
+        """List the parts of every parameter."""
 
     @abstractmethod
     def _load(self, checkpoint: C, where: Placement, progress: Progress) -> PiModel:
@@ -64,7 +58,15 @@ class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
                 f"policy.rtc: trained, but {checkpoint.folder} was not trained for it (no rtc_training_max_delay "
                 "in its config.json); set guided"
             )
-        self._memory = self._check(checkpoint, str(where.device))
+        plan = partial(
+            plan_memory,
+            self._parts(checkpoint),
+            checkpoint.architecture,
+            cameras=len(checkpoint.image_keys),
+            prompt=checkpoint.processing.prompt.length,
+            flow_steps=self._options.flow_steps or checkpoint.flow_steps,
+        )
+        self._memory = MemoryCheck(plan, CHOICES, str(where.device))
         return checkpoint
 
     def _build(self, opened: C, where: Placement, progress: Progress) -> None:
@@ -135,15 +137,8 @@ class PiPolicy(FlowPolicy[PiCheckpoint]):
         processing = override(checkpoint.processing, options.prompt_state, options.resize)
         return replace(checkpoint, processing=processing)
 
-    def _check(self, checkpoint: PiCheckpoint, device: str) -> MemoryCheck:
-        plan = partial(
-            plan_memory,
-            parameter_parts(checkpoint.architecture, checkpoint.stored),
-            checkpoint.architecture,
-            cameras=len(checkpoint.image_keys),
-            flow_steps=self._options.flow_steps or checkpoint.flow_steps,
-        )
-        return MemoryCheck(plan, PI_CHOICES, device)
+    def _parts(self, checkpoint: PiCheckpoint) -> Parts:
+        return parameter_parts(checkpoint.architecture, checkpoint.stored)
 
     def _load(self, checkpoint: PiCheckpoint, where: Placement, progress: Progress) -> PiModel:
         options = self._options

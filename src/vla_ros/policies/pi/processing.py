@@ -7,9 +7,10 @@ checkpoints do not state their robot; it follows from the name of the training c
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,6 +257,7 @@ def prompt_tokens(
 class Processing:
     """Prepares inputs and actions as in the checkpoint's training."""
 
+    centred: ClassVar[bool] = True  # False pads LeRobot's images at the top or left only
     images: tuple[str, ...]  # keys in the model's order
     optional_images: tuple[str, ...]  # keys of images that may be missing
     antialias: bool  # True resizes as openpi does, to uint8; False as LeRobot, to float32
@@ -278,7 +280,9 @@ class Processing:
 
         Other images are resized to [size, size, 3], uint8 or float32 in [0, 1].
         """
-        resize: Callable[..., NDArray[Any]] = resize_with_pad if self.antialias else resize_with_pad_linear
+        resize: Callable[..., NDArray[Any]] = resize_with_pad
+        if not self.antialias:
+            resize = partial(resize_with_pad_linear, centred=self.centred)
         present = [images[key] for key in self.images if key in images]
         return [one if isinstance(one, RawImage) else resize(one, (size, size)) for one in present]
 
@@ -291,7 +295,7 @@ class Processing:
         return prompt_tokens(encode, instruction, self.prompt, state)
 
     def processor(self, size: tuple[int, int]) -> ImageProcessor:
-        return ResizeWithPad(size) if self.antialias else LinearResize(size)
+        return ResizeWithPad(size) if self.antialias else LinearResize(size, centred=self.centred)
 
     def shown_actions(self, normalized: Array) -> Array:
         """Return normalised actions [H, action_size] as the published code returns them."""

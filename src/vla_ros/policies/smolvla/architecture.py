@@ -31,7 +31,6 @@ class SmolVlaArchitecture(PiArchitecture):
     shuffle: int = 4  # patches per axis that form one token
     state_dim: int = 32  # numbers to which the state is padded
     reads: tuple[int, ...] = ()  # the prefix's layer that each layer of the expert reads
-    crossing: tuple[int, ...] = ()  # layers of the expert that attend to projections of the prefix's keys
     special_tokens: bool = False  # True if two control tokens precede each image's tokens and one follows
 
     @property

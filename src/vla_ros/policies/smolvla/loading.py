@@ -1,30 +1,19 @@
-"""Reads a LeRobot folder of SmolVLA, loads its weights, and estimates their memory."""
+"""Reads a LeRobot folder of SmolVLA, and loads its weights."""
 
-import re
-from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
-from math import prod
 from pathlib import Path
 
-import torch
-
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import Fields, read_fields, read_manifest
-from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
-from vla_ros.policies.pi.lerobot import SHARED_HARMLESS, read_prompt
-from vla_ros.policies.pi.loading import (
-    LEROBOT_PREFIX,
-    Parts,
+from vla_ros.policies.checkpoint_files import Fields, read_fields
+from vla_ros.policies.pi.checkpoint import (
+    SHARED_HARMLESS,
     PiCheckpoint,
-    fill_network,
-    parameter_dtype,
-    parts_of,
-    read_rtc,
-    renames,
+    lerobot_fields,
+    read_config,
+    read_prompt,
 )
+from vla_ros.policies.pi.loading import Parts, StoredNames, fill_network, read_stored
 from vla_ros.policies.processor_files import (
     ADVICE,
     BATCH,
@@ -59,18 +48,20 @@ IGNORED_KEYS = SHARED_HARMLESS | {
 }
 """Keys of ``config.json`` that do not change the actions, by the reason."""
 
-CHOICES = (("float32", "none"), ("bfloat16", "none"))
-"""Options to suggest if memory does not suffice."""
-
 ABSENT = (
     "Nothing is downloaded: copy the base model's config.json, tokenizer.json and tokenizer_config.json to vlm/ in "
     "the checkpoint, or set policy.vlm to their folder"
 )
 
-_VLM, _EXPERT = "vlm_with_expert.vlm.", "vlm_with_expert.lm_expert."
+_VLM = "vlm_with_expert.vlm."
 _TEXT = f"{_VLM}model.text_model."
-_EMBEDDINGS = (f"{_TEXT}embed_tokens.weight", f"{_VLM}lm_head.weight")
-_RENAMES = renames(f"{_VLM}model.vision_model.", f"{_VLM}model.connector.modality_projection.proj", _TEXT, _EXPERT)
+NAMES = StoredNames(
+    tower=f"{_VLM}model.vision_model.",
+    projector=f"{_VLM}model.connector.modality_projection.proj",
+    prefix=_TEXT,
+    expert="vlm_with_expert.lm_expert.",
+    embeddings=(f"{_TEXT}embed_tokens.weight", f"{_VLM}lm_head.weight"),
+)
 _CONTROL = {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"}
 """Keys of ``tokenizer_config.json``, and the control tokens that they name in published checkpoints."""
 
@@ -88,10 +79,8 @@ class SmolVlaCheckpoint(PiCheckpoint):
 
 def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     """Read everything in a checkpoint except its weights."""
-    config = read_fields(folder / "config.json", ADVICE)
+    config = read_config(folder, ADVICE)
     config.expect("type", "smolvla")
-    if config.get("use_peft"):
-        raise CheckpointError(f"{config.where}: use_peft: the folder has an adapter; merge it into its base model")
     config.expect("use_cache", True)
     config.expect("use_delta_joint_actions_aloha", False)
     name = str(config.get("vlm_model_name", SMOLVLM2))
@@ -108,24 +97,15 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     pictures = {one for one, kind in feature_kinds(inputs).items() if kind == "VISUAL"}
     pictures |= {f"observation.images.empty_camera_{number}" for number in range(empty)}
     found = SmolVlaCheckpoint(
+        **lerobot_fields(config, "num_steps", sizes.horizon, processing),
         folder=folder,
         architecture=sizes,
-        stored={name.removeprefix(LEROBOT_PREFIX): one for name, one in read_manifest(folder).items()},
-        processing=processing,
-        image_keys=tuple(key.removeprefix("observation.").removeprefix("images.") for key in processing.images),
-        state_keys=(("state", processing.state_size),),
-        flow_steps=config.whole("num_steps", 10),
-        execute_steps=config.whole("n_action_steps", sizes.horizon),
-        rtc=read_rtc(config.object("rtc_config")),
+        stored=read_stored(folder),
         vlm=vlm,
         cameras=len(pictures),
         empty=empty,
     )
     config.finish(IGNORED_KEYS)
-    if found.execute_steps > sizes.horizon:
-        raise CheckpointError(
-            f"{config.where}: n_action_steps is {found.execute_steps}, but a chunk has {sizes.horizon}"
-        )
     return found
 
 
@@ -200,57 +180,17 @@ def read_words(vlm: Path, vocabulary: int) -> Words:
     return Words(tokenizer, tuple(one[0] for one in ids), side == "left")
 
 
-def _parameter_parts(sizes: SmolVlaArchitecture, stored: Collection[str]) -> Parts:
+def parameter_parts(checkpoint: SmolVlaCheckpoint) -> Parts:
     """List the stored tensors of every parameter."""
-    return parts_of(build_empty(sizes), sizes.prefix, _RENAMES, _EMBEDDINGS, stored)
+    return NAMES.parts(build_empty(checkpoint.architecture), checkpoint.stored)
 
 
 def load_network(
     checkpoint: SmolVlaCheckpoint, device: str = "cpu", dtype: str = "float32", progress: Progress = no_progress
 ) -> SmolVlaNetwork:
     """Check and load a checkpoint's parameters."""
-    sizes, stored = checkpoint.architecture, checkpoint.stored
-    parts = _parameter_parts(sizes, stored)
-    last = sizes.prefix.layers - 1
-    unused = re.compile(
-        rf"{'|'.join(map(re.escape, _EMBEDDINGS))}$|{re.escape(_TEXT)}norm\.weight$|{re.escape(_TEXT)}layers\."
-        rf"(?:{last}\.(?:self_attn\.[qo]_proj|mlp\.|post_attention)|(\d+)\.)"
-    )
-
-    def never_runs(name: str) -> bool:
-        found = unused.match(name)
-        return found is not None and (found[1] is None or int(found[1]) > last)
-
-    weights.check_weights(
-        {part.name: part.shape for group in parts.values() for part in group},
-        stored,
-        never_runs,
-        f"{checkpoint.folder}: the weights are not those of the sizes in config.json and {checkpoint.vlm}",
-    )
-    network = build_empty(sizes)
-    fill_network(network, parts, stored, torch.device(device), getattr(torch, dtype), progress)
+    sizes, vlm = checkpoint.architecture, checkpoint.vlm
+    source = f"{checkpoint.folder}: the weights are not those of the sizes in config.json and {vlm}"
+    network = fill_network(build_empty(sizes), NAMES, checkpoint.stored, source, device, dtype, progress)
     network.vision.resize(sizes.vision)
     return network
-
-
-def plan_memory(
-    parts: Parts, sizes: SmolVlaArchitecture, dtype: str, quantization: str, device: str, cameras: int, tokens: int
-) -> MemoryPlan:
-    """Estimate the memory for one robot, before loading."""
-    torch_dtype = getattr(torch, dtype)
-    counts = {name: sum(prod(part.shape) for part in group) for name, group in parts.items()}
-    total = sum(count * parameter_dtype(name, torch_dtype).itemsize for name, count in counts.items())
-    length = cameras * sizes.image_tokens + tokens
-    peak = torch_dtype.itemsize * max(
-        tower_numbers(sizes.vision, cameras), prefill_numbers(sizes.prefix, length), 2 * max(counts.values())
-    )
-    cache = cache_numbers(sizes.prefix, length + sizes.horizon) + cache_numbers(sizes.expert, length)
-    return estimate(total, cache * torch_dtype.itemsize, peak, device)
-
-
-def memory_plan(checkpoint: SmolVlaCheckpoint) -> "partial[MemoryPlan]":
-    """Return :func:`plan_memory` for a checkpoint with all cameras and the longest prompt."""
-    sizes = checkpoint.architecture
-    tokens = checkpoint.processing.prompt.length + 1
-    parts = _parameter_parts(sizes, checkpoint.stored)
-    return partial(plan_memory, parts, sizes, cameras=len(checkpoint.image_keys), tokens=tokens)

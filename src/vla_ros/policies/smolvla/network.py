@@ -12,15 +12,11 @@ from vla_ros.engine.flow import FlowModel
 from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.weights import Matrix
 from vla_ros.policies.pi.network import (
-    CAMERAS,
     GemmaParameters,
     LlamaNorm,
+    PiNetwork,
     SiglipTower,
-    euler_times,
-    fuse_time,
-    linear_of,
-    rotary_tables_like,
-    time_embedding,
+    make_flow,
 )
 from vla_ros.policies.smolvla.architecture import SmolVlaArchitecture
 from vla_ros.policies.weights import empty
@@ -29,35 +25,32 @@ EXPERT_UNIT = 128
 """On a GPU, the expert's features are padded to a multiple of this: kernels read whole blocks of inputs."""
 
 
-class SmolVlaNetwork(nn.Module):
+class SmolVlaNetwork(PiNetwork):
     """The parameters of vision tower, connector, SmolLM2 prefix and action expert."""
 
+    architecture: SmolVlaArchitecture
+
     def __init__(self, architecture: SmolVlaArchitecture) -> None:
-        super().__init__()
-        prefix, expert, vision = architecture.prefix, architecture.expert, architecture.vision
-        width, numbers = expert.hidden_size, architecture.action_dim
-        self.architecture = architecture
+        super().__init__(architecture)
+        prefix, vision = architecture.prefix, architecture.vision
         self.vision = SiglipTower(replace(vision, image_size=architecture.stored_image))
         self.projector = nn.Linear(vision.width * architecture.shuffle**2, prefix.hidden_size, bias=False)
-        self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.hidden_size)
         self.prefix = GemmaParameters(prefix, LlamaNorm, keys_only=True)
-        self.expert = GemmaParameters(expert, LlamaNorm, crossing=architecture.crossing)
+        self.expert = GemmaParameters(architecture.expert, LlamaNorm, crossing=architecture.crossing)
         self.state_proj = nn.Linear(architecture.state_dim, prefix.hidden_size)
-        self.action_in_proj, self.action_out_proj = nn.Linear(numbers, width), nn.Linear(width, numbers)
-        self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
 
-    @property
-    def device(self) -> torch.device:
-        return self.projector.weight.device
-
-    def encode(self, images: Tensor, ops: TowerOps, ends: tuple[Tensor, Tensor] | None) -> Tensor:
+    def encode(
+        self, images: Tensor, ops: TowerOps | None = None, ends: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         """Embed images [N, S, S, 3], float32 in [0, 1], as tokens [N, T, width].
 
         ``ends`` are the embeddings of the control tokens before and after an image's tokens.
         """
         sizes = self.architecture
         unit, side = sizes.shuffle, sizes.vision.image_size // sizes.vision.patch_size // sizes.shuffle
-        patches = self.vision(images, ops).view(len(images), side, unit, side, unit, -1)
+        patches = self.vision(images, TowerOps() if ops is None else ops).view(
+            len(images), side, unit, side, unit, -1
+        )
         shuffled = patches.transpose(2, 3).reshape(len(images), side * side, -1)
         tokens: Tensor = self.projector(shuffled) * sizes.prefix.hidden_size**0.5
         if ends is None:
@@ -90,30 +83,15 @@ def build_flow(
     narrow = vision.norm.weight.dtype  # LeRobot embeds patches in the model's type
     vision.patch_embed.to(narrow)
     vision.pos_embed = nn.Parameter(vision.pos_embed.to(narrow), requires_grad=False)
-    width = sizes.expert.hidden_size
-    positions = CAMERAS * sizes.image_tokens + prompt_tokens + sizes.horizon + 64
-    rotary = rotary_tables_like(positions, sizes.prefix.head_dim, network.projector.weight)
-    times = euler_times(steps, summed=False)
-    embedded = torch.stack([time_embedding(time, width, sizes.periods) for time in times]).to(network.device)
-    action_in, action_bias = fuse_time(network, embedded)
     ends = None
     if image_ids:
         rows = embedding[list(image_ids)]
         ends = rows[:-1], rows[-1:]
         embedding = torch.cat([embedding, rows / sizes.prefix.hidden_size**0.5])
-    model = FlowModel(
-        encode=partial(network.encode, ops=TowerOps() if ops is None else ops, ends=ends),
+    model = replace(
+        make_flow(network, steps, summed=False, prompt_tokens=prompt_tokens),
+        encode=partial(network.encode, ops=ops, ends=ends),
         embedding=embedding,
-        prefix=network.prefix.weights(embedded[:1], rotary),
-        expert=network.expert.weights(embedded[:1], rotary),
-        action_in=action_in,
-        action_bias=action_bias,
-        action_mlp=linear_of(network.action_time_mlp_out),
-        action_out=linear_of(network.action_out_proj),
-        state=linear_of(network.state_proj),
-        times=tuple(times),
-        patches=sizes.image_tokens,
-        horizon=sizes.horizon,
         state_in_prefix=True,
         causal=True,
         reads=sizes.reads,

@@ -12,17 +12,16 @@ from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Placement
 from vla_ros.policies.normalization import Array
 from vla_ros.policies.pi.inference import PiModel
+from vla_ros.policies.pi.loading import Parts
 from vla_ros.policies.pi.policy import FlowPolicy
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.loading import (
-    CHOICES,
     SmolVlaCheckpoint,
     load_network,
-    memory_plan,
+    parameter_parts,
     read_checkpoint,
     read_words,
 )
@@ -98,8 +97,8 @@ class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
     def _read(self) -> SmolVlaCheckpoint:
         return read_checkpoint(self.folder, self._options)
 
-    def _check(self, checkpoint: SmolVlaCheckpoint, device: str) -> MemoryCheck:
-        return MemoryCheck(memory_plan(checkpoint), CHOICES, device)
+    def _parts(self, checkpoint: SmolVlaCheckpoint) -> Parts:
+        return parameter_parts(checkpoint)
 
     def _load(self, checkpoint: SmolVlaCheckpoint, where: Placement, progress: Progress) -> SmolVlaModel:
         options = self._options

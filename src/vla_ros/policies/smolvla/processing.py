@@ -1,8 +1,8 @@
 """Converts observations to SmolVLA's inputs, prompt included, and chunks to the robot's actions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from vla_ros.policies.pi.processing import (
     aloha_targets,
     prompt_parts,
 )
-from vla_ros.types import ImageProcessor, IntArray, RawImage, UInt8Array
-from vla_ros.vision.processors import LinearResize, resize_with_pad_linear
+from vla_ros.types import IntArray
 
 GRIPPER = AlohaGripper(0.4, 1.5, 1.5 - 0.4)
 """LeRobot's convention for ALOHA's grippers."""
@@ -27,18 +26,9 @@ GRIPPER = AlohaGripper(0.4, 1.5, 1.5 - 0.4)
 class SmolVlaProcessing(Processing):
     """Prepares inputs and actions as LeRobot's SmolVLA does; ALOHA's numbers are converted when normalised."""
 
+    centred: ClassVar[bool] = False
     control: tuple[str, ...] = ()  # control tokens, which an instruction may not have
     truncate_left: bool = False  # True drops a long prompt's first tokens, False its last ones
-
-    def processor(self, size: tuple[int, int]) -> ImageProcessor:
-        return LinearResize(size, centred=False)
-
-    def prepared_images(self, images: Mapping[str, UInt8Array | RawImage], size: int) -> list[Any]:
-        present = [images[key] for key in self.images if key in images]
-        return [
-            one if isinstance(one, RawImage) else resize_with_pad_linear(one, (size, size), centred=False)
-            for one in present
-        ]
 
     def normalized_state(self, state: Array) -> Array:
         normalized = self.state.normalize(state)
