@@ -59,10 +59,6 @@ def unlisted(name: str) -> Change:
     return lambda content: step(content, "normalizer")["config"]["features"].pop(name)
 
 
-def relative(content: Any) -> None:
-    step(content, "absolute")["config"]["enabled"] = True
-
-
 MUTATIONS = {
     # obeyed
     "": Mutation(CONFIG, config()),
@@ -139,7 +135,7 @@ MUTATIONS = {
     "no normalizer": Mutation(BEFORE, without("normalizer"), "normalizer_processor"),
     "no unnormalizer": Mutation(AFTER, without("unnormalizer"), "unnormalizer_processor"),
     "no tokenizer": Mutation(BEFORE, without("tokenizer_processor"), "tokenizer_processor"),
-    "absolute alone": Mutation(AFTER, relative, "absolute_actions_processor"),
+    "absolute alone": Mutation(AFTER, options("absolute", enabled=True), "absolute_actions_processor"),
     "step of another file": Mutation(
         BEFORE, lambda c: c["steps"].append({"registry_name": "absolute_actions_processor"}), "absolute_actions"
     ),

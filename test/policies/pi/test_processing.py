@@ -17,7 +17,6 @@ from vla_ros.policies.pi.processing import (
     prompt_parts,
     prompt_tokens,
     state_bins,
-    subtract_state,
 )
 
 numbers = st.floats(-3, 3, width=32)
@@ -108,7 +107,7 @@ def test_delta_actions(actions, state):
     absolute = add_state(actions, state, mask)
     np.testing.assert_array_equal(absolute[:, 6], actions[:, 6])
     np.testing.assert_allclose(absolute[:, :6] - state[:6], actions[:, :6], atol=1e-6)
-    np.testing.assert_allclose(subtract_state(absolute, state, mask), actions, atol=1e-6)
+    np.testing.assert_allclose(add_state(absolute, -state, mask), actions, atol=1e-6)
 
 
 def test_alohas_arms():

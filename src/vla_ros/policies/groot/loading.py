@@ -58,7 +58,11 @@ class GrootCheckpoint:
     tag: str  # the embodiment
     embodiment: int  # its row in the weights
     formal: bool  # whether instructions lose capitals and punctuation
-    execute_steps: int  # actions of a chunk before the next inference
+
+    @property
+    def execute_steps(self) -> int:
+        """Actions of a chunk before the next inference; in LIBERO as in NVIDIA's evaluation."""
+        return min(self.processing.rows, 8) if self.tag == LIBERO else self.processing.rows
 
 
 def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
@@ -102,17 +106,8 @@ def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCh
         processor, known.object(tag), statistics.object(tag), resize, architecture.horizon, libero
     )
     formal = bool(processor.expect("formalize_language", True, False))
-    return GrootCheckpoint(
-        folder,
-        backbone,
-        architecture,
-        _read_stored(folder),
-        processing,
-        tag,
-        ids.whole(tag, None, least=0),
-        formal,
-        min(processing.rows, 8) if tag == LIBERO else processing.rows,  # as in NVIDIA's evaluation of LIBERO
-    )
+    embodiment, stored = ids.whole(tag, None, least=0), _read_stored(folder)
+    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal)
 
 
 def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
@@ -127,8 +122,7 @@ def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootC
     if chosen not in ("auto", "none", "", None, "libero"):
         raise CheckpointError(f"{config.where}: action_decode_transform: found {chosen!r}, expected libero or none")
     libero = chosen == "libero" or (chosen == "auto" and tag == LIBERO)
-    chunk = config.whole("chunk_size", 40)
-    executed = config.whole("n_action_steps", 40)
+    chunk, executed = config.whole("chunk_size", 40), config.whole("n_action_steps", 40)
     rows = min(architecture.horizon, chunk, executed, read_horizon(base, tag) or chunk)
     processing, embodiment, formal = lerobot_processing(folder, config, backbone, architecture, rows, libero)
     architecture = replace(
@@ -137,9 +131,8 @@ def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootC
         ramp_rate=number_or(config, "rtc_ramp_rate", architecture.ramp_rate),
     )
     config.finish(LEROBOT_HARMLESS)
-    execute = min(processing.rows, executed, 8 if tag == LIBERO else executed)
     stored = _read_stored(folder)
-    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal, execute)
+    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal)
 
 
 LEROBOT_HARMLESS = {

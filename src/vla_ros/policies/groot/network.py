@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.decoder import run_layer
+from vla_ros.engine.decoder import run_layer, run_layers
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import CACHE_BLOCK, Cross, KVCache, Positions
 from vla_ros.engine.tile_configs import SKINNY
@@ -176,10 +176,7 @@ class GrootModel:
             return hidden
         cache = KVCache.allocate(self.connector, len(hidden), hidden.shape[1], layers=1)
         at = replace(everywhere(hidden), mask=valid)
-        stream = ops.start(self.connector, hidden, at)
-        for index in range(len(self.connector.layers)):
-            stream = run_layer(self.connector, ops, cache, index, stream, at)
-        return stream.hidden
+        return run_layers(self.connector, ops, cache, ops.start(self.connector, hidden, at), at).hidden
 
     def store(self, batch: int, length: int) -> "Store":
         """Return room for the keys and values of ``length`` tokens."""
@@ -216,10 +213,11 @@ class GrootModel:
         """Return what the flow steps of a chunk share; ``ends`` come from :meth:`cross`."""
         rows, length = self.horizon + 1, cache.keys[0].shape[2]
         like = self.state[1][1].new_empty(ends.shape[1], rows, 0)
-        begun, few = everywhere(like, length=length), self._few(ops, ends.shape[1])
-        weights, chosen = few or (self.head, ops)
+        begun, weights, chosen, has_few = everywhere(like, length=length), self.head, ops, False
+        if self.few is not None and ops.few is not None and ends.shape[1] * rows <= SKINNY:
+            weights, chosen, has_few = self.few, ops.few, True
         own = KVCache.in_blocks(weights, ends.shape[1], rows, layers=1)
-        if few is not None:
+        if has_few:
             at = begun.at
             text, image = (
                 chosen.locate_prefix(weights, cache, at, end[:, None].expand_as(at).contiguous()) for end in ends
@@ -239,11 +237,6 @@ class GrootModel:
         )
         steps = tuple(replace(everywhere(like), step=step) for step in range(self.steps))
         return FlowSteps(weights, chosen, Cross(cache, text), Cross(cache, image), own, steps)
-
-    def _few(self, ops: Ops, batch: int) -> tuple[DecoderWeights, Ops] | None:
-        """Return weights and operations of a flow step of few rows, if there are any."""
-        found = None if self.few is None or ops.few is None else (self.few, ops.few)
-        return found if batch * (self.horizon + 1) <= SKINNY else None
 
     def encode_state(self, state: Tensor) -> Tensor:
         """Return the state's token [B, 1, width], float32, for a normalised state [B, state_dim]."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,9 @@ FILES = {
 }
 """The steps that LeRobot's files may have, and their order."""
 
-_TARGET, _CROP = (256, 256), 230 / 256
+_Sizes = tuple[tuple[str, int], ...]
+
+_TARGET, _CROPPED = (256, 256), (230, 230)
 """Geometry of the published checkpoints, for files that state none."""
 
 
@@ -41,7 +43,7 @@ def read_resize(fields: Fields, backbone: Path, unit: int) -> GrootResize:
     area = bool(fields.expect("use_albumentations", False, True))
     letterbox = bool(fields.expect("letter_box_transform", False, True))
     if target is None:
-        target, cropped, edge, crop = _TARGET, (230, 230), None, None
+        target, cropped, edge, crop = _TARGET, _CROPPED, None, None
     if crop is None and cropped is not None:
         crop = cropped[0] / target[0]
     file = read_fields(backbone / "preprocessor_config.json", "copy the backbone's preprocessor_config.json again")
@@ -112,9 +114,7 @@ def _bounds(statistics: Fields, name: str, keys: tuple[str, str]) -> Bounds:
     return Bounds(low, high)
 
 
-def _state(
-    modality: Fields, statistics: Fields, keys: tuple[str, str]
-) -> tuple[tuple[tuple[str, int], ...], Bounds]:
+def _state(modality: Fields, statistics: Fields, keys: tuple[str, str]) -> tuple[_Sizes, Bounds]:
     state = modality.object("state")
     if state.get("mean_std_embedding_keys"):
         raise CheckpointError(f"{state.where}: mean_std_embedding_keys are not supported, expected none")
@@ -171,18 +171,14 @@ def _column(parts: Sequence[ActionPart], where: object) -> int:
     )
 
 
-class _Embodiment(NamedTuple):
-    """What NVIDIA's description of an embodiment says about its state and action."""
+def _embodiment(
+    options: Fields, modality: Fields, statistics: Fields, rows: int
+) -> tuple[_Sizes, Bounds, tuple[ActionPart, ...], int, int]:
+    """Read an embodiment's states and actions; a chunk has at most ``rows`` actions.
 
-    state: tuple[tuple[str, int], ...]  # names and sizes of the state's parts
-    bounds: Bounds  # of the state
-    parts: tuple[ActionPart, ...]  # the action
-    size: int  # numbers of an action
-    rows: int  # actions of a chunk
-
-
-def _embodiment(options: Fields, modality: Fields, statistics: Fields, rows: int) -> _Embodiment:
-    """Read the parts of states and actions; a chunk has at most ``rows`` actions."""
+    Returns names and sizes of the state's parts, the state's bounds, the action's parts, the numbers of an action,
+    and the actions of a chunk.
+    """
     percentiles = bool(options.expect("use_percentiles", False, True))
     relative = bool(options.expect("use_relative_action", False, True))
     state, bounds = _state(modality, statistics, ("q01", "q99") if percentiles else ("min", "max"))
@@ -194,7 +190,7 @@ def _embodiment(options: Fields, modality: Fields, statistics: Fields, rows: int
                 f"{options.where}: {part.name} has statistics of {len(part.bounds.low)} steps, but a chunk "
                 f"has {rows}"
             )
-    return _Embodiment(state, bounds, parts, sum(part.bounds.size for part in parts), rows)
+    return state, bounds, parts, sum(part.bounds.size for part in parts), rows
 
 
 def nvidia_processing(
@@ -204,18 +200,17 @@ def nvidia_processing(
 
     ``horizon`` is the model's.
     """
-    found, video = _embodiment(processor, modality, statistics, horizon), modality.object("video")
+    state, bounds, parts, size, rows = _embodiment(processor, modality, statistics, horizon)
+    video = modality.object("video")
     if len(video.get("delta_indices") or [0]) != 1:
         raise CheckpointError(
             f"{video.where}: delta_indices: found {video['delta_indices']}, expected one moment; models with "
             "earlier images are not supported"
         )
     clip = bool(processor.expect("clip_outliers", True, False))
-    gripper = _column(found.parts, processor.where) if libero else None
-    return Processing(
-        tuple(_names(video)), resize, found.state, found.bounds, clip, found.parts, found.size, found.size,
-        found.rows, gripper=gripper,
-    )  # fmt: skip
+    gripper = _column(parts, processor.where) if libero else None
+    images = tuple(_names(video))
+    return Processing(images, resize, state, bounds, clip, parts, size, size, rows, gripper=gripper)
 
 
 def lerobot_processing(
@@ -251,15 +246,13 @@ def lerobot_processing(
     encode.get("model_name")
     encode.get("device")
     resize = read_resize(encode, backbone, sizes.vision.unit)
-    state: tuple[tuple[str, int], ...] = (("state", state_size),)
     if DECODE in after:
         options = after.options(DECODE)
-        one = _embodiment(options, options.object("modality_config"), options.object("raw_stats"), rows)
+        modality, statistics = options.object("modality_config"), options.object("raw_stats")
+        *_, parts, size, rows = _embodiment(options, modality, statistics, rows)
         limit = options.whole("env_action_dim", 0, least=0)
-        processing = Processing(
-            keys, resize, state, bounds, clip, one.parts, min(one.size, limit or one.size), action_size, one.rows,
-            gripper=_column(one.parts, after.path) if libero else None,
-        )  # fmt: skip
+        gripper = _column(parts, after.path) if libero else None
+        size, clipped = min(size, limit or size), True
         options.get("action_decode_transform")
     else:
         step, options = after.require(UNPACK, "un-normalises actions"), after.options(UNPACK)
@@ -275,10 +268,10 @@ def lerobot_processing(
         else:  # actions stay as the model returns them
             step.get("state_file")
             whole, clipped = Bounds(*(np.full(size, side, np.float32) for side in (-1, 1))), False
-        processing = Processing(
-            keys, resize, state, bounds, clip, (ActionPart("action", whole),), size, action_size, rows, clipped,
-            size - 1 if libero and size >= 7 else None,
-        )  # fmt: skip
+        parts, gripper = (ActionPart("action", whole),), size - 1 if libero and size >= 7 else None
+    processing = Processing(
+        keys, resize, (("state", state_size),), bounds, clip, parts, size, action_size, rows, clipped, gripper
+    )
     files.finish()
     return processing, ids.whole(tag, 0, least=0), formal
 

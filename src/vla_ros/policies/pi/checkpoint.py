@@ -13,9 +13,9 @@ from typing import Any
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.checkpoint_files import Fields, read_fields
 from vla_ros.policies.normalization import make_normalization
+from vla_ros.policies.pi import RTC_SCHEDULES, RtcSettings
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
 from vla_ros.policies.pi.loading import Manifest, read_stored
-from vla_ros.policies.pi.options import RTC_SCHEDULES, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, Processing, PromptForm, Robot
 from vla_ros.policies.processor_files import (
     ABSOLUTE,
@@ -34,9 +34,6 @@ from vla_ros.policies.processor_files import (
     name_list,
 )
 from vla_ros.policies.published import loop_of
-
-_OPENPI = "openpi"
-_LEROBOT = "lerobot"
 
 
 @dataclass(frozen=True)
@@ -57,19 +54,6 @@ class PiCheckpoint:
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
 
 
-def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
-    """Determine the layout from ``config.json``: ``openpi`` or ``lerobot``."""
-    if config.get("type") in PROMPT_TOKENS and "input_features" in config:
-        return _LEROBOT
-    if "action_horizon" in config and "type" not in config:
-        return _OPENPI
-    raise CheckpointError(
-        f"{folder / 'config.json'}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and "
-        f"input_features; openpi's PyTorch export has action_horizon. Found type {config.get('type')!r} and "
-        f"entries {sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
-    )
-
-
 def read_checkpoint(
     folder: Path, robot: Robot | None = None, asset: str = "", preset: Robot | None = None
 ) -> PiCheckpoint:
@@ -80,16 +64,24 @@ def read_checkpoint(
     statistics have another name.
     """
     config = read_config(folder)
-    layout = detect_layout(config, folder)
+    is_lerobots = config.get("type") in PROMPT_TOKENS and "input_features" in config
+    if not is_lerobots and ("action_horizon" not in config or "type" in config):
+        raise CheckpointError(
+            f"{config.where}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and input_features; "
+            f"openpi's PyTorch export has action_horizon. Found type {config.get('type')!r} and entries "
+            f"{sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
+        )
     stored = read_stored(folder)
-    horizon = config.whole("action_horizon" if layout == _OPENPI else "chunk_size", None)
+    horizon = config.whole("chunk_size" if is_lerobots else "action_horizon", None)
     architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)
-    if layout == _LEROBOT:
+    config.advice = ADVICE if is_lerobots else "convert the checkpoint again with LoRA adapters merged"
+    config.expect("paligemma_variant", "gemma_2b")
+    config.expect("action_expert_variant", "gemma_300m")
+    if is_lerobots:
         if robot is not None or asset:
             raise ConfigError(
                 f"{folder}: LeRobot's layout states how its data was prepared; set no policy.robot or policy.asset"
             )
-        config.advice = ADVICE
         periods = config.number("min_period", 0.004), config.number("max_period", 4.0)
         processing, tokenizer = read_processing(folder, config, architecture)
         found = PiCheckpoint(
@@ -108,23 +100,10 @@ def read_checkpoint(
             f"{folder}: openpi's layout does not state the checkpoint's robot; set policy.robot to one of "
             f"{', '.join(sorted(ROBOTS))}"
         )
-    config.advice = "convert the checkpoint again with LoRA adapters merged"
-    config.expect("paligemma_variant", "gemma_2b")
-    config.expect("action_expert_variant", "gemma_300m")
     config.expect("action_dim", architecture.action_dim)
     config.finish({"how it runs, which policy.dtype chooses": "precision"})
-    processing = _openpi(folder, architecture, robot, asset)
-    loop = loop_of("openpi", robot.name)
-    return PiCheckpoint(
-        folder,
-        architecture,
-        stored,
-        processing,
-        robot.image_keys,
-        robot.state_keys,
-        rate_hz=loop.rate_hz,
-        execute_steps=loop.execute_steps,
-    )
+    processing, loop = _openpi(folder, architecture, robot, asset), loop_of("openpi", robot.name)._asdict()
+    return PiCheckpoint(folder, architecture, stored, processing, robot.image_keys, robot.state_keys, **loop)
 
 
 def read_config(folder: Path, advice: str = "") -> Fields:
@@ -178,8 +157,9 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
     file = read_fields(path, "openpi would normalise it, too")
     content = file.object("norm_stats")
     if not all(isinstance(content.get(key), dict) for key in ("state", "actions")):
-        advice = "copy the file from the training run again"
-        raise CheckpointError(f"{path}: norm_stats lacks state or actions; {advice}")
+        raise CheckpointError(
+            f"{path}: norm_stats lacks state or actions; copy the file from the training run again"
+        )
     content.finish()
     file.finish()
     if max(robot.state, robot.actions) > architecture.action_dim:
@@ -254,8 +234,6 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
         raise CheckpointError(
             f"{path}: image_resolution is {config['image_resolution']}, but the vision tower takes {side}"
         )
-    config.expect("paligemma_variant", "gemma_2b")
-    config.expect("action_expert_variant", "gemma_300m")
     config.expect("dtype", "float32", "bfloat16")
     padded = config.whole("max_state_dim", architecture.action_dim)
     for name, size in {"max_action_dim": config.get("max_action_dim"), "max_state_dim": padded}.items():
@@ -265,12 +243,7 @@ def read_processing(folder: Path, config: Fields, architecture: PiArchitecture) 
     prompt, tokenizer = read_prompt(found.before, padded)
     delta = _delta(config, found)
     processing = Processing(
-        **found.fields(),
-        antialias=False,
-        prompt=prompt,
-        delta=delta,
-        raw_state=True,
-        summed_times=False,
+        **found.fields(), antialias=False, prompt=prompt, delta=delta, raw_state=True, summed_times=False
     )
     found.finish()
     return processing, tokenizer

@@ -37,7 +37,7 @@ class RealTimeChunk:
 
     previous: Array  # float [T, A], normalised: the T actions not executed yet, A numbers each
     delay: int  # d, actions that will have been executed when the new chunk arrives
-    mode: str = "guided"  # one of :data:`~vla_ros.policies.pi.options.MODES`
+    mode: str = "guided"  # one of :data:`~vla_ros.policies.pi.MODES`
     execution_horizon: int = 10  # action at which guidance ends, at most T; unused if trained
     schedule: str = "LINEAR"  # how the weight falls between ``delay`` and the end
     max_guidance_weight: float = 10.0  # maximum factor of the correction

@@ -13,10 +13,10 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import Placement
+from vla_ros.policies.pi import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
 from vla_ros.policies.pi.loading import CHOICES, Parts, parameter_parts, plan_memory
-from vla_ros.policies.pi.options import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
 from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
 from vla_ros.types import FloatArray, Observation, PreviousChunk, RawImage, UInt8Array

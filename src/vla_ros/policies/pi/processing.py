@@ -104,10 +104,6 @@ def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
     return result
 
 
-def subtract_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    return add_state(actions, -state, mask)
-
-
 # ALOHA has two arms with six joints and a gripper each. In openpi's convention, some joints turn the other way, and
 # a gripper is an angle, where ALOHA's runtime has a fraction of the finger's travel.
 _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2, dtype=np.float64)
@@ -315,7 +311,7 @@ class Processing:
         if self.adapt:
             values = aloha_targets(values)
         if self.delta:
-            values = subtract_state(values, self._base(state), self.delta)
+            values = add_state(values, -self._base(state), self.delta)
         return (self.previous or self.actions).normalize(values)
 
     def _base(self, state: Array) -> Array:

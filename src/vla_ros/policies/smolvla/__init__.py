@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.policies.base import LazyPolicy
-from vla_ros.policies.pi.options import FlowOptions
+from vla_ros.policies.pi import FlowOptions
 
 
 @dataclass(frozen=True)

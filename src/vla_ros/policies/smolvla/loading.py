@@ -139,13 +139,8 @@ def _read_processing(folder: Path, config: Fields, sizes: SmolVlaArchitecture) -
             f"{config.where}: adapt_to_pi_aloha needs a state and actions of 14 numbers, found {found.state_size} "
             f"and {found.action_size}"
         )
-    processing = SmolVlaProcessing(
-        **found.fields(),
-        antialias=False,
-        prompt=prompt,
-        adapt=adapt,
-        summed_times=False,
-    )
+    fields = found.fields()
+    processing = SmolVlaProcessing(**fields, antialias=False, prompt=prompt, adapt=adapt, summed_times=False)
     found.finish()
     return processing, tokenizer
 
