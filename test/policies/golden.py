@@ -10,6 +10,7 @@ from PIL import Image
 
 from vla_ros.cli.main import main
 from vla_ros.errors import VlaRosError
+from vla_ros.policies.pi.inference import RealTimeChunk
 
 GPU = [
     pytest.mark.gpu,
@@ -25,6 +26,21 @@ class GoldenCase:
 
     def __getitem__(self, name):
         return self.values[name]
+
+    @property
+    def rtc(self):
+        """How the chunk continues a previous one, or None."""
+        if not len(self.values.get("previous", ())):
+            return None
+        end = int(self["execution_horizon"])
+        return RealTimeChunk(
+            previous=self["previous"],
+            delay=int(self["inference_delay"]),
+            mode=str(self.values.get("mode", "guided")),
+            execution_horizon=end if end >= 0 else int(self["config_execution_horizon"]),
+            schedule=str(self["schedule"]),
+            max_guidance_weight=float(self["max_guidance_weight"]),
+        )
 
 
 def read_cases(path):

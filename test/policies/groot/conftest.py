@@ -13,8 +13,9 @@ import torch
 
 from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.inference import load_model
+from vla_ros.policies.groot.inference import continue_chunk, load_model
 from vla_ros.policies.groot.loading import read_checkpoint
+from vla_ros.types import RawImage
 
 DATA = Path(__file__).parents[2] / "data" / "groot"
 BACKBONE = str(DATA / "backbone")
@@ -82,8 +83,16 @@ def infer(model, *requests):
     return [actions[: model.processing.rows] for actions in answer(model, *requests)]
 
 
-def prepared(model, case):
-    return {key: model.processing.resize(image) for key, image in case.images.items()}
+def request(model, case, raw=False, noise=None):
+    """The case's request; ``raw`` lets the device process the images."""
+    resize, sizes, follow = model.processing.resize, model.architecture, None
+    images = {
+        key: RawImage(image, processor=resize) if raw else resize(image) for key, image in case.images.items()
+    }
+    if "previous" in case.values:
+        follow = continue_chunk(case["previous"], int(case["inference_delay"]), sizes)
+    noise = case.noise(sizes.horizon) if noise is None else noise
+    return model.request(images, case["state"], str(case["prompt"]), noise, follow)
 
 
 @pytest.fixture

@@ -2,24 +2,12 @@ import numpy as np
 import pytest
 
 from test.policies.golden import GPU, eager_and_graphs
-from test.policies.groot.conftest import BACKBONE, DATA, VARIANTS, infer, load_cases, prepared
+from test.policies.groot.conftest import BACKBONE, DATA, VARIANTS, infer, load_cases, request
 from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.inference import continue_chunk, load_model
+from vla_ros.policies.groot.inference import load_model
 from vla_ros.policies.groot.loading import read_checkpoint
-from vla_ros.types import RawImage
 
 pytestmark = GPU
-
-
-def request(model, case, raw=False):
-    """The case's request; ``raw`` lets the device process the images."""
-    images = prepared(model, case)
-    if raw:
-        images = {key: RawImage(image, processor=model.processing.resize) for key, image in case.images.items()}
-    sizes, follow = model.architecture, None
-    if "previous" in case.values:
-        follow = continue_chunk(case["previous"], int(case["inference_delay"]), sizes)
-    return model.request(images, case["state"], str(case["prompt"]), case.noise(sizes.horizon), follow)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

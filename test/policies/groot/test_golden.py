@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from test.policies.groot.conftest import CASES, VARIANTS, infer, load_cases, prepared
-from vla_ros.policies.groot.inference import continue_chunk
+from test.policies.groot.conftest import CASES, VARIANTS, infer, load_cases, request
 
 
 def model_of(loaded, case):
@@ -14,22 +13,17 @@ def model_of(loaded, case):
 @pytest.mark.parametrize("case", CASES)
 def test_chunk(loaded, case):
     model = model_of(loaded, case)
-    sizes, processing = model.architecture, model.processing
+    processing = model.processing
     for index, key in enumerate(processing.images):
         resized = processing.resize.prepare(case.images[key])
         np.testing.assert_array_equal(resized[::5, ::7], case[f"resized_{index}_probe"])
-    follow = None
-    if "previous" in case.values:
-        follow = continue_chunk(case["previous"], int(case["inference_delay"]), sizes)
-    request = model.request(
-        prepared(model, case), case["state"], str(case["prompt"]), case.noise(sizes.horizon), follow
-    )
-    np.testing.assert_array_equal(request.tokens, case["tokens"][case.valid])
-    np.testing.assert_array_equal(request.positions, case["position_ids"][:, case.valid])
-    np.testing.assert_allclose(request.state, case["state_normalized"], atol=1e-6)
-    again = model.request(prepared(model, case), case["state"], str(case["prompt"]), 0)
-    assert again.tokens is request.tokens  # an instruction is encoded once
-    [chunk] = infer(model, request)
+    asked = request(model, case)
+    np.testing.assert_array_equal(asked.tokens, case["tokens"][case.valid])
+    np.testing.assert_array_equal(asked.positions, case["position_ids"][:, case.valid])
+    np.testing.assert_allclose(asked.state, case["state_normalized"], atol=1e-6)
+    again = request(model, case, noise=0)
+    assert again.tokens is asked.tokens  # an instruction is encoded once
+    [chunk] = infer(model, asked)
     np.testing.assert_allclose(chunk[:, : processing.model_size], case["actions_normalized"], atol=1e-4)
     np.testing.assert_allclose(processing.robot_actions(chunk, case["state"]), case["actions"], atol=2e-4)
 
@@ -39,13 +33,8 @@ def test_batch_equals_single_requests(loaded, variant):
     """Requests of different lengths, in one batch; plain's images have different sizes, so they run alone."""
     cases = load_cases(variant)[:3]
     model = model_of(loaded, cases[0])
-    requests = [
-        model.request(
-            prepared(model, case), case["state"], str(case["prompt"]), case.noise(model.architecture.horizon)
-        )
-        for case in cases
-    ]
-    alike = [request for request in requests if request.grids == requests[0].grids]
+    requests = [request(model, case) for case in cases]
+    alike = [one for one in requests if one.grids == requests[0].grids]
     assert len(alike) == (3 if variant == "two_libero" else 1)
     for chunk, case in zip(infer(model, *alike), cases, strict=False):
         np.testing.assert_allclose(chunk[:, : model.processing.model_size], case["actions_normalized"], atol=1e-4)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from test.policies.golden import GoldenCase, answer, read_cases
 from vla_ros.policies.pi.architecture import EMBEDDINGS
 from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import RealTimeChunk, load_model, load_network
+from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.processing import find_robot
 
 DATA = Path(__file__).parents[2] / "data" / "pi"
@@ -45,20 +45,6 @@ class Case(GoldenCase):
     @property
     def tokens(self):
         return self.values["tokens"][self.values["token_mask"]]
-
-    @property
-    def rtc(self):
-        if "previous" not in self.values:
-            return None
-        end = int(self["execution_horizon"])
-        return RealTimeChunk(
-            previous=self["previous"],
-            delay=int(self["inference_delay"]),
-            mode=self.text("mode"),
-            execution_horizon=end if end >= 0 else int(self["config_execution_horizon"]),
-            schedule=self.text("schedule"),
-            max_guidance_weight=float(self["max_guidance_weight"]),
-        )
 
 
 def load_cases(name):

@@ -1,16 +1,18 @@
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from test.policies.golden import edit_json, infer_by_command
+from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.base import create
 from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk
 
-from .conftest import CASES, MODELS
+from .conftest import CASES, DATA, MODELS
 
 CHUNK = 5e-5
 LIBERO = {"observation/image": "image_base", "observation/wrist_image": "image_left_wrist"}
@@ -197,3 +199,14 @@ def test_a_model_that_ignores_its_images_is_refused(checkpoint, monkeypatch):
     monkeypatch.setattr("vla_ros.policies.pi.network.PiNetwork.encode", blind)
     with pytest.raises(CheckpointError, match="does not see"):
         make(checkpoint()).load()
+
+
+def test_replay_runs_it(tmp_path, folders):
+    options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'lerobot']}"]
+    options += ["features.state:=['state = unused[8]']", "features.images:=['image = image']"]
+    options += ["features.action:=['arm.tip_delta', 'arm.gripper']"]
+    words = [word for option in options for word in ("-p", option)]
+    file = tmp_path / "out.json"
+    # The status says what is wrong with actions of random weights.
+    main(["replay", str(DATA.parent / "bags" / "mcap_jpeg"), "--json", str(file), *words, "--no-trials"])
+    assert json.loads(file.read_text())["frames"]["used"] == 30

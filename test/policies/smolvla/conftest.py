@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 from test.policies.golden import GoldenCase, answer, read_cases
-from vla_ros.policies.pi.inference import RealTimeChunk
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.loading import read_checkpoint
 from vla_ros.policies.smolvla.policy import load_model
@@ -38,18 +36,6 @@ class Case(GoldenCase):
     @property
     def tokens(self):
         return self["tokens"][self["token_mask"] != 0]
-
-    @property
-    def rtc(self):
-        previous = self.values.get("previous", np.zeros((0, 1)))
-        if not len(previous):
-            return None
-        end = int(self["execution_horizon"])
-        return RealTimeChunk(
-            previous, int(self["inference_delay"]), "guided",
-            end if end >= 0 else int(self["config_execution_horizon"]), str(self["schedule"]),
-            float(self["max_guidance_weight"]),
-        )  # fmt: skip
 
 
 def load_cases(name):
