@@ -18,12 +18,12 @@ from vla_ros.engine import fp8
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.groot.architecture import EMBEDDINGS, HEAD, LANGUAGE, VISION, GrootArchitecture
-from vla_ros.policies.groot.network import PERIOD, Crossing, GrootModel, Linear, Merger
+from vla_ros.policies.groot.network import TIME_PERIOD, Crossing, GrootModel, Linear, Merger
 
 Get = Callable[..., Tensor]
 """Returns the tensor of a name; the other arguments are its stored shape."""
 
-Parts = Mapping[str, Sequence[tuple[Tensor, ...]]]
+LayerParts = Mapping[str, Sequence[tuple[Tensor, ...]]]
 """Weight and bias of a layer's norms, and of the linear layers that form each matrix, by role."""
 
 
@@ -48,7 +48,7 @@ class StoredTensors:
             count = sizes.embodiments
             return get(f"{HEAD}{name}W", count, inputs, outputs), get(f"{HEAD}{name}b", count, outputs)
 
-        def tower_block(stem: str) -> Parts:
+        def tower_block(stem: str) -> LayerParts:
             hidden = vision.blocks.intermediate_size
             return {
                 "norms": [pair(f"{stem}{name}", width) for name in ("norm1", "norm2")],
@@ -58,7 +58,7 @@ class StoredTensors:
                 "down_proj": [pair(f"{stem}mlp.linear_fc2", width, hidden)],
             }
 
-        def text_layer(stem: str) -> Parts:
+        def text_layer(stem: str) -> LayerParts:
             size, hidden, attention = text.hidden_size, text.intermediate_size, f"{stem}self_attn."
             queries, keys = text.heads * text.head_dim, text.kv_heads * text.head_dim
             rows = {"q": queries, "k": keys, "v": keys}
@@ -71,7 +71,7 @@ class StoredTensors:
                 "down_proj": [bare(f"{stem}mlp.down_proj", size, hidden)],
             }
 
-        def block(stem: str, shape: DecoderShape, source: int) -> Parts:
+        def block(stem: str, shape: DecoderShape, source: int) -> LayerParts:
             """Read a block of diffusers that attends to tokens of ``source`` features."""
             size, hidden, inputs = shape.hidden_size, shape.intermediate_size, {"k": source, "v": source}
             return {
@@ -81,12 +81,12 @@ class StoredTensors:
                 "down_proj": [pair(f"{stem}ff.net.2", size, hidden)],
             }
 
-        def connector_block(stem: str, shape: DecoderShape) -> Parts:
+        def connector_block(stem: str, shape: DecoderShape) -> LayerParts:
             norms = ("norm1", "norm3")
             found = block(stem, shape, shape.hidden_size)
             return {**found, "norms": [pair(f"{stem}{name}", shape.hidden_size) for name in norms]}
 
-        def head_block(stem: str, source: int) -> Parts:
+        def head_block(stem: str, source: int) -> LayerParts:
             return {**block(stem, sizes.head, source), "norms": [pair(f"{stem}norm1.linear", 2 * inner, inner)]}
 
         def merger(stem: str, norm: int) -> Merger:
@@ -151,14 +151,14 @@ def build_model(
     inner, patch = sizes.head.hidden_size, stored.patch
     like = patch[1]
 
-    def norms(parts: Parts) -> list[Tensor]:
+    def norms(parts: LayerParts) -> list[Tensor]:
         return [torch.stack(one).float()[None] for one in parts["norms"]]
 
     def decoder(shape: DecoderShape, layers: Sequence[Layer], norms: Iterable[Tensor]) -> DecoderWeights:
         none = like.new_empty(0, shape.head_dim // 2)
         return DecoderWeights(shape, tuple(layers), tuple(norms), none, none)
 
-    def stack(shape: DecoderShape, blocks: Sequence[Parts]) -> DecoderWeights:
+    def stack(shape: DecoderShape, blocks: Sequence[LayerParts]) -> DecoderWeights:
         return decoder(shape, [_layer(one) for one in blocks], chain(*map(norms, blocks)))
 
     text_norms = [one[0] for parts in stored.text for one in parts["norms"]]
@@ -211,7 +211,7 @@ def _matrix(role: str, parts: Sequence[tuple[Tensor, ...]], kind: str = "none") 
     return Matrix(data, "fp8_rows", inputs, role, scale[:, 0].contiguous(), bias=bias)
 
 
-def _layer(parts: Parts, kind: str = "none", crosses: bool = False) -> Layer:
+def _layer(parts: LayerParts, kind: str = "none", crosses: bool = False) -> Layer:
     """Return a layer; one that ``crosses`` has keys and values of other tokens."""
     qkv, norms = parts["qkv"], [one[0] for one in parts.get("qk_norms", ())]
     o_proj, gate_up, down_proj = (_matrix(role, parts[role], kind) for role in ("o_proj", "gate_up", "down_proj"))
@@ -270,7 +270,7 @@ def _rotary_axes(sizes: GrootArchitecture, device: torch.device) -> tuple[Tensor
 
 def sines(times: Tensor, width: int, divisor: int) -> Tensor:
     """Embed times [T] as sines, then cosines, [T, width]."""
-    angles = times[:, None] * torch.exp(torch.arange(width // 2).float() * (-math.log(PERIOD) / divisor))
+    angles = times[:, None] * torch.exp(torch.arange(width // 2).float() * (-math.log(TIME_PERIOD) / divisor))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 

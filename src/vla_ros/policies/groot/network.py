@@ -21,7 +21,7 @@ from vla_ros.policies.groot.architecture import GrootArchitecture
 Linear = tuple[Tensor, Tensor]
 """Weight [outputs, inputs] and bias [outputs]."""
 
-PERIOD = 10000.0
+TIME_PERIOD = 10000.0
 LAST_EPS = 1e-6
 """Epsilon of the head's last norm."""
 
@@ -104,7 +104,7 @@ class GrootModel:
 
         embedded = between(between(table, down).transpose(0, 1), across).transpose(0, 1)  # [rows, columns, width]
         half = vision.blocks.head_dim // 2
-        speed = 1.0 / PERIOD ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
+        speed = 1.0 / TIME_PERIOD ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
         places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         angles = torch.cat([place[..., None] * speed for place in places], dim=-1).to(device)
         embedded, angles = (self._in_units(one) for one in (embedded, angles))

@@ -23,7 +23,7 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.normalization import Array
 from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.checkpoint import PiCheckpoint
-from vla_ros.policies.pi.loading import NAMES, fill_network
+from vla_ros.policies.pi.loading import PI_TENSORS, fill_network
 from vla_ros.policies.pi.network import PiNetwork, build_empty, make_flow
 from vla_ros.policies.pi.processing import Processing, find_tokenizer, load_tokenizer, pad_state
 from vla_ros.policies.sampling import check_noise
@@ -165,7 +165,7 @@ def load_network(
         "first; files that LeRobot wrote before October 2025 must be converted by a newer version)"
     )
     network = build_empty(architecture)
-    return fill_network(network, NAMES, checkpoint.stored, source, device, dtype, progress)
+    return fill_network(network, PI_TENSORS, checkpoint.stored, source, device, dtype, progress)
 
 
 def load_model(

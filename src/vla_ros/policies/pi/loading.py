@@ -97,12 +97,12 @@ class StoredNames:
         return never
 
 
-NAMES = StoredNames(SIGLIP, PROJECTOR, PREFIX, EXPERT, EMBEDDINGS)
+PI_TENSORS = StoredNames(SIGLIP, PROJECTOR, PREFIX, EXPERT, EMBEDDINGS)
 
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
     """List the parts of every parameter; ``stored`` determines the name of the embedding."""
-    return NAMES.parts(build_empty(architecture), stored)
+    return PI_TENSORS.parts(build_empty(architecture), stored)
 
 
 def _parts(

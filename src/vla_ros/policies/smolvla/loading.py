@@ -55,7 +55,7 @@ ABSENT = (
 
 _VLM = "vlm_with_expert.vlm."
 _TEXT = f"{_VLM}model.text_model."
-NAMES = StoredNames(
+SMOLVLA_TENSORS = StoredNames(
     tower=f"{_VLM}model.vision_model.",
     projector=f"{_VLM}model.connector.modality_projection.proj",
     prefix=_TEXT,
@@ -175,9 +175,9 @@ def read_words(vlm: Path, vocabulary: int) -> Words:
     return Words(tokenizer, tuple(one[0] for one in ids), side == "left")
 
 
-def parameter_parts(checkpoint: SmolVlaCheckpoint) -> Parts:
+def smolvla_parts(checkpoint: SmolVlaCheckpoint) -> Parts:
     """List the stored tensors of every parameter."""
-    return NAMES.parts(build_empty(checkpoint.architecture), checkpoint.stored)
+    return SMOLVLA_TENSORS.parts(build_empty(checkpoint.architecture), checkpoint.stored)
 
 
 def load_network(
@@ -186,6 +186,6 @@ def load_network(
     """Check and load a checkpoint's parameters."""
     sizes, vlm = checkpoint.architecture, checkpoint.vlm
     source = f"{checkpoint.folder}: the weights are not those of the sizes in config.json and {vlm}"
-    network = fill_network(build_empty(sizes), NAMES, checkpoint.stored, source, device, dtype, progress)
+    network = fill_network(build_empty(sizes), SMOLVLA_TENSORS, checkpoint.stored, source, device, dtype, progress)
     network.vision.resize(sizes.vision)
     return network

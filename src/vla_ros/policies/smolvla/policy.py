@@ -21,9 +21,9 @@ from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.loading import (
     SmolVlaCheckpoint,
     load_network,
-    parameter_parts,
     read_checkpoint,
     read_words,
+    smolvla_parts,
 )
 from vla_ros.policies.smolvla.network import SmolVlaNetwork, build_flow
 from vla_ros.types import IntArray
@@ -98,7 +98,7 @@ class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
         return read_checkpoint(self.folder, self._options)
 
     def _parts(self, checkpoint: SmolVlaCheckpoint) -> Parts:
-        return parameter_parts(checkpoint)
+        return smolvla_parts(checkpoint)
 
     def _load(self, checkpoint: SmolVlaCheckpoint, where: Placement, progress: Progress) -> SmolVlaModel:
         options = self._options
