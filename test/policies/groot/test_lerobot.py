@@ -201,7 +201,7 @@ def test_chunks_equal_lerobots(tmp_path, monkeypatch, name):
     policy, before, after = load_lerobots(variant, model.processing, model.architecture)
     for turn in range(2):
         if turn:
-            model.close()
+            model.engine.close()
             for one in (policy, before, after):
                 one.save_pretrained(tmp_path / "saved")
             options["base_model"] = str(tmp_path)
@@ -237,4 +237,4 @@ def test_chunks_equal_lerobots(tmp_path, monkeypatch, name):
         robot = processing.robot_actions(ours, state)
         assert robot.shape[1] == actions.shape[1]
         np.testing.assert_allclose(robot[:rows], actions[:rows], rtol=0, atol=3 * CHUNK)
-    model.close()
+    model.engine.close()

@@ -244,9 +244,6 @@ class LoadedGroot:
     processing: Processing
     prompt: PromptEncoder
 
-    def close(self) -> None:
-        self.engine.close()
-
     def request(
         self,
         images: Mapping[str, UInt8Array | RawImage],

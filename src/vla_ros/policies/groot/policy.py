@@ -1,6 +1,6 @@
 """GR00T N1.7 as a :class:`~vla_ros.policies.base.Policy`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from vla_ros.config import Config
@@ -11,10 +11,10 @@ from vla_ros.policies.groot import GrootOptions
 from vla_ros.policies.groot.inference import GrootRequest, LoadedGroot, continue_chunk, load_model
 from vla_ros.policies.groot.loading import GROOT_CHOICES, GrootCheckpoint, plan_memory, read_checkpoint
 from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Placement
+from vla_ros.policies.network_policy import SELF_TEST_INSTRUCTION, Images, Placement
 from vla_ros.policies.published import loop_of
 from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
-from vla_ros.types import Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros.types import Observation, PreviousChunk
 
 
 class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
@@ -63,9 +63,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
             loaded.engine.warm_up([len(tokens.tokens), len(tokens.tokens) + 32], (grid,) * cameras, batch)
         return True
 
-    def _request(
-        self, session: SamplingSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> GrootRequest:
+    def _request(self, session: SamplingSession, observation: Observation, images: Images) -> GrootRequest:
         noise = session.noise(observation)
         follow = None if observation.previous is None else self._continue(observation.previous)
         return self.loaded.request(images, self._state(observation), observation.instruction, noise, follow)

@@ -95,9 +95,6 @@ class PiModel:
         """Largest number of tokens in a prompt."""
         return self.processing.prompt.length
 
-    def close(self) -> None:
-        self.engine.close()
-
     def request(
         self,
         images: Mapping[str, UInt8Array | RawImage],

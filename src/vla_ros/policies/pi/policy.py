@@ -1,7 +1,7 @@
 """pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
@@ -12,14 +12,14 @@ from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.network_policy import Placement
+from vla_ros.policies.network_policy import Images, Placement
 from vla_ros.policies.pi import FlowOptions, PiOptions, RtcSettings
 from vla_ros.policies.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros.policies.pi.inference import PiModel, RealTimeChunk, load_model
 from vla_ros.policies.pi.loading import CHOICES, Parts, parameter_parts, plan_memory
 from vla_ros.policies.pi.processing import ROBOTS, find_robot, override
 from vla_ros.policies.sampling import SamplingPolicy, SamplingSession
-from vla_ros.types import FloatArray, Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros.types import FloatArray, Observation, PreviousChunk
 
 WARM_PROMPT = 64
 
@@ -84,9 +84,7 @@ class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
             engine.warm_up(prompts, len(processing.images), batch)
         return True
 
-    def _request(
-        self, session: SamplingSession, observation: Observation, images: Mapping[str, UInt8Array | RawImage]
-    ) -> FlowRequest:
+    def _request(self, session: SamplingSession, observation: Observation, images: Images) -> FlowRequest:
         state = self._state(observation)
         rtc = None if observation.previous is None else self._continue(observation.previous, state)
         names = dict(zip(self.spec.image_keys, self.loaded.processing.images, strict=True))
