@@ -197,7 +197,7 @@ def _read_stored(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_weights(sizes: GrootArchitecture, stored: Manifest, folder: Path) -> None:
-    """Compare the stored tensors with the sizes; raises CheckpointError if they differ."""
+    """Raise CheckpointError if the stored tensors are not those of the sizes."""
     unused = re.compile(
         rf"{re.escape(EMBEDDINGS[1])}$|{re.escape(LANGUAGE)}norm\.weight$|{re.escape(LANGUAGE)}layers\.(\d+)\.|"
         rf"{re.escape(HEAD)}(position_embedding|mask_token)"

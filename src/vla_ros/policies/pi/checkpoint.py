@@ -115,10 +115,7 @@ def read_config(folder: Path, advice: str = "") -> Fields:
 
 
 def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Processing) -> dict[str, Any]:
-    """Read what LeRobot states alike for every flow policy, as fields of a checkpoint.
-
-    ``steps`` is the key of the Euler steps.
-    """
+    """Read the fields that LeRobot states alike for every flow policy; ``steps`` is the key of the Euler steps."""
     execute = config.whole("n_action_steps", horizon)
     if execute > horizon:
         raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but a chunk has {horizon}")

@@ -140,7 +140,6 @@ def read_stored(folder: Path) -> dict[str, StoredTensor]:
 
 
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the data type of a parameter in a model of ``dtype``."""
     return torch.float32 if FLOAT32.match(name) else dtype
 
 

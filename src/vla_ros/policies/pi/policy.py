@@ -38,7 +38,7 @@ class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
 
     @abstractmethod
     def _read(self) -> C:
-        """Read everything in the checkpoint except its weights."""
+        """Read the checkpoint without its weights."""
 
     @abstractmethod
     def _parts(self, checkpoint: C) -> Parts:
@@ -74,10 +74,7 @@ class FlowPolicy(SamplingPolicy[PiModel, FlowRequest], Generic[C]):
         self.spec, self._stated = _spec(opened), opened.rtc
 
     def _warm_up(self, batch: int) -> bool:
-        """Capture graphs for a typical and for the maximum prompt length.
-
-        The latter graph serves other lengths until theirs are captured.
-        """
+        """Capture graphs for a typical prompt, and for the longest, which serves others in the meantime."""
         processing, engine = self.loaded.processing, self.loaded.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, self.loaded.longest), self.loaded.longest
@@ -139,17 +136,9 @@ class PiPolicy(FlowPolicy[PiCheckpoint]):
         return parameter_parts(checkpoint.architecture, checkpoint.stored)
 
     def _load(self, checkpoint: PiCheckpoint, where: Placement, progress: Progress) -> PiModel:
-        options = self._options
-        return load_model(
-            checkpoint,
-            str(where.device),
-            where.dtype,
-            options.flow_steps,
-            options.tokenizer,
-            progress,
-            options.quantization,
-            options.rtc == "jacobian",
-        )
+        options, device = self._options, str(where.device)
+        steps, words, jacobian = options.flow_steps, options.tokenizer, options.rtc == "jacobian"
+        return load_model(checkpoint, device, where.dtype, steps, words, progress, options.quantization, jacobian)
 
 
 def _states(checkpoint: PiCheckpoint) -> Iterator[StateFeature]:

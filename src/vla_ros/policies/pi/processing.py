@@ -183,10 +183,7 @@ def find_tokenizer(folder: Path, chosen: str = "", stated: str = "") -> Path:
 
 
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """Read a tokenizer.
-
-    Raises CheckpointError unless it has ``vocabulary`` pieces and PaliGemma's control tokens.
-    """
+    """Read a tokenizer; raises CheckpointError without ``vocabulary`` pieces and PaliGemma's control tokens."""
     tokenizer = read_tokenizer(path)
     if tokenizer.size != vocabulary or tokenizer.special != SPECIAL:
         raise CheckpointError(

@@ -176,14 +176,12 @@ def read_words(vlm: Path, vocabulary: int) -> Words:
 
 
 def smolvla_parts(checkpoint: SmolVlaCheckpoint) -> Parts:
-    """List the stored tensors of every parameter."""
     return SMOLVLA_TENSORS.parts(build_empty(checkpoint.architecture), checkpoint.stored)
 
 
 def load_network(
     checkpoint: SmolVlaCheckpoint, device: str = "cpu", dtype: str = "float32", progress: Progress = no_progress
 ) -> SmolVlaNetwork:
-    """Check and load a checkpoint's parameters."""
     sizes, vlm = checkpoint.architecture, checkpoint.vlm
     source = f"{checkpoint.folder}: the weights are not those of the sizes in config.json and {vlm}"
     network = fill_network(build_empty(sizes), SMOLVLA_TENSORS, checkpoint.stored, source, device, dtype, progress)
