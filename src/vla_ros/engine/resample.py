@@ -48,12 +48,13 @@ _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.54119610
 """Factors along each axis by which the fast inverse DCT expects its coefficients to be multiplied."""
 
 
-def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any) -> Callable[[Tensor], Tensor]:
-    """Return the function that encodes and decodes uint8 images [B, *size, 3] as JPEG does, on ``device``.
+_Pipeline = Callable[[Tensor], Tensor]
+"""Converts RGB images, uint8 [B, H, W, 3], to [B, height, width, 3], uint8 or as the processor is ``floating``."""
 
-    Images must be at least 5 pixels wide.
-    """
-    height, width = size
+
+def _jpeg(step: JpegRoundTrip, device: torch.device) -> _Pipeline:
+    """Encode and decode images as JPEG does; they must be at least 5 pixels wide."""
+    (height, width), kernels = step.size, _kernels(device)
     tiles = {"ROWS": -(-height // 16), "COLUMNS": -(-width // 16)}
     quantisation = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95
     scales = (quantisation * np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64) + (1 << 11)) >> 12
@@ -117,9 +118,6 @@ def _fast_inverse() -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
     )
 
 
-_Pipeline = Callable[[Tensor], Tensor]
-"""Converts RGB images, uint8 [B, H, W, 3], to [B, height, width, 3], uint8 or as the processor is ``floating``."""
-
 _AT_ONCE = 2**22  # products held at a time; their 16 MiB fit into the cache of a large GPU
 
 
@@ -171,11 +169,9 @@ def make_pipeline(
 
 def make_step(step: Any, device: torch.device) -> _Pipeline:
     """Return the function for one step of an image processor."""
-    if isinstance(step, JpegRoundTrip):
-        return make_round_trip(step.size, device, _kernels(device))
     makers: dict[type, Callable[[Any, torch.device], _Pipeline]] = {
         BilinearCrop: _crop, BilinearPad: _bilinear_pad, FixedPointResize: _resize, FloatResize: _float_resize,
-        Padding: _pad,
+        JpegRoundTrip: _jpeg, Padding: _pad,
     }  # fmt: skip
     return makers[type(step)](step, device)
 
