@@ -19,8 +19,11 @@ from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import QUANTIZATIONS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
 
 SHAPE = DecoderShape(64, 96, 1, 4, 2, 16, vocab_size=80, max_positions=SKINNY + 8)
-FEWER = Tile(64, stages=1, splits=2, block_m=16)
-"""Attention without programs that see nothing, which dense weights have."""
+QUANTIZED_TILES = {
+    "attend": Tile(64, stages=1, splits=2, block_m=16),
+    "gemm": Tile(32, stages=2, block_m=32, tail_m=0, splits=2),
+}
+"""Attention without programs that see nothing, which dense weights have; products whose inputs are split."""
 
 
 def prepare_interpreter() -> None:
@@ -167,7 +170,7 @@ def compare(kind: str, name: str) -> None:
     dtype = getattr(torch, name)
     bound = 1e-5 if dtype == torch.float32 else 2e-2
     weights = make_weights(SHAPE, kind, dtype)
-    ours = TritonOps(lambda work: FEWER if work.kernel == "attend" and kind != "none" else None)
+    ours = TritonOps(lambda work: QUANTIZED_TILES.get(work.kernel) if kind != "none" else None)
     theirs = Ops()
 
     # Few rows: every kernel of a decoding pass, two observations at different positions.

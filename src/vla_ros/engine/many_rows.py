@@ -109,8 +109,8 @@ class ManyRows:
     def _product(self, rows: Rows, matrix: Matrix, out: Tensor, *, add: bool = False) -> Tensor:
         """Compute ``out [B, R, N] = [out +] rows @ matrix.T`` for many rows and a dense or packed weight.
 
-        Returns ``out``, or, if programs split the inputs of a packed weight, the programs' partial sums, float32
-        [programs, B * R, N], without int8's scales.
+        Returns ``out``, or, if programs split the inputs of a packed weight to add it, the programs' partial sums,
+        float32 [programs, B * R, N], without int8's scales.
         """
         if matrix.packed:
             return self._packed_product(rows, matrix, out, add)
@@ -127,7 +127,8 @@ class ManyRows:
         each = matrix.nbytes / (matrix.outputs * matrix.inputs)
         work = Work("gemm", matrix.inputs, matrix.outputs, "", kind, count, each, out.element_size())
         config = choose_tile(gpu_of(out.device), work, self._measured)
-        block_n, block_m, split_k = config.block_n, config.block_m + config.tail_m, config.splits
+        block_n, block_m = config.block_n, config.block_m + config.tail_m
+        split_k = config.splits if add else 1  # only a norm, which follows an addition, sums up partial sums
         to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
         grid, common = (triton.cdiv(count, block_m), matrix.outputs // block_n, split_k), {
             "K": matrix.inputs, "ADD": add, "ASM": not interpreted(out) and out.dtype == torch.bfloat16,
