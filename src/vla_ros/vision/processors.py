@@ -108,7 +108,7 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
     if image.shape[:2] == target:
         return image
     small = pillow_resized(image, fitted_size(image.shape[:2], target), Image.Resampling.BILINEAR)
-    return _centred(np.asarray(small), target)
+    return _placed(np.asarray(small), target, centred_corner((small.height, small.width), target))
 
 
 def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resampling) -> Image.Image:
@@ -147,12 +147,11 @@ def _bilinear_pad(source: tuple[int, int], target: tuple[int, int], centred: boo
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> CropTaps:
-    """Return the two neighbours in ``source`` of each sample of ``target``, and the second neighbour's weight."""
+    """Return the taps of a bilinear resize along one axis, with pixel centres at half-integers."""
     scale = np.float64(np.float32(source) / np.float32(target))
     # Rounded once, as in a fused multiply-add.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
-    first = np.minimum(position.astype(np.intp), source - 1)
-    return CropTaps(first, np.minimum(first + 1, source - 1), position - first.astype(np.float32))
+    return resample.linear_taps(position, source)
 
 
 def _mix(one: _Levels, other: _Levels, share: _Levels) -> _Levels:
@@ -163,10 +162,6 @@ def _mix(one: _Levels, other: _Levels, share: _Levels) -> _Levels:
 def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
     """Return the corner (row, column) of a centred image; an odd pixel of padding is at the bottom or right."""
     return (target[0] - source[0]) // 2, (target[1] - source[1]) // 2
-
-
-def _centred(small: _Pixels, target: tuple[int, int]) -> _Pixels:
-    return _placed(small, target, centred_corner(small.shape[:2], target))
 
 
 def _placed(small: _Pixels, target: tuple[int, int], corner: tuple[int, int]) -> _Pixels:

@@ -100,7 +100,12 @@ def crop_taps(source: int, target: int, area: float) -> CropTaps:
         position = low * last + np.arange(target, dtype=np.float32) * ((high - low) * last / np.float32(target - 1))
     else:
         position = np.array([np.float32(0.5) * (low + high) * last], np.float32)
-    below = np.minimum(np.floor(position).astype(np.intp), source - 1)
+    return linear_taps(position, source)
+
+
+def linear_taps(position: NDArray[np.float32], source: int) -> CropTaps:
+    """Return the two neighbours of each ``position`` >= 0 among ``source`` samples, and the second one's weight."""
+    below = np.minimum(position.astype(np.intp), source - 1)
     return CropTaps(below, np.minimum(below + 1, source - 1), position - below.astype(np.float32))
 
 
