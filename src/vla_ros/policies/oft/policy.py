@@ -26,7 +26,6 @@ from vla_ros.policies.oft.loading import Weights, layout_of, read_weights
 from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.policies.openvla.architecture import Architecture, read_architecture
-from vla_ros.policies.openvla.loading import check_weights
 from vla_ros.policies.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
 from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, choose
 from vla_ros.policies.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
@@ -137,9 +136,8 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
         prompt = load_prompt_encoder(self._base, architecture, "auto", reserved)
         model = empty(lambda: OFTModel(architecture, layout))
-        check_weights(model, found.weights.manifest, self.folder)
         logger.info("%s %s: %s", self.title, self.folder.name, layout)
-        self._set_memory(model, where.device)
+        self._check(model, found.weights.manifest, where.device)
         return found, model, prompt
 
     def _build(
@@ -149,8 +147,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         decoder = self._fill(model, found.weights.produce, where, progress)
         self.spec = found.spec
         plain = None if decoder is not None else plain_inference(model, self._options.denoising_steps)
-        engine = self._make_engine(model, prompt, decoder, plain) if self._runs_engine(where) else None
-        inference = engine or plain
+        inference = self._make_engine(model, prompt, decoder, plain) or plain
         assert inference is not None, "quantised weights have no reference path, so a failed engine raises"
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
         self._loaded = _Loaded(model, prompt, bins, found.statistics, inference, found.state)
@@ -158,7 +155,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
     def _make_engine(
         self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None
     ) -> ChunkInference | None:
-        """Return an engine that passed its tests, or None if ``auto`` falls back to ``plain``."""
+        """Return an engine that passed its tests, or None for ``plain``."""
         options, ids, size = self._options, prompt.encode(SELF_TEST_INSTRUCTION), model.architecture.image_size
         pair = two_images(size, size)
 
@@ -174,7 +171,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
                 ours, theirs = ([one.answer(each) for each in asked] for one in (engine, plain))
                 check_chunks(ours, theirs, model.dtype)
 
-        return self._engine(make, check, has_fallback=plain is not None)
+        return self._engine(model, make, check, has_fallback=plain is not None)
 
     def _warm_up(self, batch: int) -> bool:
         loaded = self.loaded

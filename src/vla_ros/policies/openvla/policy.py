@@ -24,7 +24,7 @@ from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, VlaRosError
 from vla_ros.policies.base import Progress
-from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
+from vla_ros.policies.checkpoint_files import Produce, StoredTensor, checkpoint_folder, from_files, read_manifest
 from vla_ros.policies.memory import MemoryCheck
 from vla_ros.policies.network_policy import (
     SELF_TEST_INSTRUCTION,
@@ -128,10 +128,9 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _details(self) -> str:
         return f", un-normalised by '{self.loaded.statistics.key}'"
 
-    def _runs_engine(self, where: Placement) -> bool:
-        return choose_engine(self._options, where.device) == "graph"
-
-    def _set_memory(self, model: OpenVLAModel, device: torch.device) -> None:
+    def _check(self, model: OpenVLAModel, manifest: Mapping[str, StoredTensor], device: torch.device) -> None:
+        """Compare the stored tensors with the network, and set :attr:`_memory`."""
+        check_weights(model, manifest, self.folder)
         plan = partial(plan_memory, parameter_shapes(model), model.architecture)
         self._memory = MemoryCheck(plan, OPENVLA_CHOICES, str(device))
 
@@ -157,8 +156,12 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         encode = None if film else checked_encoder(model, images, strict=strict)
         return None if decoder is None else checked(make_ops(decoder.device), decoder, strict=strict), encode
 
-    def _engine(self, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool) -> E | None:
-        """Make and check an engine; return None if that fails and ``policy.engine`` is ``auto``."""
+    def _engine(
+        self, model: OpenVLAModel, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool
+    ) -> E | None:
+        """Make and check an engine; None for the reference path, to which ``auto`` falls back after a failure."""
+        if choose_engine(self._options, model.device) == "reference":
+            return None
         engine = None
         try:
             engine = make()
@@ -264,12 +267,11 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
         model = build_empty(architecture)
         manifest = read_manifest(base)
-        check_weights(model, manifest, folder)
+        self._check(model, manifest, where.device)
         produce = from_files(manifest)
         if options.base:
             produce = merging(produce, read_adapter(adapter_folder(folder), manifest))
             logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
-        self._set_memory(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
         return _Loaded(model, prompt, bins, statistics, None), produce
 
@@ -283,8 +285,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
             dimension=dimension,
         )
         weights = self._fill(model, produce, where, progress)
-        if self._runs_engine(where):
-            self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
+        self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
         """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.
@@ -301,10 +302,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         return LiberoResize(size, area)
 
     def _make_engine(self, loaded: _Loaded, weights: DecoderWeights | None) -> Engine | None:
-        """Return an engine that passed its tests, or None if ``auto`` falls back.
-
-        ``weights`` is the quantised decoder, or None.
-        """
+        """Return an engine that passed its tests, or None; ``weights`` is the quantised decoder, or None."""
         options, model, count = self._options, loaded.model, loaded.statistics.dimension
         images = two_images(*self.spec.processors[self._image_key].size)
         prompt = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
@@ -323,7 +321,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
             if options.self_test:
                 fit_guard(engine, images, prompt)
 
-        return self._engine(make, check, has_fallback=weights is None)
+        return self._engine(model, make, check, has_fallback=weights is None)
 
     def _warm_up(self, batch: int) -> bool:
         engine = self.loaded.engine
