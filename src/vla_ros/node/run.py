@@ -82,10 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
     if check is None or check.world is None:
         raise ConfigError(f"--srdf: no pairs are checked ({check.why_not if check else 'no arm'})")
-    try:
-        path.write_text(write_srdf(check.world), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--srdf: {path} cannot be written ({error.strerror})") from None
+    write_file("--srdf", path, write_srdf(check.world))
 
 
 def serve(
@@ -140,7 +137,7 @@ def serve(
         finally:
             node.cleanup()
             if stats is not None:
-                write_stats(node, stats)
+                write_file("--stats", stats, json.dumps(node.stats.summary()) + "\n")
         logger.info("ended: the arm holds")
     return 1 if lost else 0
 
@@ -162,11 +159,12 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
     return said
 
 
-def write_stats(node: PolicyNode, path: Path) -> None:
+def write_file(option: str, path: Path, text: str) -> None:
+    """Write the file that an option of the command names. Raises VlaRosError if it cannot be written."""
     try:
-        path.write_text(json.dumps(node.stats.summary()) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise VlaRosError(f"--stats {path}: cannot be written ({error.strerror})") from None
+        raise VlaRosError(f"{option} {path}: cannot be written ({error.strerror})") from None
 
 
 def log_progress(logger: Logger) -> Progress:
