@@ -33,7 +33,7 @@ _REMEMBERED = 1024  # joint states; one second at 1 kHz, the rate of the fastest
 
 
 class Inputs:
-    """Thread-safe store of the newest inputs and of recent joint states."""
+    """Thread-safe store of the newest inputs, of which ``snapshot`` has all, and of recent joint states."""
 
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
@@ -42,18 +42,13 @@ class Inputs:
         self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._joints_seen: dict[str, float] = {}
         self._published: dict[str, float] = {}
-        self._snapshot = Snapshot(instruction=instruction.strip())
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The newest inputs; never waits."""
-        return self._snapshot
+        self.snapshot = Snapshot(instruction=instruction.strip())
 
     def set_joints(self, joints: JointState, arm: str = "arm", published: float = math.inf) -> None:
         """Store a measured joint state of one arm; for ``published`` see :meth:`Suspension.published`."""
         with self._lock:
-            arms = MappingProxyType({**self._snapshot.arms, arm: joints})
-            self._snapshot = replace(self._snapshot, joints=together(arms.values()), arms=arms)
+            arms = MappingProxyType({**self.snapshot.arms, arm: joints})
+            self.snapshot = replace(self.snapshot, joints=together(arms.values()), arms=arms)
             self._joints_seen[arm], self._published[arm] = self._clock.steady(), published
             self._history[arm].append(joints)
 
@@ -67,7 +62,7 @@ class Inputs:
             since = self._clock.steady() - timeout
             return {
                 arm: joints
-                for arm, joints in self._snapshot.arms.items()
+                for arm, joints in self.snapshot.arms.items()
                 if self._joints_seen[arm] >= since and self._published[arm] >= resumed
             }
 
@@ -81,27 +76,27 @@ class Inputs:
     def set_state(self, key: str, state: JointState) -> None:
         """Store the newest message of one of ``robot.state_topics``."""
         with self._lock:
-            newest = MappingProxyType({**self._snapshot.state, key: state})
-            self._snapshot = replace(self._snapshot, state=newest)
+            newest = MappingProxyType({**self.snapshot.state, key: state})
+            self.snapshot = replace(self.snapshot, state=newest)
 
     def set_instruction(self, instruction: str) -> bool:
         """Store an instruction; if it has changed, begin a new epoch and return True."""
         with self._lock:
-            old = self._snapshot
+            old = self.snapshot
             if instruction == old.instruction:
                 return False
-            self._snapshot = replace(old, instruction=instruction, epoch=old.epoch + 1)
+            self.snapshot = replace(old, instruction=instruction, epoch=old.epoch + 1)
             return True
 
     def new_epoch(self) -> None:
         """Begin a new task with the same instruction (a reset); the current inference becomes void."""
         with self._lock:
-            self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
+            self.snapshot = replace(self.snapshot, epoch=self.snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
         """Forget joint states and state topics after a clock jump, but not the instruction."""
         with self._lock:
-            self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
+            self.snapshot = Snapshot(instruction=self.snapshot.instruction, epoch=self.snapshot.epoch + 1)
             self._history.clear()
 
 

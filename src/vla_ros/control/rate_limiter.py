@@ -28,7 +28,7 @@ class RateLimiter:
         self._velocities = velocities
         self._begun = -math.inf  # when the last step began
         self._earned = -math.inf  # when the long-run rate allows the next step; it may be a period early
-        self._planned = -math.inf  # when the next step of a chunk is due
+        self.planned_due = -math.inf  # when the next step of a chunk is due: a period after the previous one was
         self._lead = 0.0  # seconds from taking a frame to sending its command
 
     @property
@@ -56,11 +56,6 @@ class RateLimiter:
         latest = max(due, self._begun + self._period) + _LATE * self._period
         return max(0.0, latest - now) if following <= latest else 0.0
 
-    @property
-    def planned_due(self) -> float:
-        """When the next step of a chunk is due: a period after the previous step was due."""
-        return self._planned
-
     def planned_time(self, now: float) -> float:
         """Return the seconds from ``now``, when a chunk's step is sent, until the next step is due.
 
@@ -68,7 +63,7 @@ class RateLimiter:
         """
         if self._velocities:
             return self.period
-        return min(max(self._planned + self.period - now, _SHORTEST * self.period), self.period)
+        return min(max(self.planned_due + self.period - now, _SHORTEST * self.period), self.period)
 
     def step_time(self, now: float) -> float:
         """Return the duration in seconds of the step for a frame taken at ``now``.
@@ -84,7 +79,7 @@ class RateLimiter:
     def answered(self, begun: float, sent: float) -> None:
         """Record that the command for a frame taken at ``begun`` was sent at ``sent``."""
         self._lead = sent - begun
-        self._planned = sent + self.period
+        self.planned_due = sent + self.period
         self._step(begun)
 
     def executed(self, sent: float, begun: float | None = None) -> None:
@@ -94,8 +89,8 @@ class RateLimiter:
         was taken, if this is the first step. The next step is due one period after this one was due, so that delays
         do not add up, but no sooner than nine tenths of a period from now.
         """
-        due = self._planned if sent - self._planned < self.period else sent
-        self._planned = max(due + self.period, sent + _SHORTEST * self.period)
+        due = self.planned_due if sent - self.planned_due < self.period else sent
+        self.planned_due = max(due + self.period, sent + _SHORTEST * self.period)
         if begun is not None:
             self._lead = sent - begun
         self._step(sent - self._lead)

@@ -63,6 +63,7 @@ class ActionSchedule:
 
     Attributes:
         kind: ``sync``, ``append``, ``blend``, ``ensemble`` or ``rtc``.
+        position: Steps executed so far; a chunk's first action belongs to the position at its observation.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ActionSchedule:
         self.kind = resolve_schedule(control.schedule, spec)
         # As in ACT, an ensemble infers after each step, unless an option says otherwise.
         self._usual_steps = 1 if self.kind == "ensemble" else spec.execute_steps
-        self._executed = 0
+        self.position = 0
         self._unblended = list(unblended)
         self._rotations = rotations
         self._positions = spec.motion in ("joint_position", "tip_position")
@@ -92,17 +93,12 @@ class ActionSchedule:
         self._before_load: FloatArray | None = None
 
     @property
-    def position(self) -> int:
-        """Steps executed so far; a chunk's first action belongs to the position at its observation."""
-        return self._executed
-
-    @property
     def left(self) -> int:
         """Remaining steps of the newest chunk, regardless of ``control.execute_steps``."""
         if not self._placed:
             return 0
         newest = self._placed[-1]
-        return max(0, newest.start + len(newest.chunk.actions) - self._executed)
+        return max(0, newest.start + len(newest.chunk.actions) - self.position)
 
     @property
     def remaining(self) -> int:
@@ -131,7 +127,7 @@ class ActionSchedule:
         """
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
-        start = self._executed if start is None else start
+        start = self.position if start is None else start
         self._before_load = self._last if self.kind == "blend" else self._end_of_plan(start, rested)
         self._placed.append(_Placed(chunk, start))
         self._next = None
@@ -147,7 +143,7 @@ class ActionSchedule:
         RuntimeError if no step is :attr:`left`.
         """
         newest = self._placed[-1] if self._placed else None
-        own = newest.at(self._executed) if newest else None
+        own = newest.at(self.position) if newest else None
         if newest is None or own is None:
             raise RuntimeError("no step is left: load a chunk first")
         if self.kind in ("blend", "rtc"):
@@ -158,7 +154,7 @@ class ActionSchedule:
             action = own
         if self._unblended and action is not own:
             action[self._unblended] = own[self._unblended]
-        self._next = Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
+        self._next = Step(action.copy(), self.position - newest.start, newest.chunk.stamp)
         return self._next
 
     def executed(self) -> None:
@@ -166,18 +162,18 @@ class ActionSchedule:
         if self._next is None:
             raise RuntimeError("executed() without next()")
         self._before_last, self._last, self._next = self._last, self._next.action, None
-        old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
+        old = self._placed[0].at(self.position) if len(self._placed) > 1 else None
         if old is not None:  # after the old chunk's end, the blend continues from its last action
             self._before_load = old
-        self._executed += 1
+        self.position += 1
         self._since_load += 1
-        while len(self._placed) > 1 and self._placed[0].at(self._executed) is None:
+        while len(self._placed) > 1 and self._placed[0].at(self.position) is None:
             self._placed.popleft()
 
     def _end_of_plan(self, start: int, rested: bool) -> FloatArray | None:
         """Return where a plan that has ended leaves the arm, or None if it has not ended."""
         before, last = self._before_last, self._last
-        ended = self.kind == "rtc" and start < self._executed and not self.left
+        ended = self.kind == "rtc" and start < self.position and not self.left
         if not ended or not self._positions or last is None or before is None:
             return None
         return last if rested else 2 * last - self._like(before, last)
@@ -187,7 +183,7 @@ class ActionSchedule:
         share = (self._since_load + 1) / (self.control.blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own
-        old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
+        old = self._placed[0].at(self.position) if len(self._placed) > 1 else None
         before = self._before_load if old is None else old
         return (1 - share) * self._like(before, own) + share * own
 
@@ -200,7 +196,7 @@ class ActionSchedule:
 
     def _ensemble(self, own: FloatArray) -> FloatArray:
         """Return the weighted mean of all predictions [n, D] for the current step."""
-        placed = (each.at(self._executed) for each in self._placed)
+        placed = (each.at(self.position) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
         weights = np.exp(-self.control.ensemble_decay * np.arange(len(predictions)))
         mean: FloatArray = np.average(predictions, axis=0, weights=weights)

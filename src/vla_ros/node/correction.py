@@ -55,18 +55,14 @@ class Correction:
         )
         self._limiter, self._interpolator = self._executor.limiter, self._executor.interpolator
         self.has_input = source.input != "none"
-        self._begun = False
+        self.has_begun = False
         self._start = self._due = self._sent = 0.0  # steady clock, s; sent: the last command, or the policy's
         self._seen = 0  # interruptions of motion
 
     @property
     def acts(self) -> bool:
         """True from a takeover until the arm rests and the policy may continue."""
-        return self._begun or self._safety.mode is not Mode.AUTONOMOUS
-
-    @property
-    def has_begun(self) -> bool:
-        return self._begun
+        return self.has_begun or self._safety.mode is not Mode.AUTONOMOUS
 
     def configure(self, config: Config) -> None:
         """Apply changed options between steps."""
@@ -79,7 +75,7 @@ class Correction:
         """Take over once the policy's step has ended, at ``step_ends`` seconds of the steady clock."""
         now = self._clock.steady()
         self._start = min(max(now, step_ends), now + _LONGEST_STEP)
-        self._begun = True
+        self.has_begun = True
         self._due = self._start
         self._sent = now  # the policy may just have sent a command
         self._interpolator.stop()
@@ -199,4 +195,4 @@ class Correction:
             self._gate.controller = self._policy
         self._executor.rest()
         self._executor.end_holds()
-        self._begun = False
+        self.has_begun = False

@@ -31,8 +31,8 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     ``interrupted`` is called between loading steps; if it returns True, loading ends with KeyboardInterrupt.
     ``options`` are further arguments of ``rclpy.node.Node`` (``context``, ``namespace``,
-    ``parameter_overrides``). ``failure`` is why the last transition failed, or "". Raises ConfigError if a
-    parameter has an unknown name or an invalid value.
+    ``parameter_overrides``). ``config`` has the options in force; ``failure`` is why the last transition failed,
+    or "". Raises ConfigError if a parameter has an unknown name or an invalid value.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         self._policy_node: PolicyNode | None = None
         about = ParameterDescriptor(description="Configure and activate at start; arming stays explicit")
         autostart = self.declare_parameter("autostart", True, about).value
-        self._config = declare(self)
+        self.config = declare(self)
         # Iron and later also report accepted changes; Humble only asks beforehand.
         self._asks_only = not hasattr(self, "add_post_set_parameters_callback")
         self.add_on_set_parameters_callback(self._on_set_parameters)
@@ -53,11 +53,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
             self.add_post_set_parameters_callback(self._on_parameters_set)
         if autostart:
             self._starter = self.create_timer(0.0, self._autostart)
-
-    @property
-    def config(self) -> Config:
-        """The options in force."""
-        return self._config
 
     @property
     def exit_status(self) -> int | None:
@@ -73,9 +68,9 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load and warm up the model, and create the endpoints; takes as long as the checkpoint needs."""
-        node = PolicyNode(RclpyBackend(), self, self._config)
+        node = PolicyNode(RclpyBackend(), self, self.config)
         try:
-            build({}, self._config)  # options that were set one at a time are complete now
+            build({}, self.config)  # options that were set one at a time are complete now
             node.configure(self._progress())
         except Exception as error:  # a third party's policy may raise anything
             return self._failed("configure", error)
@@ -144,7 +139,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     def _on_set_parameters(self, parameters: Sequence[Parameter]) -> SetParametersResult:
         try:
-            config = changed(self._config, parameters, everything=self._policy_node is None)
+            config = changed(self.config, parameters, everything=self._policy_node is None)
         except VlaRosError as error:
             return SetParametersResult(successful=False, reason=str(error))
         if self._asks_only:
@@ -152,10 +147,10 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SetParametersResult(successful=True)
 
     def _on_parameters_set(self, parameters: Sequence[Parameter]) -> None:
-        self._apply(changed(self._config, parameters, everything=True))
+        self._apply(changed(self.config, parameters, everything=True))
 
     def _apply(self, config: Config) -> None:
-        before, self._config = half_boxes(self._config), config
+        before, self.config = half_boxes(self.config), config
         for text in set(half_boxes(config)) - set(before):  # rclpy passes on no reason with a success
             self.get_logger().warning(f"{text}; there is no box now")
         if self._policy_node is not None:

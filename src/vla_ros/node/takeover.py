@@ -133,7 +133,7 @@ class Episodes:
     def __init__(self, context: Context, publish: Any) -> None:
         self._context, self._publish = context, publish
         self._lock = threading.RLock()
-        self._number, self._open = 0, False
+        self._number, self.is_open = 0, False
         self._source = NOBODY
         self._said: dict[str, Any] = {}
 
@@ -142,30 +142,26 @@ class Episodes:
         with self._lock:
             status = self._context.safety.status
             running = status.state in (State.ARMED, State.HOLDING)
-            if self._open and not running:
+            if self.is_open and not running:
                 self._end("end")
-            elif running and not self._open and status.mode is not Mode.PAUSED:
-                self._number, self._open = self._number + 1, True
+            elif running and not self.is_open and status.mode is not Mode.PAUSED:
+                self._number, self.is_open = self._number + 1, True
                 self._say("episode_start")
             changed = status.source != self._source
             self._source = status.source
             self._say("source" if changed else "state" if kind == "source" else kind)
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
     def label(self, label: str) -> None:
         """End the episode with a person's label, if there is one."""
         with self._lock:
-            if self._open:
+            if self.is_open:
                 self._end(label)
 
     def close(self) -> None:
         self.label("end")
 
     def _end(self, label: str) -> None:
-        self._open = False
+        self.is_open = False
         self._say("episode_end", label)
 
     def _say(self, kind: str, label: str = "") -> None:
