@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -8,7 +6,7 @@ from test.policies.smolvla.conftest import CASES, SHIPPED, infer, load_folder, r
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.smolvla import SmolVlaOptions
 from vla_ros.policies.smolvla.architecture import SMOLVLM2
-from vla_ros.policies.smolvla.loading import IGNORED_KEYS, read_checkpoint
+from vla_ros.policies.smolvla.loading import read_checkpoint
 from vla_ros.policies.smolvla.policy import load_model
 
 REFUSED = {
@@ -58,17 +56,11 @@ def test_images_must_be_square_multiples_of_the_shuffle(checkpoint, resize, mess
         read_checkpoint(checkpoint, SmolVlaOptions())
 
 
-def test_each_key_that_is_ignored_gives_its_reason(checkpoint):
-    """The folder's own config.json has every field of LeRobot 0.6.1; other values of harmless keys are accepted."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    harmless = " ".join(IGNORED_KEYS.values()).split()
-    for key in ("prefix_length", "pad_language_to", "compile_model", "load_vlm_weights", "n_obs_steps"):
-        assert key in config
-        assert key in harmless
-    edit_json(
-        checkpoint / "config.json",
-        lambda config: config.update(prefix_length=200, pad_language_to="max_length", compile_model=True),
-    )
+def test_other_values_of_harmless_keys_change_nothing(checkpoint):
+    """The folder's own config.json has every field of LeRobot 0.6.1."""
+    values = {"prefix_length": 200, "pad_language_to": "max_length", "compile_model": True}
+    values |= {"load_vlm_weights": True, "n_obs_steps": 2}
+    edit_json(checkpoint / "config.json", lambda config: config.update(values))
     case = CASES["default"][0]
     model = load_folder(checkpoint)
     np.testing.assert_allclose(infer(model, request(model, case))[0], case["actions_normalized"], atol=1e-4)

@@ -114,8 +114,7 @@ def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootC
     if options.embodiment:
         raise ConfigError(f"policy.embodiment: {folder} has LeRobot's layout, which states its own")
     base = _base_folder(folder, config, options)
-    _, architecture = _read_sizes(base, read_fields(base / _CONFIG), options, folder)
-    backbone = _backbone_folder(folder, options, base)
+    backbone, architecture = _read_sizes(base, read_fields(base / _CONFIG), options, folder)
     tag = str(config.get("embodiment_tag", "new_embodiment"))
     stated = config.get("action_decode_transform", "auto")
     chosen = options.action_transform if options.action_transform != "auto" else stated
