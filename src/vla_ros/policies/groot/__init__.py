@@ -35,8 +35,7 @@ class GrootOptions(SamplingOptions):
         "base_model_path of the checkpoint",
     )
     backbone: str = option(
-        "",
-        "Folder with Cosmos-Reason2-2B's configuration, tokenizer and chat template; empty: the checkpoint's",
+        "", "Folder with Cosmos-Reason2-2B's configuration, tokenizer and chat template; empty: the checkpoint's"
     )
     quantization: str = option("none", "Format of the language model's weights", choices=("none", "fp8"))
     rtc_horizon: int = option(

@@ -142,10 +142,7 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
         for part in (*cache.keys, *cache.values):
             part.copy_(noise(*part.shape))
         ends = torch.tensor([[24], [128]], dtype=torch.int32, device=model.device)
-        state, actions = (
-            noise(1, 1, model.sizes.head.hidden_size),
-            noise(1, model.horizon, model.action_dim),
-        )
+        state, actions = noise(1, 1, model.sizes.head.hidden_size), noise(1, model.horizon, model.action_dim)
         strength = torch.ones_like(actions[..., 0])
 
         def flow() -> Tensor:

@@ -6,13 +6,7 @@ from pathlib import Path
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Fields, read_fields
-from vla_ros.policies.pi.checkpoint import (
-    SHARED_HARMLESS,
-    PiCheckpoint,
-    lerobot_fields,
-    read_config,
-    read_prompt,
-)
+from vla_ros.policies.pi.checkpoint import SHARED_HARMLESS, PiCheckpoint, lerobot_fields, read_config, read_prompt
 from vla_ros.policies.pi.loading import Parts, StoredNames, fill_network, read_stored
 from vla_ros.policies.processor_files import (
     ADVICE,

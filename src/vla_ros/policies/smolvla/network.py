@@ -11,13 +11,7 @@ from torch.nn import functional
 from vla_ros.engine.flow import FlowModel
 from vla_ros.engine.ops import TowerOps
 from vla_ros.engine.weights import Matrix
-from vla_ros.policies.pi.network import (
-    GemmaParameters,
-    LlamaNorm,
-    PiNetwork,
-    SiglipTower,
-    make_flow,
-)
+from vla_ros.policies.pi.network import GemmaParameters, LlamaNorm, PiNetwork, SiglipTower, make_flow
 from vla_ros.policies.smolvla.architecture import SmolVlaArchitecture
 from vla_ros.policies.weights import empty
 
