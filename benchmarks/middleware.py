@@ -208,22 +208,18 @@ def measure(arguments: argparse.Namespace) -> None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def _environment(arguments: argparse.Namespace, name: str, frames: FrameLoad, folder: Path) -> dict[str, str]:
-    profile = select_profile(name, frames, sourced_distribution(), arguments.interface)
-    write_profile(profile, folder)
-    kept = {key: text for key, text in os.environ.items() if key not in ALL_VARIABLES}
-    if name == "default" and arguments.rmw:
-        kept["RMW_IMPLEMENTATION"] = arguments.rmw
-    return kept | profile.environment(folder)
-
-
 def _run(arguments: argparse.Namespace, name: str, frames: FrameLoad, raw: bool) -> dict[str, Any] | None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        environment = _environment(arguments, name, frames, folder)
         profile = select_profile(name, frames, sourced_distribution(), arguments.interface)
-        if check_profile(name, frames, profile.distribution, environment).fatal:
-            print(f"{name}: {check_profile(name, frames, profile.distribution, environment)}", file=sys.stderr)
+        write_profile(profile, folder)
+        environment = {key: text for key, text in os.environ.items() if key not in ALL_VARIABLES}
+        if name == "default" and arguments.rmw:
+            environment["RMW_IMPLEMENTATION"] = arguments.rmw
+        environment |= profile.environment(folder)
+        found = check_profile(name, frames, profile.distribution, environment)
+        if found.fatal:
+            print(f"{name}: {found}", file=sys.stderr)
             return None
         up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(name)
         if up is not None and not up():

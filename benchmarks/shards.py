@@ -295,12 +295,8 @@ def bench(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for number, model in enumerate(arguments.models):
             words = [sys.executable, "-m", "vla_ros.cli", "serve", "--checkpoint", str(folders[model]), *most]
             words += ["--policy", "oft" if "oft" in model else "pi", "-p", "preset:=libero"]
-            words += [
-                "-p",
-                "policy.self_test:=false",
-                "-p",
-                'features.images:=["image = agent","wrist_image = wrist"]',
-            ]
+            words += ["-p", "policy.self_test:=false"]
+            words += ["-p", 'features.images:=["image = agent","wrist_image = wrist"]']
             for kind, more in {"serve": (), "fp8": ("-p", "policy.quantization:=fp8")}.items():
                 if kind == "serve" or arguments.fp8:
                     port = arguments.port + 10 * (number + 1) + 2 + len(more)
@@ -314,11 +310,8 @@ def bench(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"{time.perf_counter() - began:.0f} s: all servers are up", flush=True)
         for (model, kind), (port, path) in sorted(urls.items()):
             result = {"model": model, "server": kind, "shards": arguments.shards, "seconds": arguments.seconds}
-            result |= {
-                "steps_per_chunk": CHUNKS[model],
-                "steps_per_episode": STEPS,
-                "cpus": len(os.sched_getaffinity(0)),
-            }
+            result |= {"steps_per_chunk": CHUNKS[model], "steps_per_episode": STEPS}
+            result["cpus"] = len(os.sched_getaffinity(0))
             result |= measure(f"ws://127.0.0.1:{port}{path}", arguments.file, arguments.shards, arguments.seconds)
             print(json.dumps(result), flush=True)
             results.append(result)

@@ -109,11 +109,9 @@ def compare(ours: Sequence[EngineResult], theirs: Sequence[IntArray]) -> dict[st
     for answer, tokens in zip(ours, theirs, strict=True):
         differing = np.flatnonzero(answer.tokens != tokens)
         first = int(differing[0]) if differing.size else len(tokens)
-        same, matched, counted = (
-            same + (not differing.size),
-            matched + first,
-            counted + first + bool(differing.size),
-        )
+        same += not differing.size
+        matched += first
+        counted += first + bool(differing.size)
         if differing.size:
             near.append(round(float(answer.margins[first]), 5))
     return {

@@ -187,11 +187,8 @@ def _layer(
     size = rotary[0].shape[-1]
     projected = layer.qkv(_norm(hidden, norms[0]))
     query, key, value = projected.split([projected.shape[-1] - 2 * size, size, size], dim=-1)
-    query, key, value = (
-        _rotate(_heads(query, size), rotary),
-        _rotate(_heads(key, size), rotary),
-        _heads(value, size),
-    )
+    query, key = (_rotate(_heads(each, size), rotary) for each in (query, key))
+    value = _heads(value, size)
     keys = key if cache is None else torch.cat([cache[0], key], dim=2)
     values = value if cache is None else torch.cat([cache[1], value], dim=2)
     mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)

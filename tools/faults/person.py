@@ -37,14 +37,8 @@ class Person:
         rng: random.Random,
         emit: Callable[..., None],
     ) -> None:
-        self._graph, self._node, self._kind, self._names, self._rng, self._emit = (
-            graph,
-            node,
-            kind,
-            names,
-            rng,
-            emit,
-        )
+        self._graph, self._node, self._kind = graph, node, kind
+        self._names, self._rng, self._emit = names, rng, emit
         self.fault = ""
         self._publishers: list[Any] = []
         self._count, self._last = 0, np.zeros(len(names))

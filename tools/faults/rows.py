@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tools.faults.processes import freezer
@@ -33,54 +34,49 @@ _WAVE = {"do": "instruct", "text": "wave"}
 _CARRIES = {"policy.instruction": "carry", "gripper.mode": "binary"}
 
 
+_GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
+_DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
+_STOP: tuple[Order, ...] = ({"do": "stop"},)
+
+
 def _faulty(do: str, kind: str, amount: float = 1.0) -> tuple[Order, ...]:
     return ({"do": do, "kind": kind, "amount": amount},)
 
 
-def _camera(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
-    more = (_FALLS_SILENT if reaction is Reaction.HOLDS else {}) | more
-    return Row(f"camera {name}", reaction, reasons, _faulty("frames", kind, amount), ({"do": "frames"},), **more)
+def _switched(
+    name: str, reaction: Reaction, reasons: tuple[str, ...], do: str, begin: Order, end: Order, **more: Any
+) -> Row:
+    """Return a row in which the same order, with other words, begins and ends the fault."""
+    return Row(name, reaction, reasons, ({"do": do, **begin},), ({"do": do, **end},), **more)
 
 
-def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
-    more = (_FALLS_SILENT if reaction is Reaction.HOLDS else {}) | more
-    return Row(
-        f"joint states {name}", reaction, reasons, _faulty("joints", kind, amount), ({"do": "joints"},), **more
-    )
+def _instructed(name: str, reaction: Reaction, reasons: tuple[str, ...], text: str, **more: Any) -> Row:
+    return _switched(name, reaction, reasons, "instruct", {"text": text}, {"text": "wave"}, **more)
+
+
+def _message(
+    do: str, name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any
+) -> Row:
+    """Return a row in which a channel (``frames`` or ``joints``) damages or loses messages."""
+    more = (_FALLS_SILENT if reaction is _HOLDS else {}) | more
+    source = "camera" if do == "frames" else "joint states"
+    return _switched(f"{source} {name}", reaction, reasons, do, {"kind": kind, "amount": amount}, {}, **more)
+
+
+_camera, _state = partial(_message, "frames"), partial(_message, "joints")
 
 
 def _content(kind: str) -> Row:
     # A missing joint keeps its last position until timeouts.joint_state has passed.
     unnamed = kind in ("missing", "renamed", "none")
-    return Row(
-        f"joint states {kind}",
-        Reaction.HOLDS,
-        ("joint_state_invalid", "joint_state_stale") if unnamed else ("joint_state_invalid",),
-        ({"do": "content", "kind": kind},),
-        ({"do": "content", "kind": ""},),
-        within=_SILENT if unnamed else _SUPERVISION,
-        lasts=(0.6, 0.9) if unnamed else (0.3, 0.6),
-        pieces=unnamed,
-    )
+    more = _FALLS_SILENT if unnamed else {"within": _SUPERVISION, "lasts": (0.3, 0.6)}
+    reasons = ("joint_state_invalid", "joint_state_stale") if unnamed else ("joint_state_invalid",)
+    words = {"kind": kind}, {"kind": ""}
+    return _switched(f"joint states {kind}", _HOLDS, reasons, "content", *words, pieces=unnamed, **more)
 
 
 def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION, **more: Any) -> Row:
-    return Row(
-        f"policy {name}",
-        Reaction.HOLDS,
-        (reason,),
-        ({"do": "instruct", "text": text},),
-        (_WAVE,),
-        within=within,
-        lasts=(0.5, 0.8),
-        **more,
-    )
-
-
-_GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
-_DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
-
-_STOP: tuple[Order, ...] = ({"do": "stop"},)
+    return _instructed(f"policy {name}", _HOLDS, (reason,), text, within=within, lasts=(0.5, 0.8), **more)
 
 
 def _operator(name: str, **more: Any) -> Row:
@@ -96,13 +92,12 @@ def _leaves(name: str, what: str, *then: Order, **more: Any) -> Row:
 
 def _late(name: str, **more: Any) -> Row:
     """Return a row in which inferences take longer than a velocity lasts."""
-    late = ({"do": "instruct", "text": "late 0.6"},)
-    return Row(f"{name}, late answers", _GOES_ON, ("twist_expired",), late, (_WAVE,), **more)
+    return _instructed(f"{name}, late answers", _GOES_ON, ("twist_expired",), "late 0.6", **more)
 
 
 def _instruction(name: str, **more: Any) -> Row:
-    other = ({"do": "instruct", "text": "wave again"},)
-    return Row(f"{name}, instruction changes", _GOES_ON, (), other, (_WAVE,), within=_EASED, renews=True, **more)
+    more |= {"within": _EASED, "renews": True}
+    return _instructed(f"{name}, instruction changes", _GOES_ON, (), "wave again", **more)
 
 
 def _clock(name: str, by: float, **more: Any) -> Row:
@@ -114,11 +109,9 @@ def _clock(name: str, by: float, **more: Any) -> Row:
 
 def _hand(name: str, answer: str) -> Row:
     """Return a row in which a gripper's action does not execute a goal; the arm continues."""
-    begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
     lasts = (2.4, 2.7)  # one second after the previous goal, timeouts.gripper, and one second to the next status
-    return Row(
-        f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **ACTION
-    )
+    words = {"answer": answer}, {"answer": "done"}
+    return _switched(f"gripper action {name}", _GOES_ON, ("gripper_failed",), "hand", *words, lasts=lasts, **ACTION)
 
 
 _UNREADABLE = ("inference_error", "server_lost")
@@ -135,7 +128,7 @@ def _server(
     more["options"] = {**more["options"], "policy.name": "remote", "policy.max_response": max_response}
     return Row(
         f"server {name}",
-        Reaction.HOLDS,
+        _HOLDS,
         reasons,
         within=0.5 * ahead + _SUPERVISION,
         lasts=(0.6, 0.9),
@@ -149,7 +142,7 @@ def _long_plan(schedule: str) -> Row:
     options = {**LONG["options"], "control.schedule": schedule, "policy.name": "remote"}
     return Row(
         f"server killed, long plan, {schedule}",
-        Reaction.HOLDS,
+        _HOLDS,
         ("server_lost",),
         within=0.1 + 0.5 + _SUPERVISION,  # until the loss is noticed, and timeouts.server_lost
         lasts=(0.9, 1.2),
@@ -174,7 +167,7 @@ def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
 
 def _suspended(
     name: str,
-    reaction: Reaction = Reaction.HOLDS,
+    reaction: Reaction = _HOLDS,
     reason: str = "suspended",
     begin: tuple[Order, ...] = (),
     signals: tuple[str, str] = ("SIGSTOP", "SIGCONT"),
@@ -227,16 +220,16 @@ def _take(after: float = 0.0) -> Order:
 
 def _walls(name: str, **more: Any) -> Row:
     """Return a row in which walls appear around the hand, until it has been held in front of one."""
-    begin, end = ({"do": "scene", "kind": kind} for kind in ("walls", ""))
     row = {**WALLED, "until": True, **more, "options": {**WALLED["options"], **more.get("options", {})}}
     reasons = ("collision_scene", "collision_self")  # some arms wander for half a minute between the walls
-    return Row(f"obstacle appears{name}", _GOES_ON, reasons, (begin,), (end,), **row)
+    words = {"kind": "walls"}, {"kind": ""}
+    return _switched(f"obstacle appears{name}", _GOES_ON, reasons, "scene", *words, **row)
 
 
 def _scene(name: str, kind: str) -> Row:
     """Return a row in which no message tells the obstacles any more."""
-    begin, end = ({"do": "scene", "kind": each} for each in (kind, ""))
-    return Row(f"scene {name}", _HOLDS, ("scene_stale",), (begin,), (end,), **_FALLS_SILENT, **WALLED)
+    words, more = ({"kind": kind}, {"kind": ""}), {**_FALLS_SILENT, **WALLED}
+    return _switched(f"scene {name}", _HOLDS, ("scene_stale",), "scene", *words, **more)
 
 
 _RECORDED = {"record.what": "all"}
@@ -267,8 +260,7 @@ ROWS: tuple[Row, ...] = (
         ("camera_stale",),
         ({"do": "leave", "what": "/camera/image_raw"},),
         ({"do": "join", "what": "/camera/image_raw"},),
-        within=_SILENT,
-        lasts=(0.6, 0.9),
+        **_FALLS_SILENT,
     ),
     _state("silent", _HOLDS, "drop", 1.0, "joint_state_stale"),
     _state("late 0.15 s", _GOES_ON, "delay", 0.15),
@@ -345,26 +337,26 @@ ROWS: tuple[Row, ...] = (
         within=_SUPERVISION,
         lasts=(0.6, 0.9),
         server=("SIGKILL", "start"),
-        options={**VELOCITY["options"], "policy.name": "remote"},
-        robot_words=VELOCITY["robot_words"],
+        **{**VELOCITY, "options": {**VELOCITY["options"], "policy.name": "remote"}},
     ),
     _operator("velocity, operator stops", **VELOCITY),
-    Row(
+    _switched(
         "two arms, joint states of one die",
         _HOLDS,
         ("joint_state_stale", "joint_state_invalid"),
-        ({"do": "joints", "kind": "drop", "amount": 1.0, "arm": "right"},),
-        ({"do": "joints", "arm": "right"},),
-        within=_SILENT,
-        lasts=(0.6, 0.9),
+        "joints",
+        {"kind": "drop", "amount": 1.0, "arm": "right"},
+        {"arm": "right"},
+        **_FALLS_SILENT,
         **ARMS,
     ),
-    Row(
+    _switched(
         "two arms, joint states of one NaN",
         _HOLDS,
         ("joint_state_invalid",),
-        ({"do": "content", "kind": "nan", "arm": "right"},),
-        ({"do": "content", "kind": "", "arm": "right"},),
+        "content",
+        {"kind": "nan", "arm": "right"},
+        {"kind": "", "arm": "right"},
         within=_SUPERVISION,
         **ARMS,
     ),
@@ -393,30 +385,16 @@ ROWS: tuple[Row, ...] = (
         {"do": "hand", "answer": "late"},  # takes effect in the second injection
         **{**ACTION, "options": {**ACTION["options"], "timeouts.gripper": "30.0"}},
     ),
-    Row(
-        "gripper action server missing",
-        _HOLDS,
-        ("driver_missing",),
-        within=0.0,
-        lasts=(0.3, 0.6),
-        absent="hand",
-        **ACTION,
-    ),
-    Row(
-        "controller deactivated",
-        _GOES_ON,
-        (),
-        ({"do": "deaf", "on": True},),
-        ({"do": "deaf", "on": False},),
-        lasts=(0.6, 1.0),
-    ),
+    Row("gripper action server missing", _HOLDS, ("driver_missing",), absent="hand", **ACTION),
+    _switched("controller deactivated", _GOES_ON, (), "deaf", {"on": True}, {"on": False}, lasts=(0.6, 1.0)),
     _operator("gripper action, operator stops", **ACTION),
-    Row(
+    _switched(
         "heartbeat lost",
         _STOPS,
         ("heartbeat_lost",),
-        ({"do": "heartbeat", "on": False},),
-        ({"do": "heartbeat", "on": True},),
+        "heartbeat",
+        {"on": False},
+        {"on": True},
         within=0.5 + _SUPERVISION,
         lasts=(0.8, 1.0),
         options={"timeouts.heartbeat": "0.5"},
@@ -449,14 +427,8 @@ ROWS: tuple[Row, ...] = (
         lasts=(2.2, 2.8),
         lease=1.5,
     ),
-    Row(
-        "driver slow to read",
-        _GOES_ON,
-        (),
-        ({"do": "slow", "seconds": 0.2},),
-        ({"do": "slow", "seconds": 0.0},),
-        lasts=(1.0, 1.2),
-        lag=0.5,
+    _switched(
+        "driver slow to read", _GOES_ON, (), "slow", {"seconds": 0.2}, {"seconds": 0.0}, lasts=(1.0, 1.2), lag=0.5
     ),
     _suspended(""),
     _suspended(", operator stops", _STOPS, "operator_stop", _STOP),
@@ -467,12 +439,11 @@ ROWS: tuple[Row, ...] = (
     _suspended(", ahead at 250 Hz", **FINE),
     _suspended(", twist", lasts=(0.35, 1.2), memory=1.4, **SERVO),
     _suspended(" by cgroup", signals=("FREEZE", "THAW")),
-    Row(
+    _instructed(
         "node's log stalls",
         _HOLDS,
         ("joint_state_stale", "camera_stale", "suspended"),
-        ({"do": "instruct", "text": "wave again"},),  # logged within a second, by the thread that receives
-        (_WAVE,),
+        "wave again",  # logged within a second, by the thread that receives
         node=("LOG_STALLS", "LOG_FLOWS"),
         within=1.0 + _SILENT,
         lasts=(2.0, 2.5),
@@ -545,15 +516,7 @@ ROWS: tuple[Row, ...] = (
     _scene("malformed", "malformed"),
     _scene("mesh broken", "mesh"),
     Row("mesh of the URDF broken", _STOPS, within=_SUPERVISION, refused="truncated", **WALLED),
-    Row(
-        "two arms meeting",
-        _GOES_ON,
-        ("collision_self",),
-        ({"do": "instruct", "text": "meet"},),
-        (_WAVE,),
-        until=True,
-        **MEETING,
-    ),
+    _instructed("two arms meeting", _GOES_ON, ("collision_self",), "meet", until=True, **MEETING),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
     Row("recorder killed", _GOES_ON, node=("RECORDER_KILLED",), options=_RECORDED, recorded="repaired"),
     Row(
@@ -593,7 +556,4 @@ def find(name: str) -> Row:
     Raises:
         KeyError: There is no such row.
     """
-    for row in ROWS:
-        if row.name == name:
-            return row
-    raise KeyError(name)
+    return {row.name: row for row in ROWS}[name]

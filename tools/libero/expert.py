@@ -25,7 +25,6 @@ _TURN = 0.5  # radians, likewise
 _GAIN, _TURN_GAIN, _FASTEST = 1.5, 0.5, 0.9
 _HOVER = 0.09  # metres above the rim while approaching
 _CARRY = 0.10  # height of the bowl above the plate while carrying it
-_NOMINAL = np.array([math.pi, 0.0, 0.0])  # rotation vector of the lowered tool
 
 
 def act(obs: Mapping[str, Any]) -> np.ndarray:

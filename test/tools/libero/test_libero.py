@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from test.tools.train.test_flow import SMALL
 from tools.libero import fit
 from tools.libero.expert import RIM, act
 from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, NETWORK, Run, export, network_of
 from tools.libero.record import SIZE, halved, rotation_vector
 from tools.libero.score import NODE, cells
-from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe
+from tools.train.recipe import FitOptions, FitRecipe
 from vla_ros.config import load
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.policy import PiPolicy
@@ -20,18 +21,6 @@ from vla_ros.policies.pi.processing import load_tokenizer
 from vla_ros.types import Observation
 from vla_ros.vision.processors import resize_with_pad_linear
 
-SMALL = FlowNetworkRecipe(
-    vision_width=32,
-    vision_blocks=2,
-    vision_heads=2,
-    prefix_width=48,
-    prefix_hidden=64,
-    expert_width=32,
-    expert_hidden=48,
-    depth=3,
-    heads=2,
-    head_dim=16,
-)
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 
 
