@@ -77,7 +77,8 @@ def run(kind: str, model: FlowModel, ops: Ops, dtype: torch.dtype) -> tuple[torc
     )
     start = lengths + CAMERAS * PATCHES
     chunk = sample(model, ops, cache, start, noise(2, HORIZON, 32), noise(2, 32), guide)
-    again = sample(model, ops, cache, start, guide.previous, noise(2, 32), guide)  # nothing is left of the first
+    # Nothing is left of the first; the second step only.
+    again = sample(model, ops, cache, start, guide.previous, noise(2, 32), guide, first=1)
     return *filled, chunk, again
 
 

@@ -29,9 +29,9 @@ QUANTIZED_TILES = {
 def prepare_interpreter() -> None:
     """Let loop bounds be arrays of one element, which current numpy does not convert, and save most of the time.
 
-    In every call of a function, the interpreter searches the language for builtins; in every operation, it makes a
-    table of types, and names, shapes and sizes of its result; every sum of integers it makes again with 64 bits, to
-    find overflows.
+    In every call of a function, the interpreter searches the language for builtins and replaces them; in every
+    operation, it makes a table of types, and names, shapes and sizes of its result; every sum of integers it makes
+    again with 64 bits, to find overflows.
     """
     original = interpreter._patch_lang_tensor
 
@@ -48,6 +48,8 @@ def prepare_interpreter() -> None:
             if getattr(package, name) is member:
                 interpreter._patch_attr(package, name, member, builder, scope)
 
+    patch_once = functools.cache(interpreter._patch_lang)
+    interpreter._patch_lang = lambda function: patch_once(function) and interpreter._LangPatchScope()
     interpreter._patch_lang_tensor = patch_tensor
     interpreter._patch_builtin = patch_builtins
     stored = functools.cache(interpreter._get_np_dtype)
