@@ -8,6 +8,7 @@ import pytest
 from test.policies.golden import infer_by_command
 from test.policies.smolvla.conftest import CASES, DATA, SHIPPED, options
 from vla_ros.config import load
+from vla_ros.errors import ConfigError
 from vla_ros.policies.base import create, policy_of
 from vla_ros.types import Observation, PreviousChunk, RawImage
 
@@ -71,6 +72,12 @@ def test_a_chunk_continues_the_previous_one(policy):
     again = policy.infer(session, replace(known, previous=PreviousChunk(first.actions[10:], 5)))
     distance = [np.abs(chunk.normalized[:5] - first.normalized[10:15]).max() for chunk in (free, again)]
     assert distance[1] < 0.2 * distance[0]
+
+
+def test_trained_rtc_is_refused():
+    policy = create(load((), ["policy.name:=smolvla", "policy.rtc:=trained", *words("default")]))
+    with pytest.raises(ConfigError, match=r"policy\.rtc"):
+        policy.load()
 
 
 def test_memory_is_estimated_before_loading(policy):
