@@ -437,7 +437,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _suspended(", successor starts", _STOPS, "command_contested", successor=True, lasts=(0.1, 0.3)),
     _suspended(", ahead at 250 Hz", **FINE),
-    _suspended(", twist", lasts=(0.35, 1.2), memory=1.4, **SERVO),
+    _suspended(", twist", lasts=(0.35, 1.2), memory=2.0, **SERVO),  # a busy machine resumes it late
     _suspended(" by cgroup", signals=("FREEZE", "THAW")),
     _instructed(
         "node's log stalls",
