@@ -90,7 +90,7 @@ def test_every_frame_is_used_once_and_none_is_lost(lockstep):
     steps = sum(episode["steps"] for episode in lockstep.figures["episodes"])
     assert (frames["received"], frames["used"], frames["dropped"]) == (steps, steps, {})
     assert frames["received"] == len(topic(lockstep.bag, "/camera/image_raw"))
-    for stage in ("preprocess", "inference", "control", "frame_age"):
+    for stage in ("preprocess", "inference", "control"):  # the others take no simulated time
         assert 0 <= lockstep.figures["latency_ms"][stage]["p50"] <= lockstep.figures["latency_ms"][stage]["p99"]
 
 

@@ -51,13 +51,13 @@ def test_training_logits_are_the_policys(untrained: tuple[Run, Frames]) -> None:
             length = int(batch.lengths[row])
             image = batch.images[row // 3][None]
             patches = model.embed_image(model.normalize(image))
-            logits, cache = model.prefill(patches, batch.prompts[row : row + 1, :length], room=7)
+            logits, prefix = model.prefill(patches, batch.prompts[row : row + 1, :length], room=7)
             for position in range(7):
                 torch.testing.assert_close(trained[row, position], logits[0], atol=2e-5, rtol=1e-4)
                 if position < 6:
                     token = batch.tokens[row : row + 1, position]
-                    logits = verify(cache.weights, model.ops, cache.cache, token[:, None], cache.end(1))[:, 0]
-                    cache.length += 1
+                    end = prefix.end + position
+                    logits = verify(prefix.weights, model.ops, prefix.cache, token[:, None], end)[:, 0]
 
 
 def test_a_batch_has_the_followed_instruction_first(untrained: tuple[Run, Frames]) -> None:
