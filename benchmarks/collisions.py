@@ -274,7 +274,7 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, blo
         shares.clear()
         try:
             sent = arms.controller.command(action, arms.joints(), 1, 1 / RATE)
-            arms.controller.executed()
+            arms.controller.sent()
         except Refused:
             sent = ()
         is_free = bool(seen) and number % ASKED == 0
@@ -301,7 +301,7 @@ def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, blo
                 sent = arms.controller.command(away * 0.2, arms.joints(), 1, 1 / RATE)
             except Refused:
                 continue
-            arms.controller.executed()
+            arms.controller.sent()
             counts.led += 1
             counts.led_back += not attempt
             judged(arms.executed(sent, 1 / RATE))

@@ -29,7 +29,7 @@ def view() -> View:
     safety.hold(Reason.CAMERA_STALE, "/camera: none for 3 s")
     stats.received()
     for _ in range(41):
-        stats.frame(FrameOutcome(1, "/camera", 2, REPLACED))
+        stats.on_outcome(FrameOutcome(1, "/camera", 2, REPLACED))
     stats.record({"inference": 12.5})
     parts = [
         diagnostics.state_part(safety.status, safety.counters, "pick up the [red] cup"),

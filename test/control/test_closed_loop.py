@@ -20,7 +20,7 @@ def drive(
     q, way = start.copy(), []
     for _ in range(steps):
         command = controller.command(np.array([*action, 1.0]), state(q), 0, DT)
-        controller.executed()
+        controller.sent()
         q = q + follow * (command.positions[:7] - q)
         way.append(q)
     return way
@@ -69,7 +69,7 @@ def test_until_a_velocity_expires_the_tip_stays_in_the_box(output: str, delta_fr
     q, tips = HOME.copy(), []
     for _ in range(6):
         command = controller.command(np.array([0.02, 0.005, 0, 0, 0, 0, 1.0]), state(q), 0, DT)
-        controller.executed()
+        controller.sent()
         # The servo moves the tip along a straight line, the joints' driver each joint at its speed.
         for share in np.linspace(0.0, 0.25, 11):
             if command.twist is not None:

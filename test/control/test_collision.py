@@ -45,7 +45,7 @@ class Robot:
         """Execute an action; return the positions [7] that were commanded."""
         joints = {"arm": state(self.q, self.fingers)}
         [command] = self.controller.command(action, joints, STAMP, DT)
-        self.controller.executed()
+        self.controller.sent()
         if len(command.names) > 7 or not command.moves_on:
             self.fingers = float(command.positions[7])
         self.q = command.positions[:7].copy()
@@ -291,7 +291,7 @@ def test_two_arms_do_not_meet() -> None:
             joints = {name: JointState(chains[name].joint_names, q[name], 1) for name in q}
             for command in robot.command(towards, joints, STAMP, DT):
                 q[command.arm] = command.positions[:7]
-            robot.executed()
+            robot.sent()
 
     alone = RobotController(
         replace(config, control=replace(config.control, arms_hold_alone=True)),

@@ -118,7 +118,7 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
             assert not np.isfinite(action).all() or "no direction" in refused.detail  # noqa: PT017
             continue
         assert [command.arm for command in commands] == [each.name for each in config.arms]
-        controller.executed()
+        controller.sent()
         for index, command in enumerate(commands):
             q = where[index]
             is_velocity = outputs[index] in VELOCITY_OUTPUTS

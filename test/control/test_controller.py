@@ -70,12 +70,12 @@ def test_deltas_of_an_arm_that_does_not_follow(delta_from: str, expected: float)
     controller, joints = control(control={"delta_from": delta_from}), state()
     for _ in range(3):
         command = controller.command(action(0.01), joints, STAMP, DT)
-        controller.executed()
+        controller.sent()
     translation, _ = moved(joints, command.positions)
     assert translation[0] == pytest.approx(expected, abs=3e-4)
     for _ in range(60):
         command = controller.command(action(0.01), joints, STAMP, DT)
-        controller.executed()
+        controller.sent()
     assert np.abs(command.positions[:7] - joints.positions[:7]).max() <= 0.2 + 1e-9
 
 
@@ -123,7 +123,7 @@ def test_fingers_move_no_faster_than_the_option() -> None:
     found = []
     for _ in range(5):
         found.append(controller.command(action(gripper=0.0), state(), STAMP, DT).positions[-1])
-        controller.executed()
+        controller.sent()
     np.testing.assert_allclose(found, [0.03, 0.02, 0.01, 0, 0], atol=1e-12)
     assert controller.counters == {"gripper_speed": 3}
 

@@ -27,7 +27,7 @@ def controller(*assignments: str, action: str = LIBERO, dimension: int = 7) -> R
 
 def send(robot: RobotController, numbers: np.ndarray) -> np.ndarray:
     (command,) = robot.command(numbers, None, 0, 0.05)
-    robot.executed()
+    robot.sent()
     assert command.action is not None
     assert (len(command.positions), command.hold) == (0, False)
     return command.action

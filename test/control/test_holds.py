@@ -22,7 +22,7 @@ def test_a_hold_is_the_measured_position_never_zeros() -> None:
 def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm() -> None:
     controller, joints = control(), state(fingers=0.02)
     controller.command(action(gripper=0.0), joints, STAMP, DT)
-    controller.executed()
+    controller.sent()
     first = controller.hold(joints)
     assert first.positions[7:].tolist() == [0.0, 0.0], "fingers at 0.02 are pressed on an object"
     sagging = state(joints.positions[:7] + 0.015, fingers=0.02)
@@ -36,7 +36,7 @@ def test_after_a_hold_the_arm_starts_from_rest_where_it_is() -> None:
     controller = ArmController(config, POSE, ARM)
     for _ in range(5):
         controller.command(action(0.03), state(), STAMP, DT)
-        controller.executed()
+        controller.sent()
     elsewhere = state(state().positions[:7] + 0.1)
     controller.hold(elsewhere)
     command = controller.command(action(0.03), elsewhere, STAMP, DT)
@@ -53,7 +53,7 @@ def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses() -> None:
             controller.hold(joints)
         assert refused.value.reason is Reason.JOINT_STATE_INVALID
         controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
-        controller.executed()
+        controller.sent()
         assert controller.hold(joints).positions[7:].tolist() == [0.0, 0.0], "what the fingers were told is known"
         apart = control(control={"output": output}, topics={"gripper": "/gripper"})
         assert apart.hold(joints).names == ARM.joint_names
@@ -72,7 +72,7 @@ def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_
     controller, measured = control(control={"delta_from": delta_from}), state()
     for motion in motions:
         last = controller.command(action(*motion), measured, STAMP, dt)
-        controller.executed()
+        controller.sent()
     hold = controller.hold(measured)
     np.testing.assert_array_equal(hold.positions[:7], measured.positions[:7])
     back = np.abs(hold.positions[:7] - last.positions[:7])
@@ -100,7 +100,7 @@ def test_a_twist_command_without_kinematics_has_fingers() -> None:
     command = controller.command(action(0.01, gripper=0.0), state(fingers=0.04), STAMP, DT)
     assert command.names == ("finger_left",)
     assert command.positions.tolist() == pytest.approx([0.03])
-    controller.executed()
+    controller.sent()
     held = controller.hold(None)
     assert (held.names, held.positions.tolist()) == (("finger_left",), pytest.approx([0.03]))
 

@@ -5,28 +5,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.control.joints import JointStates, Whole
+from vla_ros.control.joints import JointStateMerger, MergedJointState
 from vla_ros.types import JointState
 
 ARM = ("j1", "j2")
 SECOND = 1_000_000_000
 
 
-def say(states: JointStates, joints: dict[str, float], at: float, stamped: bool = True) -> Whole | None:
+def say(
+    states: JointStateMerger, joints: dict[str, float], at: float, stamped: bool = True
+) -> MergedJointState | None:
     stamp = round(at * SECOND)
     message = JointState(tuple(joints), np.array(list(joints.values())), stamp)
     return states.add(message, stamp if stamped else 0, stamp, timeout=0.5)
 
 
 def test_a_complete_joint_state_is_passed_on() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     whole = say(states, {"j1": 1.0, "j2": 2.0, "finger": 0.04}, 1.0)
     assert whole.joints.select(("finger", "j2", "j1")).tolist() == [0.04, 2.0, 1.0]
     assert whole.stamp == whole.joints.stamp == SECOND
 
 
 def test_joint_states_of_two_drivers_are_merged() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     assert say(states, {"j1": 1.0, "j2": 2.0}, 1.0) is not None
     assert say(states, {"finger": 0.03}, 1.01) is None, "it tells nothing new of the arm"
     whole = say(states, {"j1": 1.1, "j2": 2.1}, 1.02)
@@ -35,7 +37,7 @@ def test_joint_states_of_two_drivers_are_merged() -> None:
 
 
 def test_a_merged_joint_state_has_the_oldest_stamp() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     first = say(states, {"j1": 1.0}, 1.0)
     with pytest.raises(KeyError, match="j2"):
         first.joints.select(ARM)
@@ -45,7 +47,7 @@ def test_a_merged_joint_state_has_the_oldest_stamp() -> None:
 
 
 def test_joints_of_a_silent_driver_are_missing() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     say(states, {"j1": 1.0}, 1.0)
     say(states, {"j2": 2.0}, 1.0)
     late = say(states, {"j1": 1.0}, 1.6)
@@ -54,20 +56,20 @@ def test_joints_of_a_silent_driver_are_missing() -> None:
 
 
 def test_unknown_joint_names_are_reported() -> None:
-    whole = say(JointStates(ARM), {"shoulder": 1.0, "elbow": 2.0}, 1.0)
+    whole = say(JointStateMerger(ARM), {"shoulder": 1.0, "elbow": 2.0}, 1.0)
     with pytest.raises(KeyError, match=r"lacks \['j1', 'j2'\]; it has \['shoulder', 'elbow'\]"):
         whole.joints.select(ARM)
 
 
 def test_silent_fingers_are_left_out() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     say(states, {"finger": 0.03}, 1.0)
     whole = say(states, {"j1": 1.0, "j2": 2.0}, 1.6)
     assert whole.joints.names == ARM
 
 
 def test_an_older_message_changes_no_joint() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     say(states, {"j1": 1.0, "j2": 1.0}, 1.0)
     stamp = round(0.9 * SECOND)
     whole = states.add(JointState(("j1", "j2"), np.array([0.5, 0.5]), stamp), stamp, SECOND, 0.5)
@@ -78,14 +80,14 @@ def test_an_older_message_changes_no_joint() -> None:
 
 
 def test_the_age_is_unknown_without_stamps() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     say(states, {"j1": 1.0}, 1.0, stamped=False)
     whole = say(states, {"j2": 1.0}, 1.1)
     assert (whole.stamp, whole.joints.stamp) == (0, SECOND)
 
 
 def test_a_message_with_fewer_positions_than_names_is_returned_unchanged() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     broken = JointState(ARM, np.array([1.0]), 5)
     whole = states.add(broken, 5, 5, 0.5)
     assert whole.joints is broken
@@ -96,12 +98,12 @@ def test_a_message_with_fewer_positions_than_names_is_returned_unchanged() -> No
 
 def test_without_needed_joints_every_message_is_passed_on() -> None:
     message = JointState(("anything",), np.array([1.0]), 5)
-    whole = JointStates(()).add(message, 0, 7, 0.5)
+    whole = JointStateMerger(()).add(message, 0, 7, 0.5)
     assert (whole.joints, whole.stamp) == (message, 0)
 
 
 def test_a_second_publisher_of_a_joint_is_ignored_and_named() -> None:
-    states = JointStates(ARM)
+    states = JointStateMerger(ARM)
     robot, leftover = JointState(ARM, np.array([1.0, 2.0]), 1), JointState(ARM, np.array([0.0, 0.0]), 1)
     for step in range(10):
         at = step * SECOND // 50
@@ -113,7 +115,7 @@ def test_a_second_publisher_of_a_joint_is_ignored_and_named() -> None:
 
 
 def test_publishers_of_different_joints_do_not_contest() -> None:
-    states = JointStates(("j1", "j2", "j3"))
+    states = JointStateMerger(("j1", "j2", "j3"))
     for step in range(50):
         at = step * SECOND // 50
         states.add(JointState(("j1", "j2", "wheel"), np.array([1.0, 2.0, 0.0]), 1), 0, at, 0.5, b"arm")
@@ -124,7 +126,7 @@ def test_publishers_of_different_joints_do_not_contest() -> None:
 
 
 def test_a_publisher_that_alternates_between_two_positions_is_named() -> None:
-    states = JointStates(("j1",), {"j1": 2.0})
+    states = JointStateMerger(("j1",), {"j1": 2.0})
     for step in range(12):
         position = (0.0, 1.0)[step % 2]
         whole = states.add(JointState(("j1",), np.array([position]), 1), 0, step * SECOND // 50, 0.5, b"relay")
@@ -134,7 +136,7 @@ def test_a_publisher_that_alternates_between_two_positions_is_named() -> None:
 
 
 def test_a_message_that_names_a_joint_twice_is_returned_unchanged() -> None:
-    states = JointStates(ARM, {"j1": 2.0, "j2": 2.0})
+    states = JointStateMerger(ARM, {"j1": 2.0, "j2": 2.0})
     assert say(states, {"j1": 0.0, "j2": 0.1}, 1.0) is not None
     twice = JointState(("j2", "j2"), np.array([0.05, 0.1]), 2)
     assert states.add(twice, 2, 2 * SECOND, 0.5).joints is twice
@@ -154,7 +156,7 @@ def test_every_message_of_a_joint_within_its_velocity_limit_is_used(
 ) -> None:
     """At any rate, with messages that are late by up to 0.05 s or arrive in batches."""
     batch = min(batch, max(1, rate // 20))
-    states = JointStates(("j1",), {"j1": speed})
+    states = JointStateMerger(("j1",), {"j1": speed})
     positions, arrived = itertools.accumulate(way * speed / rate for way in ways), 0
     for index, position in enumerate(positions):
         measured = 1 + index / rate
@@ -172,7 +174,7 @@ def test_a_damaged_position_is_used_only_where_the_joint_can_be_and_not_for_long
     rate: int, wrong: float, way: float, damaged: int
 ) -> None:
     speed, used = 2.6, 0.0
-    states = JointStates(("j1",), {"j1": speed})
+    states = JointStateMerger(("j1",), {"j1": speed})
     for index in range(40):
         position = way * speed * index / rate
         stamp = SECOND + round(index * SECOND / rate)

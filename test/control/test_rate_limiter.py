@@ -26,7 +26,7 @@ def run(limiter, arrivals, inference, chunk=1):
         limiter.answered(now, free)
         for _ in range(chunk - 1):
             free = limiter.planned_due
-            limiter.executed(free)
+            limiter.sent(free)
         index += 1
     return np.array(begun), np.array(waited)
 
@@ -117,7 +117,7 @@ def test_delays_of_the_steps_of_a_chunk_do_not_add_up(late):
     for number in range(1, 21):
         now = limiter.planned_due + (late if number % 2 else 0.0)
         assert 0.9 * PERIOD - 1e-9 <= limiter.planned_time(now) <= PERIOD
-        limiter.executed(now)
+        limiter.sent(now)
         sent.append(now)
     assert np.diff(sent).min() >= 0.9 * PERIOD - 1e-9
     assert sent[-1] == pytest.approx(0.08 + 20 * PERIOD, abs=late + 1e-9)
@@ -126,7 +126,7 @@ def test_delays_of_the_steps_of_a_chunk_do_not_add_up(late):
 def test_a_step_of_a_chunk_that_is_very_late_is_not_made_up():
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.08)
-    limiter.executed(5.0)
+    limiter.sent(5.0)
     assert limiter.planned_due == pytest.approx(5.0 + PERIOD)
 
 
@@ -138,7 +138,7 @@ def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
     for _ in range(3):
         assert limiter.planned_due == pytest.approx(sent[-1] + PERIOD)
         sent.append(limiter.planned_due)
-        limiter.executed(sent[-1])
+        limiter.sent(sent[-1])
     # The next question is asked so early that its answer follows at the same distance.
     assert sent[-1] <= limiter.frame_due + PERIOD * 0.1 <= sent[-1] + PERIOD - 0.08 + 1e-9
 

@@ -61,13 +61,13 @@ def test_a_refusal_of_one_arm_refuses_all_and_names_it(broken, reason: Reason) -
     assert refused.value.reason is reason
     alone = robot(control={"arms_hold_alone": True})
     alone.command(np.where(np.arange(len(numbers)) < 7, 0.0, action()), both(state()), STAMP, DT)
-    alone.executed()
+    alone.sent()
     first, second = alone.command(numbers, joints, STAMP, DT)
     assert (first.hold, second.hold) == (False, True)
     assert second.refused is not None
     assert second.refused.reason is reason
     np.testing.assert_array_equal(second.positions[:7], state().positions[:7])
-    alone.executed()
+    alone.sent()
     (again,) = alone.command(numbers, joints, STAMP, DT)
     assert again.arm == "arm_0", "the other one holds already"
     with pytest.raises(Refused):
@@ -100,7 +100,7 @@ def test_commands_start_at_the_last_command_that_was_sent() -> None:
     for sent in (False, True, True):
         first, _ = controller.command(action(), both(state()), STAMP, DT)
         if sent:
-            controller.executed()
+            controller.sent()
     np.testing.assert_allclose(first.positions[:7], state().positions[:7] + 0.02)
     controller.reset()
     first, _ = controller.command(action(), both(state()), STAMP, DT)

@@ -26,7 +26,7 @@ def test_a_report_does_what_the_reasons_level_says(reason: Reason) -> None:
     safety = armed()
     if reason in OF_PERSON:
         safety.take_over(Mode.CORRECTING)
-    safety.report(reason, "what was found")
+    safety.react(reason, "what was found")
     expected = {Level.DROP: State.ARMED, Level.HOLD: State.HOLDING, Level.STOP: State.STOPPED}
     assert safety.state is expected[reason.level]
     assert safety.counters == {reason.value: 1}
@@ -118,7 +118,7 @@ def test_explain_names_the_state_its_reasons_and_the_next_step() -> None:
 def test_events_of_a_motion_are_delivered_after_it() -> None:
     safety, heard = armed(), list[Event]()
     safety.listen(heard.append)
-    with safety.motion() as allowed:
+    with safety.sending() as allowed:
         assert allowed
         safety.hold(Reason.SUSPENDED, "2.5 s")
         assert not safety.may_move
@@ -170,7 +170,7 @@ def test_once_stop_has_returned_no_motion_is_sent() -> None:
 
         def mover(safety: Safety = safety, sent: list[int] = sent, done: threading.Event = done) -> None:
             while not done.is_set():
-                with safety.motion() as allowed:
+                with safety.sending() as allowed:
                     if allowed:
                         sent[0] += 1
 
@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(reason=st.sampled_from(HOLDS))
     def report(self, reason: Reason) -> None:
-        self.safety.report(reason)
+        self.safety.react(reason)
         self.found.add(reason)
 
     @rule(reason=st.sampled_from(HOLDS))
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
     def it_moves_only_when_all_is_well(self) -> None:
         expected = self.armed and self.stopped is None and not self.holds
         assert self.safety.may_move == expected
-        with self.safety.motion() as allowed:
+        with self.safety.sending() as allowed:
             assert allowed == expected
         assert self.safety.armings == self.armings
         moved, interruptions = self.before

@@ -43,7 +43,7 @@ def run(schedule: ActionSchedule, steps: int) -> list[float]:
     found = []
     for _ in range(steps):
         found.append(float(schedule.next().action[0]))
-        schedule.executed()
+        schedule.sent()
     return found
 
 
@@ -53,7 +53,7 @@ def test_a_step_is_repeated_until_it_was_executed() -> None:
     for _ in range(5):  # however long the arm holds
         step = schedule.next()
         assert (step.action[0], step.index, step.stamp) == (1, 0, 7)
-    schedule.executed()
+    schedule.sent()
     step = schedule.next()
     assert (step.action[0], step.index) == (2, 1)
     assert schedule.remaining == 2
@@ -69,7 +69,7 @@ def test_a_chunk_is_wanted_after_the_last_step() -> None:
     assert schedule.wants_chunk
     assert not schedule.remaining
     with pytest.raises(RuntimeError, match="without next"):
-        schedule.executed()
+        schedule.sent()
 
 
 @pytest.mark.parametrize(("stated", "option"), [(0, 2), (2, 0), (3, 2)])
@@ -200,13 +200,13 @@ def test_blended_actions_stay_between_the_predictions(
         asked = schedule.position
         for _ in range(late):
             if schedule.left and schedule.next():
-                schedule.executed()
+                schedule.sent()
         schedule.load(chunk(values, stamp=number), asked)
         while schedule.remaining:
             step = schedule.next()
             assert -1 - 1e-12 <= step.action[0] <= 1 + 1e-12
             assert 0 <= step.index < 4
-            schedule.executed()
+            schedule.sent()
         assert schedule.wants_chunk
 
 
@@ -220,7 +220,7 @@ def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
     schedule = make(2, kind, execute_steps=1, blend_steps=1, rotations=((slice(0, size), form),))
     schedule.load(ActionChunk(np.tile(old, (2, 1)), 1))
     schedule.next()
-    schedule.executed()
+    schedule.sent()
     schedule.load(ActionChunk(np.tile(new, (2, 1)), 2))
     blended = read_rotation(schedule.next().action, form)
     for matrix in matrices:

@@ -29,7 +29,7 @@ class Scene(Clock):
 
     def receive(self, published: float) -> float:
         """What is said of a message that arrives now."""
-        return self.suspension.published(b"driver", round((published + self._ahead) * SECOND))
+        return self.suspension.note_arrival(b"driver", round((published + self._ahead) * SECOND))
 
 
 def test_only_a_pause_longer_than_any_delay_is_a_suspension() -> None:
@@ -76,7 +76,7 @@ def test_a_publisher_whose_clock_was_set_back_is_believed_again_after_two_hundre
 
 def test_a_message_without_a_stamp_counts_as_a_second_old() -> None:
     scene = Scene()
-    assert scene.suspension.published(b"", 0) == scene.now_s - 1.0
+    assert scene.suspension.note_arrival(b"", 0) == scene.now_s - 1.0
 
 
 def test_a_simulated_clock_is_never_suspended() -> None:

@@ -50,17 +50,17 @@ class World:
     def frame(self, camera: str = "camera_0", age: float = 0.0, digest: int | None = None) -> Reason | None:
         self.shown += 1
         stamp = self.ros - round(age * 1e9)
-        return self.watchdog.frame(camera, stamp, self.now, self.shown if digest is None else digest)
+        return self.watchdog.check_frame(camera, stamp, self.now, self.shown if digest is None else digest)
 
     def joints(self, age: float = 0.0, wrong: str = "") -> bool:
-        return self.watchdog.joint_state(self.ros - round(age * 1e9), self.now, wrong)
+        return self.watchdog.check_joint_state(self.ros - round(age * 1e9), self.now, wrong)
 
     def all_well(self) -> "World":
         for camera in self.cameras:
             self.frame(camera)
         self.joints()
-        self.watchdog.driver(1, self.now)
-        self.watchdog.heartbeat(self.now)
+        self.watchdog.see_driver(1, self.now)
+        self.watchdog.see_heartbeat(self.now)
         assert self.active == set()
         return self
 
@@ -74,9 +74,9 @@ class World:
             if without != "joints":
                 self.joints()
             if without != "driver":
-                self.watchdog.driver(1, self.now)
+                self.watchdog.see_driver(1, self.now)
             if without != "heartbeat":
-                self.watchdog.heartbeat(self.now)
+                self.watchdog.see_heartbeat(self.now)
 
 
 def test_before_the_first_messages_every_needed_input_is_missing() -> None:
@@ -154,7 +154,7 @@ def test_a_camera_that_keeps_repeating_one_frame_is_stale() -> None:
     stamp = world.ros
     for _ in range(7):
         world.run(0.08, "camera_0")
-        world.watchdog.frame("camera_0", stamp, world.now)
+        world.watchdog.check_frame("camera_0", stamp, world.now)
     assert Reason.CAMERA_STALE in world.active
 
 
@@ -162,9 +162,9 @@ def test_a_camera_that_restarts_with_earlier_stamps_is_accepted_after_its_timeou
     world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
     back = world.ros - 3_000_000_000
     world.run(0.45, "camera_0")
-    assert world.watchdog.frame("camera_0", back, world.now) is Reason.FRAME_OUT_OF_ORDER
+    assert world.watchdog.check_frame("camera_0", back, world.now) is Reason.FRAME_OUT_OF_ORDER
     world.run(0.1, "camera_0")
-    assert world.watchdog.frame("camera_0", back + 1, world.now) is None
+    assert world.watchdog.check_frame("camera_0", back + 1, world.now) is None
     assert world.active == set()
 
 
@@ -183,7 +183,7 @@ def test_frames_without_a_stamp_are_accepted() -> None:
     for _ in range(20):
         world.run(0.05, "camera_0")
         world.shown += 1
-        assert world.watchdog.frame("camera_0", 0, world.now, world.shown) is None
+        assert world.watchdog.check_frame("camera_0", 0, world.now, world.shown) is None
     assert world.active == set()
 
 
@@ -210,7 +210,7 @@ def test_late_and_repeated_joint_states_are_ignored() -> None:
     for _ in range(9):
         world.run(0.05, "joints")
         assert not world.joints(age=0.61), "too old"
-        assert not world.watchdog.joint_state(stamp, world.now), "again"
+        assert not world.watchdog.check_joint_state(stamp, world.now), "again"
     assert world.active == {Reason.JOINT_STATE_STALE}
 
 
@@ -227,7 +227,7 @@ def test_joint_states_without_a_stamp_are_accepted() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05, "joints")
-        assert world.watchdog.joint_state(0, world.now)
+        assert world.watchdog.check_joint_state(0, world.now)
     assert world.active == set()
 
 
@@ -312,7 +312,7 @@ def test_a_time_that_another_thread_read_earlier_is_no_jump() -> None:
     early = world.now
     world.wait(0.05)
     assert world.active == set()
-    world.watchdog.heartbeat(early)
+    world.watchdog.see_heartbeat(early)
     assert set(world.watchdog.active(early)) == set()
 
 
@@ -352,9 +352,9 @@ def test_undecodable_frames_make_a_camera_stale() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05)
-        world.watchdog.images(world.now, readable=False)
+        world.watchdog.see_images(world.now, readable=False)
     assert world.active == {Reason.CAMERA_STALE}
-    world.watchdog.images(world.now, readable=True)
+    world.watchdog.see_images(world.now, readable=True)
     assert world.active == set()
 
 
@@ -362,7 +362,7 @@ def test_one_undecodable_frame_among_good_ones_does_not_matter() -> None:
     world = World().all_well()
     for number in range(20):
         world.run(0.05)
-        world.watchdog.images(world.now, readable=number % 2 == 0)
+        world.watchdog.see_images(world.now, readable=number % 2 == 0)
     assert world.active == set()
 
 

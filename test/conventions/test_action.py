@@ -50,7 +50,7 @@ def controller(config: Config) -> RobotController:
 def sent(control: RobotController, action: Any, joints: JointState, dt: float) -> FloatArray:
     """The positions commanded for an action, which is recorded as sent."""
     [command] = control.command(np.asarray(action, np.float64), joints, STAMP, dt)
-    control.executed()
+    control.sent()
     return command.positions
 
 
@@ -120,13 +120,13 @@ def client(
         if schedule.wants_chunk:
             inputs = Snapshot(instruction="go", joints=state, arms={"arm": state})
             schedule.load(infer(source, pipeline, [FRAME] * images, inputs).chunk)
-        result = control.execute(schedule.next(), state, dt)
+        result = control.make_step(schedule.next(), state, dt)
         assert result.refused is None
         [command] = result.commands
         positions = dict(zip(command.names, command.positions.tolist(), strict=True))
         commands.append(np.array(list((positions | dict(command.velocities or {})).values())))
-        schedule.executed()
-        control.executed()
+        schedule.sent()
+        control.sent()
     assert not control.counters
     return commands
 
@@ -405,9 +405,9 @@ def test_libero_clients_execute_the_published_rows(name: str, family: str, gantr
         if pipeline.schedule.wants_chunk:
             inputs = Snapshot(instruction="go", joints=state, arms={"arm": state})
             pipeline.schedule.load(infer(source, pipeline, [FRAME] * 2, inputs).chunk)
-        result = pipeline.controller.execute(pipeline.schedule.next(), state, 0.05)
-        pipeline.schedule.executed()
-        pipeline.controller.executed()
+        result = pipeline.controller.make_step(pipeline.schedule.next(), state, 0.05)
+        pipeline.schedule.sent()
+        pipeline.controller.sent()
         np.testing.assert_allclose(result.action[:6], action[:6], atol=1e-9)
         [command] = result.commands
         pose = where.forward(command.positions[:8])
@@ -433,9 +433,9 @@ def test_aloha_clients_execute_the_published_rows(name: str, family: str, rate: 
         if pipeline.schedule.wants_chunk:
             inputs = Snapshot(instruction="go", arms=joints)
             pipeline.schedule.load(infer(source, pipeline, [FRAME] * 3, inputs).chunk)
-        result = pipeline.controller.execute(pipeline.schedule.next(), joints, 1 / rate)
-        pipeline.schedule.executed()
-        pipeline.controller.executed()
+        result = pipeline.controller.make_step(pipeline.schedule.next(), joints, 1 / rate)
+        pipeline.schedule.sent()
+        pipeline.controller.sent()
         np.testing.assert_allclose(result.action, row, atol=1e-9)
         for arm, command in enumerate(result.commands):
             np.testing.assert_allclose(command.positions[:6], row[7 * arm : 7 * arm + 6], atol=1e-9)

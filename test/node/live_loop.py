@@ -12,7 +12,7 @@ from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
-from vla_ros.node.control_loop import Did
+from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource, PolicySource
@@ -77,11 +77,11 @@ class LiveLoop(SimulatedNode):
 
     # The sink and the driver
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         self.steps.append(step)
         self.made.append(self.clock.steady())
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         self.outcomes.append(outcome)
 
     def obey(self, commands: Sequence[Command]) -> None:
@@ -105,7 +105,7 @@ class LiveLoop(SimulatedNode):
         self.cameras.receive(index, encode_image(image, stamp, "camera") if data is None else data)
         return stamp
 
-    def run(self, seconds: float) -> list[Did]:
+    def run(self, seconds: float) -> list[LoopResult]:
         """Run the loop until so much time has passed; what each iteration did."""
         until, did = self.clock.steady() + seconds, []
         while self.clock.steady() < until:

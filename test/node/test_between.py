@@ -228,7 +228,7 @@ def test_no_command_between_steps_breaks_a_limit(seed: int, acceleration: float,
     at, positions = path(live)
     assert len(at) > 400
     arm = live.pipeline.controller.arms[0]
-    high = np.array([arm.joint_speeds[name] for name in arm.arm_names]) * 0.5
+    high = np.array([arm.joint_speeds[name] for name in arm.joint_names]) * 0.5
     moved = np.abs(np.diff(np.vstack([POSITIONS, positions]), axis=0))
     assert (moved <= high / 240 * 1.001 + 1e-9).all()
     if acceleration:

@@ -408,17 +408,17 @@ def test_a_suspension_is_noticed_by_the_first_write_after_it_and_by_one_during_w
     live.clock.awake = lambda: live.clock.steady() + slept[0]  # type: ignore[method-assign]
     gate, safety = gate_of(live, Wires()), live.context.safety
     live.context.suspension.notice()
-    with gate.writing() as may_move:
+    with gate.sending() as may_move:
         assert may_move
         slept[0] = 2.5
     assert live.state == ("holding", {Reason.SUSPENDED}), "what was sent is corrected"
     assert "did not run for 2.5 s; the graph was not searched" in safety.explain()
     gate.look()
-    with gate.writing() as may_move:
+    with gate.sending() as may_move:
         assert not may_move
     assert "a stop that was sent meanwhile may still arrive" in safety.explain()
     live.clock.sleep(3.3)
-    with gate.writing() as may_move:
+    with gate.sending() as may_move:
         assert not may_move, "only supervision ends it"
     assert safety.counters["suspended"] == 1
 

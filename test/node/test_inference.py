@@ -155,7 +155,7 @@ def test_a_delta_counts_from_the_pose_at_the_stamp_of_the_frame() -> None:
     moved = JointState(NAMES, JOINTS.positions + np.array([0.02, 0, 0, 0, 0, 0, 0]), 20)
     inference = infer(source, pipeline, [message()], INPUTS)
     pipeline.schedule.load(inference.chunk)
-    step = pipeline.controller.execute(pipeline.schedule.next(), moved, 0.2, JOINTS, inference)
+    step = pipeline.controller.make_step(pipeline.schedule.next(), moved, 0.2, JOINTS, inference)
     arm = Kinematics.from_urdf("demo")
     expected = arm.forward(JOINTS.positions).position + np.array([0.01, 0, 0])
     assert np.allclose(arm.forward(step.commands[0].positions[:7]).position, expected, atol=3e-4)
@@ -172,7 +172,7 @@ def test_a_hold_keeps_the_grip_until_the_commands_are_forgotten() -> None:
     source, pipeline = loaded(policy, config(robot__gripper_joint_names=["finger_left"]))
     gripping = JointState((*NAMES, "finger_left"), np.array([*JOINTS.positions, 0.013]), 10)
     first_step(source, pipeline, [message()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
-    pipeline.controller.executed()
+    pipeline.controller.sent()
     held = pipeline.controller.hold(gripping)[0][0]
     assert held.positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
     pipeline.controller.reset()

@@ -415,7 +415,7 @@ class Strict:
 def test_a_leader_with_motors_is_told_where_the_arm_is() -> None:
     live, told = Person(LEADER), list[Any]()
     publisher = SimpleNamespace(publish=told.append, get_subscription_count=lambda: 1)
-    others = dict.fromkeys(("service", "subscribe", "subscribe_from", "undo"), lambda *_: None)
+    others = dict.fromkeys(("service", "subscribe", "subscribe_from", "on_close"), lambda *_: None)
     graph = SimpleNamespace(message=lambda name: Strict)
     wiring: Any = SimpleNamespace(graph=graph, publisher=lambda *_: publisher, **others)
     Takeover(live.context, wiring, live.person).tell({"arm": POSITIONS, "arm" + OPENING: np.ones(1)})

@@ -6,7 +6,7 @@ import pytest
 from vla_ros.config import Config, build, load
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
-from vla_ros.control.joints import JointStates
+from vla_ros.control.joints import JointStateMerger
 from vla_ros.node.receiver import joint_state_of, stamp_of
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
@@ -26,7 +26,7 @@ def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, 
     rng = np.random.default_rng(4)
     groups = [["a", "b"], ["c"], ["finger"], ["b", "c"]]
     needed, timeout, time = ("a", "b", "c"), 0.1, make.start
-    messages, live, expected = [], JointStates(needed), []
+    messages, live, expected = [], JointStateMerger(needed), []
     inputs = Inputs(Clock())
     for _ in range(300):
         time += int(rng.choice([3, 5, 20, 150], p=[0.4, 0.4, 0.17, 0.03])) * 1_000_000

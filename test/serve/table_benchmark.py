@@ -60,7 +60,7 @@ class TableBenchmark(StepBenchmark):
         self._rows.append((*self._seen, row))
         [joints] = self._table.observe((), 1).joints
         [command] = self._controller.command(row, joints, 1, self._table.step_seconds)
-        self._controller.executed()
+        self._controller.sent()
         self._table.apply(command)
         for _ in range(self._table.ticks):
             self._table.step()

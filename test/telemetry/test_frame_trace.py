@@ -8,9 +8,9 @@ from vla_ros.telemetry.frame_trace import FrameTrace
 def test_a_full_disk_is_reported_once_and_lost_lines_are_counted() -> None:
     said: list[str] = []
     trace = FrameTrace("/dev/full", said.append)
-    trace.frame(FrameOutcome(1, "/camera", 2, COMMANDED))
+    trace.on_outcome(FrameOutcome(1, "/camera", 2, COMMANDED))
     trace.close()
-    trace.frame(FrameOutcome(2, "/camera", 3, COMMANDED))
+    trace.on_outcome(FrameOutcome(2, "/camera", 3, COMMANDED))
     assert trace.lost == 2
     assert len(said) == 1
     assert "No space left on device" in said[0]

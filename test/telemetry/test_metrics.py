@@ -23,7 +23,7 @@ def figures() -> list[Metric]:
     stats = Stats()
     stats.received()
     for _ in range(3):
-        stats.frame(FrameOutcome(1, "/camera", 2, REPLACED))
+        stats.on_outcome(FrameOutcome(1, "/camera", 2, REPLACED))
     stats.record({"inference": 12.5, "policy/vision": 4.0})
     counters = {"camera_stale": 2, 'odd "name"\n': 1}
     return families(

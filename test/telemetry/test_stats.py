@@ -16,7 +16,7 @@ def test_each_frame_is_counted_under_its_outcome() -> None:
     stats.unstamped()
     stats.commanded()
     for outcome in (COMMANDED, *[REPLACED] * 3, "image_invalid"):
-        stats.frame(FrameOutcome(1, "/camera", 2, outcome))
+        stats.on_outcome(FrameOutcome(1, "/camera", 2, outcome))
     assert stats.frames() == {
         "received": 5,
         "used": 1,

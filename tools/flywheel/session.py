@@ -149,7 +149,7 @@ class Session(SimulatedTime):
 
     def _publish_leader(self) -> None:
         assert self._node.person is not None
-        [(_, topic, line, reader)] = self._node.person.lines()
+        [(_, topic, line, reader)] = self._node.person.followed_topics()
         message = self._joint_state(JointState((*arm.JOINT_NAMES, "hand"), self._hand, self._clock.ros()))
         self._node.person.hear(message, line, reader, Origin(b"leader", self._clock.ros()))
         self._write(topic, message)

@@ -44,7 +44,7 @@ class ArmController:
         name: Name of the arm in ``config.arms``.
 
     Attributes:
-        arm_names: Joints in command order; empty for a twist without kinematics.
+        joint_names: Joints in command order; empty for a twist without kinematics.
         names: Joints of a command: the arm's, then the fingers.
         joint_speeds: Velocity limit of each joint; empty without kinematics.
         counters: How often each limit changed a target, by the reason's value. Three counters never stop the arm:
@@ -66,33 +66,35 @@ class ArmController:
         self._kinematics = kinematics
         self.counters: Counter[str] = Counter()
         arm = next(each for each in config.arms if each.name == name)
-        self.arm_names = kinematics.joint_names if kinematics else arm.robot.joint_names
-        self.joint_speeds = dict(zip(self.arm_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
+        self.joint_names = kinematics.joint_names if kinematics else arm.robot.joint_names
+        self.joint_speeds = (
+            dict(zip(self.joint_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
+        )
         grippers = [each for each in columns if each[0].quantity == "gripper"]
         # Sorted: tip_position before tip_rotation.
         motion = sorted((each for each in columns if each not in grippers), key=lambda each: each[0].quantity)
         self._motion = make_motion([part for part, _ in motion], arm, config.control, kinematics)
         self._motion_columns = np.concatenate([np.arange(place.start, place.stop) for _, place in motion])
-        if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.arm_names):
+        if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.joint_names):
             raise ConfigError(
-                f"{self._section}.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)}, but the "
-                f"policy returns {len(self._motion_columns)} numbers"
+                f"{self._section}.joint_names: found {len(self.joint_names)} joints {list(self.joint_names)}, but "
+                f"the policy returns {len(self._motion_columns)} numbers"
             )
         self._gripper_column = grippers[0][1].start if grippers else None
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
-        self._measured = MeasuredArm(self.arm_names, kinematics)
+        self._measured = MeasuredArm(self.joint_names, kinematics)
         self.configure(config)
-        check_fit(arm, self._motion, kinematics, self.arm_names)
-        self.names = self.arm_names + self._finger_names
+        check_fit(arm, self._motion, kinematics, self.joint_names)
+        self.names = self.joint_names + self._finger_names
         self.reset()
 
     def configure(self, config: Config) -> None:
         """Apply changed options, and keep the last command."""
         arm = next(each for each in config.arms if each.name == self.name)
-        kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
+        kinematics, wide = self._kinematics, np.full(len(self.joint_names), math.inf)
         limits = JointLimits.from_config(
             arm.limits,
-            self.arm_names,
+            self.joint_names,
             kinematics.position_low if kinematics else -wide,
             kinematics.position_high if kinematics else wide,
             kinematics.velocity_limits if kinematics else wide,
@@ -132,13 +134,13 @@ class ArmController:
         """Forget previous commands, but keep the counters."""
         self._gripper.reset()
         self._last: FloatArray | None = None
-        self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
+        self._last_velocity: FloatArray = np.zeros(len(self.joint_names))
         self._held: FloatArray | None = None  # position that the arm holds
         self._made: Command | None = None  # a command that has not been sent yet
         self._goal: Command | None = None  # command of the last action
         self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
         # Positions [N] that were commanded for the motion's last pose.
-        self._posed = np.full(len(self.arm_names), math.nan)
+        self._posed = np.full(len(self.joint_names), math.nan)
         self._motion.reset()
 
     def continue_from(self, other: "ArmController") -> None:
@@ -150,8 +152,8 @@ class ArmController:
 
     def commanded(self, joints: JointState | None) -> tuple[FloatArray, float]:
         """Return where the next command starts, [N], and the gripper's opening in [0, 1]; raises Refused."""
-        positions = self._measured.positions(joints) if self.arm_names else np.zeros(0)
-        if self.arm_names and self._last is not None:
+        positions = self._measured.positions(joints) if self.joint_names else np.zeros(0)
+        if self.joint_names and self._last is not None:
             reach = self._envelope.joints.step
             positions += np.clip(self._last - positions, -reach, reach)
         target = self._gripper.target
@@ -170,7 +172,7 @@ class ArmController:
         dt: float,
         reference: JointState | None = None,
     ) -> Command:
-        """Return the command for one action. Call :meth:`executed` once it has been sent.
+        """Return the command for one action. Call :meth:`sent` once it has been sent.
 
         Args:
             action: Float64 [D], un-normalised and finite, with the numbers of all arms.
@@ -260,7 +262,7 @@ class ArmController:
             speed=velocity,
         )
         if self._sends_joint_velocities:
-            command = replace(command, velocities=dict(zip(self.arm_names, velocity.tolist(), strict=True)))
+            command = replace(command, velocities=dict(zip(self.joint_names, velocity.tolist(), strict=True)))
         elif self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             command = replace(command, twist=twist_between(*ends, dt))
@@ -280,7 +282,7 @@ class ArmController:
         self._goal = command if made is self._goal else self._goal
         return command
 
-    def executed(self) -> None:
+    def sent(self) -> None:
         """Record that the last command was sent; later commands start from it."""
         made, self._made = self._made, None
         if made is not None:
@@ -290,7 +292,7 @@ class ArmController:
             self._held = None
             if made is self._goal:
                 self._posed = made.arm_positions
-            self._motion.executed()
+            self._motion.sent()
             if made.fingers:
                 self._gripper.target = made.fingers[0]
 
@@ -306,13 +308,13 @@ class ArmController:
             Refused: The joint state is stale or invalid, and the output is not a velocity.
         """
         before, self._last = self._last, None
-        self._speed = self._last_velocity = np.zeros(len(self.arm_names))
+        self._speed = self._last_velocity = np.zeros(len(self.joint_names))
         self._made = self._goal = None
         self._motion.reset()
         names: tuple[str, ...] = ()
         held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
         if not self._sends_velocities:
-            names = self.arm_names
+            names = self.joint_names
             held = self._held = held_position(self._held, self._measured.positions(joints))
             if before is not None:
                 duration = float(np.max(np.abs(held - before)[speed > 0] / speed[speed > 0], initial=0.0))
@@ -329,7 +331,7 @@ class ArmController:
             frame_id=self._frame if self._sends_velocities else "",
         )
         if self._sends_joint_velocities:
-            return replace(command, velocities=dict.fromkeys(self.arm_names, 0.0))
+            return replace(command, velocities=dict.fromkeys(self.joint_names, 0.0))
         return replace(command, twist=(np.zeros(3), np.zeros(3))) if self._sends_velocities else command
 
     @property

@@ -36,7 +36,7 @@ class EnvironmentArm:
         counters: How often ``control.clip`` changed an action (``action_clipped``).
     """
 
-    arm_names: tuple[str, ...] = ()
+    joint_names: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     joint_speeds: Mapping[str, float] = {}
     unused_gripper, is_moving = "", False
@@ -106,7 +106,7 @@ class EnvironmentArm:
         """Return None: an environment executes an action for a whole step."""
         return None
 
-    def executed(self) -> None:
+    def sent(self) -> None:
         """Record that the last command was sent."""
         if self._made is not None:
             self._last, self._made = self._made, None

@@ -34,7 +34,7 @@ class _Joint:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class MergedJointState:
     """A joint state merged from the newest measurement of every joint."""
 
     # All joints measured within the timeout, with the stamp of the oldest needed joint. Velocities and efforts are
@@ -44,7 +44,7 @@ class Whole:
     published: float  # when the oldest needed joint was published (Suspension.published)
 
 
-class JointStates:
+class JointStateMerger:
     """Merges the joint states of several publishers. Thread-safe.
 
     Args:
@@ -80,7 +80,7 @@ class JointStates:
         timeout: float,
         publisher: bytes = b"",
         published: float = math.inf,
-    ) -> Whole | None:
+    ) -> MergedJointState | None:
         """Add a message and return the merged joint state.
 
         If two publishers measure a needed joint, the first one is used until it stops publishing. Needed joints
@@ -102,7 +102,7 @@ class JointStates:
         concerns = self._needed.intersection(named)
         contradictory = len(named) > len(concerns) or len(message.names) != len(message.positions)
         if not self._needed or (concerns and contradictory):
-            return Whole(message, stamp, published)
+            return MergedJointState(message, stamp, published)
         with self._lock:
             self._known = {
                 name: joint for name, joint in self._known.items() if steady - joint.seen <= timeout * _SECOND
@@ -136,7 +136,8 @@ class JointStates:
             efforts = _unless_empty([joint.effort for joint in known])
             joints = JointState(tuple(self._known), positions, oldest, velocities, efforts)
             stamp = oldest if all(joint.stamped for joint in known_needed) else 0
-            return Whole(joints, stamp, min((joint.published for joint in known_needed), default=published))
+            earliest = min((joint.published for joint in known_needed), default=published)
+            return MergedJointState(joints, stamp, earliest)
 
 
 def together(states: Iterable[JointState]) -> JointState | None:

@@ -38,7 +38,7 @@ class JointMotion:
     def reset(self) -> None:
         """Do nothing; see :meth:`TipMotion.reset`."""
 
-    discard = executed = reset
+    discard = sent = reset
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float, control: ControlConfig) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
@@ -62,7 +62,7 @@ class _Followed:
 class TipMotion:
     """Converts numbers that are a pose or a step of the tip.
 
-    :meth:`target` uses what :meth:`executed` recorded of the last command; :meth:`reset` forgets it.
+    :meth:`target` uses what :meth:`sent` recorded of the last command; :meth:`reset` forgets it.
 
     Args:
         quantity: ``tip_position`` or ``tip_delta``; the numbers of the rotation follow.
@@ -83,7 +83,7 @@ class TipMotion:
         """The last commanded pose, or None."""
         return self._last.target if self._last is not None else None
 
-    def executed(self) -> None:
+    def sent(self) -> None:
         """Record that the last target was commanded."""
         self._last, self._made = self._made or self._last, None
 

@@ -24,8 +24,8 @@ _GRIP = 0.1  # the leader's gripper moves the gripper once their openings are th
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """The newest message of a line; times are seconds of a steady clock."""
+class _Newest:
+    """The newest message of a followed topic; times are seconds of a steady clock."""
 
     numbers: FloatArray
     at: float
@@ -34,7 +34,7 @@ class _Heard:
     wrong: str = ""  # why the numbers are unusable
 
 
-class Line:
+class FollowedTopic:
     """One topic on which a person publishes; follows one publisher until :meth:`begin`. Thread-safe.
 
     Of its numbers, the first ``joints`` (None: all) may not jump: a person closes a gripper faster.
@@ -43,7 +43,7 @@ class Line:
     def __init__(self, topic: str, joints: int | None = None) -> None:
         self.topic, self._joints = topic, joints
         self._lock = threading.Lock()
-        self._newest: _Heard | None = None
+        self._newest: _Newest | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -90,7 +90,7 @@ class Line:
                 delay = now - published / 1e9
                 self._delay = min(self._delay, delay)
                 late = delay - self._delay
-            self._newest = _Heard(numbers, now - late, since, stamp, wrong)
+            self._newest = _Newest(numbers, now - late, since, stamp, wrong)
             return True
 
     def is_silent(self, now: float) -> bool:
@@ -124,10 +124,10 @@ class Line:
 
 
 class Buttons:
-    """The buttons of a Joy, with the dead-man button's time. Thread-safe; ``line`` has the Joy's axes."""
+    """The buttons of a Joy, with the dead-man button's time. Thread-safe; ``followed`` has the Joy's axes."""
 
     def __init__(self, config: TakeoverConfig) -> None:
-        self.line = Line(config.joy)
+        self.followed = FollowedTopic(config.joy)
         self._places = config.parsed_buttons
         self._pressed: frozenset[str] = frozenset()
         self._publisher: bytes | None = None  # whose buttons these are
@@ -148,7 +148,7 @@ class Buttons:
         """
         lacking = [name for name, index in self._places.items() if index >= len(buttons)]
         wrong = f"has {len(buttons)} buttons, so it lacks {', '.join(lacking)}" if lacking else ""
-        if not self.line.hear(axes, now, publisher, stamp, wrong, published):
+        if not self.followed.hear(axes, now, publisher, stamp, wrong, published):
             return frozenset(), False
         pressed = frozenset(name for name in self._places if self.has(buttons, name))
         before = self._pressed if publisher == self._publisher else pressed
@@ -170,7 +170,7 @@ class Buttons:
         if name not in self._pressed:
             return False
         try:
-            self.line.read(now, config.stale)
+            self.followed.read(now, config.stale)
         except Refused:
             return False
         return True
@@ -178,12 +178,12 @@ class Buttons:
     def check(self, now: float, config: TakeoverConfig) -> FloatArray:
         """Return the axes while deadman is pressed.
 
-        Raises the errors of :meth:`Line.read`, and Refused (``person_released``, ``person_stuck``).
+        Raises the errors of :meth:`FollowedTopic.read`, and Refused (``person_released``, ``person_stuck``).
         """
-        axes, _ = self.line.read(now, config.stale)
+        axes, _ = self.followed.read(now, config.stale)
         since = self._since
         if since is None:
-            raise Refused(Reason.PERSON_RELEASED, f"deadman of {self.line.topic} is not pressed")
+            raise Refused(Reason.PERSON_RELEASED, f"deadman of {self.followed.topic} is not pressed")
         if now - since > config.longest:
             raise Refused(Reason.PERSON_STUCK, f"pressed for {now - since:.3g} s; release it (takeover.longest)")
         return axes
@@ -192,11 +192,13 @@ class Buttons:
 class Leader:
     """Follows a leader arm's joints, once it is where the arm is.
 
-    ``line`` has the arm's N joint positions as the leader shows them and, if ``has_gripper``, its opening.
+    ``followed`` has the arm's N joint positions as the leader shows them and, if ``has_gripper``, its opening.
     """
 
-    def __init__(self, line: Line, names: Sequence[str], buttons: Buttons, *, has_gripper: bool) -> None:
-        self.line, self._names, self._buttons, self._has_gripper = line, tuple(names), buttons, has_gripper
+    def __init__(
+        self, followed: FollowedTopic, names: Sequence[str], buttons: Buttons, *, has_gripper: bool
+    ) -> None:
+        self.followed, self._names, self._buttons, self._has_gripper = followed, tuple(names), buttons, has_gripper
         self.reset()
 
     def reset(self) -> None:
@@ -207,13 +209,13 @@ class Leader:
         self, now: float, here: FloatArray, opening: float, config: TakeoverConfig
     ) -> tuple[FloatArray, float]:
         """Return joint positions [N] and the opening for an arm that is commanded to be at ``here`` [N]."""
-        numbers, same = self.line.read(now, config.stale)
+        numbers, same = self.followed.read(now, config.stale)
         count = len(self._names)
         target = numbers[:count]
-        if self.line.jumped():
+        if self.followed.jumped():
             self.reset()
         if same > config.frozen:
-            raise Refused(Reason.PERSON_FROZEN, f"{self.line.topic}: the same positions for {same:.3g} s")
+            raise Refused(Reason.PERSON_FROZEN, f"{self.followed.topic}: the same positions for {same:.3g} s")
         reaches = config.reach and self._buttons.is_pressed("reach", now, config)
         distance = np.abs(target - here)
         worst = int(np.argmax(distance))
@@ -232,14 +234,14 @@ class Leader:
         return target, own if self._gripped else opening
 
 
-class Rates:
+class VelocityInput:
     """Moves the tip with the velocity of a Joy's axes or of a twist, while the dead-man button is pressed.
 
-    ``line`` has the twist, linear [3] and angular [3]; None for the axes of a Joy.
+    ``followed`` has the twist, linear [3] and angular [3]; None for the axes of a Joy.
     """
 
-    def __init__(self, line: Line | None, buttons: Buttons) -> None:
-        self.line, self._buttons = line, buttons
+    def __init__(self, followed: FollowedTopic | None, buttons: Buttons) -> None:
+        self.followed, self._buttons = followed, buttons
 
     def reset(self) -> None:
         """Do nothing: a velocity does not depend on where the arm is."""
@@ -247,11 +249,12 @@ class Rates:
     def action(self, now: float, config: TakeoverConfig) -> FloatArray:
         """Return the tip's step [6] in one period: translation, then a rotation vector."""
         axes = self._buttons.check(now, config)
-        line = self._buttons.line if self.line is None else self.line
-        numbers, same = line.read(now, config.stale)
-        velocity = numbers if self.line is not None else self._of_axes(axes, config)
+        followed = self._buttons.followed if self.followed is None else self.followed
+        numbers, same = followed.read(now, config.stale)
+        velocity = numbers if self.followed is not None else self._of_axes(axes, config)
         if np.any(velocity) and same > config.frozen:
-            raise Refused(Reason.PERSON_FROZEN, f"{line.topic}: the same motion for {same:.3g} s (takeover.frozen)")
+            detail = f"{followed.topic}: the same motion for {same:.3g} s (takeover.frozen)"
+            raise Refused(Reason.PERSON_FROZEN, detail)
         step: FloatArray = velocity / config.rate_hz
         return step
 
@@ -271,14 +274,14 @@ class Rates:
         )
 
 
-class Clutch:
+class PoseInput:
     """Moves the tip as a hand moves while the dead-man button is pressed.
 
-    ``line`` has position [3] and quaternion [4].
+    ``followed`` has position [3] and quaternion [4].
     """
 
-    def __init__(self, line: Line, buttons: Buttons) -> None:
-        self.line, self._buttons = line, buttons
+    def __init__(self, followed: FollowedTopic, buttons: Buttons) -> None:
+        self.followed, self._buttons = followed, buttons
         self.reset()
 
     def reset(self) -> None:
@@ -292,11 +295,11 @@ class Clutch:
         except Refused:
             self.reset()
             raise
-        numbers, same = self.line.read(now, config.stale)
+        numbers, same = self.followed.read(now, config.stale)
         if same > config.frozen:
-            raise Refused(Reason.PERSON_FROZEN, f"{self.line.topic}: the same pose for {same:.3g} s")
-        hand = Pose(numbers[:3], read_quaternion(numbers[3:], self.line.topic))
-        if self.line.jumped() or self._pressed is None:
+            raise Refused(Reason.PERSON_FROZEN, f"{self.followed.topic}: the same pose for {same:.3g} s")
+        hand = Pose(numbers[:3], read_quaternion(numbers[3:], self.followed.topic))
+        if self.followed.jumped() or self._pressed is None:
             self._pressed = hand, tip
         first, start = self._pressed
         position = start.position + hand.position - first.position

@@ -82,18 +82,18 @@ class RateLimiter:
         self.planned_due = sent + self.period
         self._step(begun)
 
-    def executed(self, sent: float, begun: float | None = None) -> None:
-        """Record that a step of a chunk was sent; the step began earlier by the chunk's latency.
+    def sent(self, at: float, begun: float | None = None) -> None:
+        """Record that a step of a chunk was sent ``at`` this time; the step began earlier by the chunk's latency.
 
         The latency is the time from taking the frame to sending the chunk's first step; ``begun`` is when the frame
         was taken, if this is the first step. The next step is due one period after this one was due, so that delays
         do not add up, but no sooner than nine tenths of a period from now.
         """
-        due = self.planned_due if sent - self.planned_due < self.period else sent
-        self.planned_due = max(due + self.period, sent + _SHORTEST * self.period)
+        due = self.planned_due if at - self.planned_due < self.period else at
+        self.planned_due = max(due + self.period, at + _SHORTEST * self.period)
         if begun is not None:
-            self._lead = sent - begun
-        self._step(sent - self._lead)
+            self._lead = at - begun
+        self._step(at - self._lead)
 
     def _step(self, begun: float) -> None:
         self._begun = begun

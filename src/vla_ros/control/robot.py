@@ -101,9 +101,9 @@ class RobotController:
         return tuple(column for arm in self.arms for column in arm.binary)
 
     @property
-    def arm_names(self) -> tuple[str, ...]:
+    def joint_names(self) -> tuple[str, ...]:
         """Joints of all arms in command order."""
-        return tuple(name for arm in self.arms for name in arm.arm_names)
+        return tuple(name for arm in self.arms for name in arm.joint_names)
 
     @property
     def counters(self) -> Counter[str]:
@@ -147,7 +147,7 @@ class RobotController:
         if absurd := self._plausible.absurd(chunk):
             raise Refused(Reason.ACTION_INVALID, absurd)
 
-    def execute(
+    def make_step(
         self,
         step: Step,
         joints: ArmJoints,
@@ -159,7 +159,7 @@ class RobotController:
 
         Limits are relative to ``joints``, the newest joint states; ``dt`` is the time until the next command in
         seconds. ``reference`` has the joint states at the frame's stamp and is used for the first step of a chunk;
-        None means ``joints``. ``inference``, made for this step, is added to the result. Call :meth:`executed`
+        None means ``joints``. ``inference``, made for this step, is added to the result. Call :meth:`sent`
         once the commands have been sent.
         """
         began = time.perf_counter()
@@ -179,7 +179,7 @@ class RobotController:
     ) -> tuple[Command, ...]:
         """Return the commands of all arms for one action.
 
-        The arguments are those of :meth:`ArmController.command`. Call :meth:`executed` once the commands have been
+        The arguments are those of :meth:`ArmController.command`. Call :meth:`sent` once the commands have been
         sent.
 
         Raises:
@@ -250,12 +250,12 @@ class RobotController:
             ]
             return self._together(tried, joints)
 
-    def executed(self) -> None:
+    def sent(self) -> None:
         """Record that the last commands were sent; later commands start from them."""
         with self._lock:
             self._known |= self._used
             for arm in self.arms:
-                arm.executed()
+                arm.sent()
 
     def hold(
         self, joints: ArmJoints, arms: Collection[str] | None = None

@@ -68,7 +68,7 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """Decides whether the arm may move. Thread-safe; methods wait only for a :meth:`motion` that is being sent."""
+    """Decides whether the arm may move. Thread-safe; methods wait only during :meth:`sending`."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
@@ -95,7 +95,7 @@ class Safety:
 
     @property
     def may_move(self) -> bool:
-        """True if a motion may be sent now; :meth:`motion` keeps this true while it is sent."""
+        """True if a motion may be sent now; :meth:`sending` keeps this true while it is sent."""
         return self._state is State.ARMED
 
     @property
@@ -151,13 +151,13 @@ class Safety:
             self._listeners = (*self._listeners, listener)
 
     @contextmanager
-    def motion(self) -> Iterator[bool]:
+    def sending(self) -> Iterator[bool]:
         """Context in which a motion is sent; yields :attr:`may_move`.
 
         Stops and holds wait until the context ends, so keep it short. Once :meth:`stop` has returned, no motion is
         sent.
 
-            with safety.motion() as allowed:
+            with safety.sending() as allowed:
                 if allowed:
                     publisher.publish(message)
         """
@@ -254,7 +254,7 @@ class Safety:
         self._deliver()
         return first
 
-    def report(self, reason: Reason, detail: str = "") -> None:
+    def react(self, reason: Reason, detail: str = "") -> None:
         """React according to the reason's level: count it (drop), hold or stop.
 
         A hold lasts until :meth:`follow`: call :meth:`hold` for one that the watchdog does not know. While the arm

@@ -137,7 +137,7 @@ class ActionSchedule:
             self._placed.popleft()
 
     def next(self) -> Step:
-        """Return the next step; the same step until :meth:`executed` is called.
+        """Return the next step; the same step until :meth:`sent` is called.
 
         The chunk continues after ``control.execute_steps`` until it ends or the next one arrives. Raises
         RuntimeError if no step is :attr:`left`.
@@ -157,10 +157,10 @@ class ActionSchedule:
         self._next = Step(action.copy(), self.position - newest.start, newest.chunk.stamp)
         return self._next
 
-    def executed(self) -> None:
+    def sent(self) -> None:
         """Record that the step returned by :meth:`next` was sent. Raises RuntimeError without one."""
         if self._next is None:
-            raise RuntimeError("executed() without next()")
+            raise RuntimeError("sent() without next()")
         self._before_last, self._last, self._next = self._last, self._next.action, None
         old = self._placed[0].at(self.position) if len(self._placed) > 1 else None
         if old is not None:  # after the old chunk's end, the blend continues from its last action

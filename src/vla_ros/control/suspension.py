@@ -57,8 +57,8 @@ class Suspension:
                 self.lasted, self.resumed = now - last, now
                 self.settled = max(self.settled, now + (_REPAIRED if self.lasted > _LONG else _DRAINED))
 
-    def published(self, publisher: bytes, stamp: int) -> float:
-        """Return when a message that arrives now was published, at the earliest.
+    def note_arrival(self, publisher: bytes, stamp: int) -> float:
+        """Record a message that arrives now; return when it was published at the earliest, s of ``Clock.awake``.
 
         The publisher's clock may differ from ours: its stamp and the shortest delay of its messages tell the time.
         Until a publisher is known, its clock counts as ours.

@@ -94,7 +94,7 @@ class Watchdog:
     def _config(self) -> TimeoutsConfig:
         return self._options.current.timeouts
 
-    def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
+    def check_frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
         """Check a frame; return why it must be dropped, or None.
 
         Reasons are ``frame_repeated``, ``frame_out_of_order``, ``frame_old`` and ``frame_from_future``. A camera
@@ -129,7 +129,7 @@ class Watchdog:
             known.digest = digest
             return None
 
-    def images(self, now: Now, *, readable: bool) -> None:
+    def see_images(self, now: Now, *, readable: bool) -> None:
         """Record whether a step's frames could be decoded; unreadable cameras become stale."""
         with self._lock:
             if readable:
@@ -137,7 +137,7 @@ class Watchdog:
             elif self._unreadable_since is None:
                 self._unreadable_since = now.steady
 
-    def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
+    def check_joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
         """Record a joint state that arrived at ``now``; return True if it may be used.
 
         The joint state must be newer than the previous one, no older than ``timeouts.joint_state_age`` (if
@@ -171,14 +171,14 @@ class Watchdog:
             self._inferring_since = None
             return not self._late
 
-    def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
+    def see_driver(self, subscribers: int, now: Now, topic: str = "") -> None:
         """Record the number of drivers on the command topic; of several topics, the lowest number."""
         with self._lock:
             self._driver_topic = topic
             if subscribers > 0:
                 self._driver_seen = now.steady
 
-    def heartbeat(self, now: Now) -> None:
+    def see_heartbeat(self, now: Now) -> None:
         with self._lock:
             self._heartbeat_seen = now.steady
 

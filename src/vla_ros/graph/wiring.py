@@ -25,12 +25,12 @@ class Wiring:
         self.graph = graph
         self.node = node
         self.taps: dict[str, Callable[[Any, int], None]] = {}
-        self._undo: list[Callable[[], Any]] = []
+        self._closers: list[Callable[[], Any]] = []
 
     def publisher(self, type_name: str, topic: str, qos: str) -> Any:
         """Create a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
-        self.undo(partial(self.node.destroy_publisher, publisher))
+        self.on_close(partial(self.node.destroy_publisher, publisher))
         tap = self.taps.pop(publisher.topic_name, None)
         return _Tapped(publisher, self.graph.serialize, tap) if tap else publisher
 
@@ -70,7 +70,7 @@ class Wiring:
             callback(cdr, origin)
 
         subscription = self.graph.subscribe_raw(self.node, cls, topic, on_cdr if tap else callback, profile)
-        self.undo(subscription.destroy)
+        self.on_close(subscription.destroy)
         return subscription
 
     def subscribe_from(
@@ -86,18 +86,18 @@ class Wiring:
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
         service = self.node.create_service(self.graph.service(type_name), name, callback)
-        self.undo(partial(self.node.destroy_service, service))
+        self.on_close(partial(self.node.destroy_service, service))
 
     def client(self, type_name: str, name: str) -> Any:
         """Create a client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
         client = self.node.create_client(self.graph.service(type_name), name)
-        self.undo(partial(self.node.destroy_client, client))
+        self.on_close(partial(self.node.destroy_client, client))
         return client
 
     def action_client(self, type_name: str, name: str) -> Any:
         """Create a client of ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Backend.create_action_client`)."""
         client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
-        self.undo(client.destroy)
+        self.on_close(client.destroy)
         return client
 
     def action_server(
@@ -110,21 +110,21 @@ class Wiring:
     ) -> None:
         """Serve ``pkg/action/Type`` (:attr:`~vla_ros.graph.node.Backend.create_action_server`)."""
         kind = self.graph.action(type_name)
-        self.undo(self.graph.create_action_server(self.node, kind, name, accept, start, cancel).destroy)
+        self.on_close(self.graph.create_action_server(self.node, kind, name, accept, start, cancel).destroy)
 
     def timer(self, period: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` every ``period`` seconds of a steady clock."""
         created = self.graph.create_steady_timer(self.node, period, callback)
-        self.undo(partial(self.node.destroy_timer, created))
+        self.on_close(partial(self.node.destroy_timer, created))
 
-    def undo(self, action: Callable[[], Any]) -> None:
+    def on_close(self, action: Callable[[], Any]) -> None:
         """Run ``action`` at :meth:`close`, in reverse order of registration."""
-        self._undo.append(action)
+        self._closers.append(action)
 
     def close(self) -> None:
         """Destroy everything. Safe to call twice."""
-        while self._undo:
-            self._undo.pop()()
+        while self._closers:
+            self._closers.pop()()
         self.taps.clear()
 
 

@@ -55,7 +55,7 @@ class NewestFrames:
             if (frame := mailbox.take()) is not None:
                 self._context.report(frame.outcome(REPLACED))
 
-    def refuse(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
+    def report_unused(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
         """Report why the first camera's newest frame led to no command; if not ``holds``, only count the reason."""
         self._unreported.discard(0)
         if not holds:

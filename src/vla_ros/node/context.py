@@ -21,10 +21,10 @@ class Sink(Protocol):
     It is :class:`vla_ros.telemetry.telemetry.Telemetry` in the live node, and the player in replay.
     """
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         """Called after each step, whether or not its command may be sent."""
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         """Called with the outcome of a frame."""
 
 
@@ -63,6 +63,6 @@ class Context:
     def report(self, outcome: FrameOutcome) -> None:
         """Report the outcome of a frame; called exactly once for each received frame."""
         if outcome.reason is not None:
-            self.safety.report(outcome.reason, outcome.detail)
-        self.stats.frame(outcome)
-        self.sink.frame(outcome)
+            self.safety.react(outcome.reason, outcome.detail)
+        self.stats.on_outcome(outcome)
+        self.sink.on_outcome(outcome)

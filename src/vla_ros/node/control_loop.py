@@ -27,11 +27,11 @@ from vla_ros.node.source import ActionSource
 _PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
 
 
-class Did(Enum):
+class LoopResult(Enum):
     """Result of one iteration of the loop."""
 
     WAITED = "nothing was due, or no frame arrived"
-    INFERRED = "the policy returned a chunk, and its first step was executed"
+    ANSWERED = "the policy answered, with a chunk whose first step was executed or with an error"
     CONTINUED = "the next step of the plan was executed"
     INTERPOLATED = "a command between two steps was due"
 
@@ -100,9 +100,9 @@ class ControlLoop:
             raise
         if self._inference.pending is not None:
             stopped = Refused(Reason.TASK_CHANGED, "the node was stopped during the inference")
-            self._executor.refuse(stopped, self._inference.pending.frame)
+            self._executor.hold_for(stopped, self._inference.pending.frame)
 
-    def run_once(self) -> Did:
+    def run_once(self) -> LoopResult:
         """Run one iteration: wait at most 0.1 s for the next event and handle it.
 
         An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
@@ -112,17 +112,17 @@ class ControlLoop:
             return self._correct(self._correction)
         self._wait(min(self._step_due, self._interpolator.due) - self._clock.steady())
         if self._executor.ended:
-            return Did.WAITED
+            return LoopResult.WAITED
         self._discard_void_plan()
-        did = self._step() if self._step_due <= self._clock.steady() else Did.WAITED
-        if did is Did.WAITED and self._interpolator.due <= self._clock.steady():
-            self._executor.interpolate(dry=self._is_ahead and self._inference.pending is not None)
-            return Did.INTERPOLATED
-        if did is Did.WAITED:  # the graph thread may be blocked, such as by a log that nobody reads
+        did = self._step() if self._step_due <= self._clock.steady() else LoopResult.WAITED
+        if did is LoopResult.WAITED and self._interpolator.due <= self._clock.steady():
+            self._executor.interpolate(plan_is_empty=self._is_ahead and self._inference.pending is not None)
+            return LoopResult.INTERPOLATED
+        if did is LoopResult.WAITED:  # the graph thread may be blocked, such as by a log that nobody reads
             self._gate.supervise()
         return did
 
-    def _correct(self, correction: Correction) -> Did:
+    def _correct(self, correction: Correction) -> LoopResult:
         """Let a person move the arm, and drop what the policy still returns."""
         if not correction.has_begun:
             step_ends = self._limiter.planned_due if self._interpolator.commands == 1 else self._clock.steady()
@@ -136,26 +136,26 @@ class ControlLoop:
         due = correction.run()
         if not correction.acts:
             self._frames.discard()
-            return Did.WAITED
+            return LoopResult.WAITED
         with self._ended:
             wait = min(due - self._clock.steady(), _PATIENCE)
             self._clock.wait_for(
                 self._ended, lambda: self._executor.ended or self._inference.finished, max(0.0, wait)
             )
-        return Did.CONTINUED
+        return LoopResult.CONTINUED
 
-    def _step(self) -> Did:
+    def _step(self) -> LoopResult:
         """Execute the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
         idle = self._inference.pending is None
         if idle and self._is_time_to_infer and (self._planned or self._frames.wait(self._patience)):
             self._request_chunk()
         if self._inference.finished:
             self._receive_chunk()
-            return Did.INFERRED
+            return LoopResult.ANSWERED
         if not self._planned:
-            return Did.WAITED
+            return LoopResult.WAITED
         self._continue()
-        return Did.CONTINUED
+        return LoopResult.CONTINUED
 
     @property
     def _step_due(self) -> float:
@@ -228,7 +228,7 @@ class ControlLoop:
         """
         if self._inference.pending is None:
             self._begin_task()
-        if self._executor.check_interruption():
+        if self._executor.take_interruption():
             self._context.stats.execution.interrupted()
             self._schedule.reset()
             self._executor.rest()
@@ -280,24 +280,24 @@ class ControlLoop:
         assert request is not None
         try:
             inference, in_time = self._inference.take()
-            self._context.watchdog.images(self._clock.now(), readable=True)
+            self._context.watchdog.see_images(self._clock.now(), readable=True)
             self._check_chunk(request, in_time=in_time)
             late = self._clock.steady() - self._limiter.planned_due
             self._schedule.load(inference.chunk, request.position, rested=late > 0.5 * self._limiter.period)
             if not self._schedule.left:
                 raise Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it arrived")
         except ImageError as error:
-            self._context.watchdog.images(self._clock.now(), readable=False)
-            self._executor.refuse(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
+            self._context.watchdog.see_images(self._clock.now(), readable=False)
+            self._executor.hold_for(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
             return
         except Refused as refused:
             if refused.reason is Reason.SERVER_LOST and self._planned:
                 # Also if it is back already; StepExecutor holds when it has been lost for too long.
-                self._frames.refuse(request.frame, refused.reason, refused.detail, holds=False)
+                self._frames.report_unused(request.frame, refused.reason, refused.detail, holds=False)
                 return
             if refused.reason.level is not Level.HOLD:
                 self._schedule.reset()
-                self._executor.refuse(refused, request.frame)
+                self._executor.hold_for(refused, request.frame)
                 return
             self._executor.fail(refused, request.frame)
             return
@@ -306,7 +306,7 @@ class ControlLoop:
         now = self._clock.steady()
         dt = self._limiter.planned_time(now) if request.concurrent else self._limiter.step_time(request.began)
         reference = self._inputs.joints_at(request.frame.stamp)
-        step = self._controller.execute(
+        step = self._controller.make_step(
             self._schedule.next(), self._executor.read_joints(), dt, reference, inference
         )
         self._context.stats.record(step.stages_ms)
@@ -327,7 +327,7 @@ class ControlLoop:
 
     def _continue(self) -> None:
         dt = self._limiter.planned_time(self._clock.steady())
-        step = self._controller.execute(self._schedule.next(), self._executor.read_joints(), dt)
+        step = self._controller.make_step(self._schedule.next(), self._executor.read_joints(), dt)
         self._execute(step, dt)
 
     def _execute(self, step: StepResult, dt: float, request: InferenceRequest | None = None) -> None:
@@ -336,7 +336,7 @@ class ControlLoop:
         began = self._executor.execute(step, dt, frame=frame, interpolated=self._is_concurrent)
         now = self._clock.steady()
         if request is None or request.concurrent:
-            self._limiter.executed(now, None if request is None or self._is_ahead else request.began)
+            self._limiter.sent(now, None if request is None or self._is_ahead else request.began)
         else:
             self._limiter.answered(request.began, now)
         if began is not None and self._is_concurrent:

@@ -82,7 +82,7 @@ class Correction:
         self._schedule.reset()
         self._source.reset()
         self._seen = self._safety.interruptions
-        with self._gate.writing():
+        with self._gate.sending():
             self._controller.continue_from(self._policy)
             self._gate.controller = self._controller
         self._executor.task = (-1, -1, -1)
@@ -95,7 +95,7 @@ class Correction:
         now, executor, safety = self._clock.steady(), self._executor, self._safety
         if now < self._start:
             return self._start
-        executor.check_interruption()
+        executor.take_interruption()
         if self._seen != safety.interruptions or not safety.is_free:
             self._seen = safety.interruptions
             self._source.reset()
@@ -118,7 +118,7 @@ class Correction:
             self._step(now)
         if self._interpolator.due <= self._clock.steady():
             self._sent = self._clock.steady()
-            executor.interpolate(dry=False)
+            executor.interpolate(plan_is_empty=False)
         return min(self._due, self._interpolator.due)
 
     def _step(self, now: float) -> None:
@@ -144,16 +144,16 @@ class Correction:
         executor.task = task
         self._schedule.load(chunk)
         dt = self._limiter.planned_time(now)
-        step = replace(self._controller.execute(self._schedule.next(), joints, dt), by_person=True)
+        step = replace(self._controller.make_step(self._schedule.next(), joints, dt), by_person=True)
         if tries:
             if step.refused is None:
                 executor.end_holds()
             return
-        executor.check_interruption()
+        executor.take_interruption()
         began = executor.execute(step, dt, interpolated=True)
         if began is not None:
             self._sent = began
-            self._limiter.executed(self._clock.steady())
+            self._limiter.sent(self._clock.steady())
             self._due = self._limiter.planned_due
             self._interpolator.begin(step, began, self._due)
 
@@ -181,7 +181,7 @@ class Correction:
     def _hold(self, refused: Refused) -> None:
         reason = Reason.PERSON_INVALID if refused.reason is Reason.ACTION_INVALID else refused.reason
         if reason not in OF_PERSON:
-            self._executor.refuse(refused, None)
+            self._executor.hold_for(refused, None)
             return
         for other in OF_PERSON - {reason}:
             self._safety.clear(other)
@@ -190,7 +190,7 @@ class Correction:
 
     def _end(self) -> None:
         """Let the policy's controller continue from the last command."""
-        with self._gate.writing():
+        with self._gate.sending():
             self._policy.continue_from(self._controller)
             self._gate.controller = self._policy
         self._executor.rest()

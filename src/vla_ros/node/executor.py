@@ -48,7 +48,7 @@ class StepExecutor:
         self.limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
         self.frames = NewestFrames(context, mailboxes, self.limiter)
         self.interpolator = CommandInterpolator(self.limiter, config.control.command_rate_hz)
-        self._joint_counts = {arm.name: len(arm.arm_names) for arm in controller.arms}
+        self._joint_counts = {arm.name: len(arm.joint_names) for arm in controller.arms}
         self._interruptions = 0  # count at the last check of the plan
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
         self._held: set[Reason] = set()  # until the next good step
@@ -73,7 +73,7 @@ class StepExecutor:
         """
         return task != self.newest_task or self._safety.mode is not self._mode
 
-    def check_interruption(self) -> bool:
+    def take_interruption(self) -> bool:
         """Return True if motion is not allowed, or was interrupted since the last call."""
         before, self._interruptions = self._interruptions, self._safety.interruptions
         return before != self._interruptions or not self._safety.may_move
@@ -96,7 +96,7 @@ class StepExecutor:
         Returns when it began to be sent, or None if it was not sent.
         """
         began = self._clock.steady()
-        self._context.sink.step(step)
+        self._context.sink.on_step(step)
         try:
             if step.refused is not None:
                 raise step.refused
@@ -113,7 +113,7 @@ class StepExecutor:
         except Refused as refused:
             self._schedule.reset()
             self.rest()
-            self.refuse(refused, frame)
+            self.hold_for(refused, frame)
             return None
         if not sent:
             self._schedule.reset()  # a hold may end before the next iteration
@@ -129,24 +129,23 @@ class StepExecutor:
         stats.execution.sent(step, self._joint_counts, now, self.limiter.period)
         return began
 
-    def interpolate(self, *, dry: bool) -> None:
+    def interpolate(self, *, plan_is_empty: bool) -> None:
         """Send the command that is due between two steps, or during the deceleration after the last one.
 
-        Once the arm rests, nothing more is sent. ``dry`` means that the plan has run out because the next chunk is
-        late.
+        Once the arm rests, nothing more is sent. With ``plan_is_empty``, the next chunk is late.
         """
         step, rested = self.interpolator.step, self.interpolator.rests
         assert step is not None
         dt, remaining, elapsed, late = self.interpolator.advance(self._clock.steady())
-        if late and not rested and dry and not self.is_void(self.task):
-            self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
+        if late and not rested and plan_is_empty and not self.is_void(self.task):
+            self._safety.react(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         sent = False
         if not late or self._controller.is_moving:
             try:
                 commands = self._controller.interpolate(self.read_joints(), dt, remaining, elapsed)
                 sent = self._send(commands, step, late)
             except Refused as refused:
-                self.refuse(refused, None)
+                self.hold_for(refused, None)
         if not sent:
             self.rest()
 
@@ -160,7 +159,7 @@ class StepExecutor:
         self.interpolator.stop()
         failed, self._failed = self._failed, None
         if failed is not None:
-            self.refuse(*failed)
+            self.hold_for(*failed)
 
     def fail(self, refused: Refused, frame: Frame) -> None:
         """Discard the plan, decelerate, then refuse the frame."""
@@ -181,16 +180,16 @@ class StepExecutor:
         status = self._safety.status
         return status.state is State.HOLDING and status.holds.keys() <= self._held | OF_PERSON
 
-    def refuse(self, refused: Refused, frame: Frame | None) -> None:
+    def hold_for(self, refused: Refused, frame: Frame | None) -> None:
         """Hold, stop or count according to the reason's level; a hold ends with the next good step."""
         reason, detail = refused.reason, refused.detail
         if reason.level is Level.HOLD:
             self._held.add(reason)
             self._safety.hold(reason, detail)
         elif frame is None:
-            self._safety.report(reason, detail)
+            self._safety.react(reason, detail)
         if frame is not None:
-            self.frames.refuse(frame, reason, detail)
+            self.frames.report_unused(frame, reason, detail)
         self._context.throttled.log(reason.value, f"{reason.value}: {detail}")
 
     def _check(self, step: StepResult, late: int = 0) -> None:
@@ -229,8 +228,8 @@ class StepExecutor:
             self._check(step, late or 0)
             write()
             if late is None:
-                self._schedule.executed()
-            self._controller.executed()
+                self._schedule.sent()
+            self._controller.sent()
             self._context.stats.commanded()
             for alone in filter(None, [command.refused for command in commands]):
                 self._safety.count(alone.reason)

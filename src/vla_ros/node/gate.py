@@ -1,6 +1,6 @@
 """The one place where commands are written to the drivers.
 
-Everything is written within :meth:`CommandGate.writing`, under the lock of :class:`Safety`: no two threads write at
+Everything is written within :meth:`CommandGate.sending`, under the lock of :class:`Safety`: no two threads write at
 once, and once a stop has returned, no motion is written.
 """
 
@@ -36,7 +36,7 @@ class CommandGate:
     ) -> None:
         self._context, self._safety = context, context.safety
         self.prepare = prepare
-        self.controller = controller  # makes the hold commands; another one may be assigned within writing()
+        self.controller = controller  # makes the hold commands; another one may be assigned within sending()
 
     @contextmanager
     def open(self) -> Iterator[bool]:
@@ -48,18 +48,18 @@ class CommandGate:
         while True:
             self.supervise()
             supervised = clock.steady()
-            with self.writing() as may_move:
+            with self.sending() as may_move:
                 if clock.steady() - supervised <= _SUPERVISION_VALID:
                     yield may_move
                     return
 
     @contextmanager
-    def writing(self) -> Iterator[bool]:
+    def sending(self) -> Iterator[bool]:
         """Context in which anything is written; yields True if a motion may be.
 
         Before and after it, the process may turn out to have been suspended: then the arm holds (``suspended``).
         """
-        with self._safety.motion():
+        with self._safety.sending():
             self._hold_if_suspended()
             try:
                 yield self._safety.may_move
@@ -69,7 +69,7 @@ class CommandGate:
     def supervise(self) -> None:
         """Let safety react to the watchdog's findings."""
         now = self._context.clock.now()
-        self._context.watchdog.driver(1, now)
+        self._context.watchdog.see_driver(1, now)
         self._safety.follow(self._context.watchdog.active(now))
 
     def _hold_if_suspended(self) -> bool:
@@ -105,7 +105,7 @@ class DriverGate(CommandGate):
         self._outputs, self._watch, self._poll = outputs, watch, poll
         self._interruptions = self._safety.interruptions  # count at the last hold
         self._due: frozenset[str] = frozenset()  # arms to which a hold is due
-        self._measured = tuple(arm.name for arm in controller.arms if arm.arm_names)
+        self._measured = tuple(arm.name for arm in controller.arms if arm.joint_names)
         self._reopened = -math.inf  # when the process resumed from the last suspension that is over
         self._looked = -math.inf  # when the last look at other commanders began (Clock.awake)
 
@@ -119,9 +119,9 @@ class DriverGate(CommandGate):
         """Let safety react to all findings, hold, and end expired velocities; also called 50 times a second."""
         now = self._context.clock.now()
         topic, subscribers = self._outputs.subscribers
-        self._context.watchdog.driver(subscribers, now, topic)
+        self._context.watchdog.see_driver(subscribers, now, topic)
         self.send_due_holds()
-        with self._safety.motion():
+        with self._safety.sending():
             if not self._hold_if_suspended():
                 self._safety.clear(Reason.SUSPENDED)
             self._safety.follow({**self._watch.found, **self._context.watchdog.active(now)})
@@ -130,7 +130,7 @@ class DriverGate(CommandGate):
 
     def forget_holds(self) -> None:
         """Forget holds that are due, because a person has taken over the arm."""
-        with self.writing():
+        with self.sending():
             self._due = frozenset()
 
     def finish_holds(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class DriverGate(CommandGate):
             self._poll()
         except Exception as error:  # hold at the last known position
             self._log(f"joint states could not be read: {type(error).__name__}: {error}")
-        with self.writing() as may_move:
+        with self.sending() as may_move:
             if self._safety.interruptions != self._interruptions:
                 self._interruptions = self._safety.interruptions
                 self._due = frozenset(arm.name for arm in self.controller.arms)
@@ -177,12 +177,12 @@ class DriverGate(CommandGate):
         """Send zeros if no command followed within ``timeouts.twist`` (:meth:`Outputs.expired`)."""
         if not self._outputs.expired():
             return
-        with self.writing():  # a command sent meanwhile has replaced its velocity
+        with self.sending():  # a command sent meanwhile has replaced its velocity
             expired = self._outputs.expired()
             self.prepare(expired)()
         if expired:
             seconds = lifetime(self._context.options.current)
-            self._safety.report(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")
+            self._safety.react(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")
 
     def _hold_if_suspended(self) -> bool:
         """Hold while nothing may move after a suspension of the process; return True then.

@@ -48,7 +48,7 @@ class GripperGoals:
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
-        """Set the target position, or None to send no goal. Any thread may call it within ``safety.motion()``."""
+        """Set the target position, or None to send no goal. Any thread may call it within ``safety.sending()``."""
         self._wanted = fingers
 
     def look(self) -> None:
@@ -61,7 +61,7 @@ class GripperGoals:
         if wanted is None or not self.is_ready or now < self._not_before or not self._is_new(wanted):
             return
         end, goal = self._goal(wanted, config.gripper.goal_speed, config.gripper.goal_effort)
-        with self._context.safety.motion() as allowed:
+        with self._context.safety.sending() as allowed:
             if not allowed:  # the target is from before the stop
                 self._wanted = None
                 return
@@ -126,6 +126,6 @@ class GripperGoals:
 
     def _fail(self, number: int, what: str) -> None:
         text = f"{self.name}: {what}"
-        self._context.safety.report(Reason.GRIPPER_FAILED, text)
+        self._context.safety.react(Reason.GRIPPER_FAILED, text)
         self._context.throttled.log("gripper", f"gripper_failed: {text}")
         self._sent, self._due, self._not_before = None, 0.0, self._context.clock.steady() + _RETRY

@@ -84,12 +84,12 @@ def first_step(
 ) -> StepResult:
     """Infer on one set of frames and return the first step, as if no time passed in between.
 
-    For ``dt`` and ``reference`` see :meth:`RobotController.execute`. Raises the errors of :func:`infer`.
+    For ``dt`` and ``reference`` see :meth:`RobotController.make_step`. Raises the errors of :func:`infer`.
     """
     inference = infer(source, pipeline, frames, inputs)
     pipeline.schedule.load(inference.chunk)
     joints = inputs.arms or inputs.joints
-    return pipeline.controller.execute(pipeline.schedule.next(), joints, dt, reference, inference)
+    return pipeline.controller.make_step(pipeline.schedule.next(), joints, dt, reference, inference)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ class Outputs:
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         """Build the messages of all arms' commands; return a function that sends them.
 
-        Call that function within ``CommandGate.writing()``: for a hold only if motion is *not* allowed, for motion
+        Call that function within ``CommandGate.sending()``: for a hold only if motion is *not* allowed, for motion
         only if it is. If the process was suspended in the meantime, it sends nothing more.
         """
         sends: list[Callable[[], None]] = []

@@ -14,7 +14,15 @@ from vla_ros.contract.components import Component
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.contract.state import Arm
 from vla_ros.control.clock import Clock
-from vla_ros.control.person import QUATERNION, Buttons, Clutch, Leader, Line, Rates, move_gripper
+from vla_ros.control.person import (
+    QUATERNION,
+    Buttons,
+    FollowedTopic,
+    Leader,
+    PoseInput,
+    VelocityInput,
+    move_gripper,
+)
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
@@ -69,14 +77,14 @@ class _LeaderReader:
 
 
 @dataclass(frozen=True, eq=False)
-class _Moved:
+class _ArmInput:
     """What moves one arm: its input, or None for an arm that stays where it is."""
 
     name: str
     parts: tuple[Component, ...]
-    by: Leader | Rates | Clutch | None = None
+    device: Leader | VelocityInput | PoseInput | None = None
     reader: _LeaderReader | None = None  # of a Leader
-    kinematics: Kinematics | None = None  # of a Clutch
+    kinematics: Kinematics | None = None  # of a PoseInput
 
 
 class PersonSource(ActionSource):
@@ -99,15 +107,15 @@ class PersonSource(ActionSource):
         config = options.current
         self.input, self.buttons = config.takeover.input, Buttons(config.takeover)
         led = config.takeover.arm or config.arms[0].name
-        fingers = {arm.name: len(arm.names) > len(arm.arm_names) for arm in policy.arms}
-        self._arms = [self._moved(arms[arm.name], arm, led, fingers[arm.name]) for arm in config.arms]
+        fingers = {arm.name: len(arm.names) > len(arm.joint_names) for arm in policy.arms}
+        self._arms = [self._input_of(arms[arm.name], arm, led, fingers[arm.name]) for arm in config.arms]
         counts = {name: len(arm.joints) for name, arm in arms.items()}
         action = tuple(part for arm in self._arms for part in arm.parts)
         dimension = sum(part.size(counts[part.arm]) for part in action)
         self.spec = PolicySpec(images=(), action=action, dimension=dimension)
         self.reset()
 
-    def _moved(self, arm: Arm, config: ArmConfig, led: str, fingers: bool) -> _Moved:
+    def _input_of(self, arm: Arm, config: ArmConfig, led: str, fingers: bool) -> _ArmInput:
         takeover, name, kind = self._options.current.takeover, config.name, self.input
         if config.output == ENVIRONMENT:
             raise ConfigError("takeover.input: nobody takes over an environment; set it to none")
@@ -120,44 +128,44 @@ class PersonSource(ActionSource):
                 _leader_joints(takeover.parsed_joints, arm.joints, name), _gripper(takeover.gauge, fingers)
             )
             leader = Leader(
-                Line(config.leader, len(arm.joints)),
+                FollowedTopic(config.leader, len(arm.joints)),
                 arm.joints,
                 self.buttons,
                 has_gripper=reader.gripper is not None,
             )
-            return _Moved(name, (still, *grip), leader, reader)
+            return _ArmInput(name, (still, *grip), leader, reader)
         if kind in ("none", "leader") or name != led:
-            return _Moved(name, (still, *grip))
+            return _ArmInput(name, (still, *grip))
         if kind == "pose":
             if arm.kinematics is None:
                 raise ConfigError(f"takeover.input: found pose, which needs the URDF of '{name}'")
             parts = Component(name, "tip_position", "m"), Component(name, "tip_rotation", QUATERNION)
-            clutch = Clutch(Line(takeover.topic), self.buttons)
-            return _Moved(name, (*parts, *grip), clutch, None, arm.kinematics)
+            pose = PoseInput(FollowedTopic(takeover.topic), self.buttons)
+            return _ArmInput(name, (*parts, *grip), pose, None, arm.kinematics)
         if arm.kinematics is None and config.output != "twist_stamped":
             raise ConfigError(f"takeover.input: found {kind}, which needs the URDF of '{name}'")
-        rates = Rates(None if kind == "joy" else Line(takeover.topic), self.buttons)
-        return _Moved(name, (Component(name, "tip_delta", "rotation_vector"), *grip), rates)
+        velocity = VelocityInput(None if kind == "joy" else FollowedTopic(takeover.topic), self.buttons)
+        return _ArmInput(name, (Component(name, "tip_delta", "rotation_vector"), *grip), velocity)
 
     # Any thread
 
-    def lines(self) -> Iterator[tuple[str, str, Line, _LeaderReader | None]]:
-        """Yield message type, topic and line of each input besides the Joy."""
+    def followed_topics(self) -> Iterator[tuple[str, str, FollowedTopic, _LeaderReader | None]]:
+        """Yield message type, topic name and followed topic of each input besides the Joy."""
         for arm in self._arms:
-            if arm.by is not None and arm.by.line is not None:
-                yield _TYPES[self.input], arm.by.line.topic, arm.by.line, arm.reader
+            if arm.device is not None and arm.device.followed is not None:
+                yield _TYPES[self.input], arm.device.followed.topic, arm.device.followed, arm.reader
 
     def begin(self) -> None:
         """Follow the publishers of the next messages, and no others."""
-        self.buttons.line.begin()
-        for _, _, line, _ in self.lines():
-            line.begin()
+        self.buttons.followed.begin()
+        for _, _, followed, _ in self.followed_topics():
+            followed.begin()
 
-    def hear(self, message: Any, line: Line, reader: _LeaderReader | None, origin: Origin) -> None:
-        """Take a message of one of :meth:`lines`."""
+    def hear(self, message: Any, followed: FollowedTopic, reader: _LeaderReader | None, origin: Origin) -> None:
+        """Take a message of one of :meth:`followed_topics`."""
         numbers, wrong = reader.read(message) if reader else self._read(message)
         stamp = stamp_of(message) if hasattr(message, "header") else 0
-        line.hear(numbers, self._clock.steady(), origin.publisher, stamp, wrong, origin.published)
+        followed.hear(numbers, self._clock.steady(), origin.publisher, stamp, wrong, origin.published)
 
     def _read(self, message: Any) -> tuple[FloatArray, str]:
         """Return the numbers of a twist [6] or a pose [7], or why there are none."""
@@ -180,8 +188,8 @@ class PersonSource(ActionSource):
         """A leader must be brought to the arm again, a pose is relative to the next one."""
         self._still: dict[str, FloatArray] = {}
         for arm in self._arms:
-            if arm.by is not None:
-                arm.by.reset()
+            if arm.device is not None:
+                arm.device.reset()
 
     def infer(self, observation: Observation) -> ActionChunk:
         """Return the person's step; ``observation.state`` has where each arm's next command starts.
@@ -193,20 +201,20 @@ class PersonSource(ActionSource):
         numbers = [self._numbers(arm, observation.state) for arm in self._arms]
         return ActionChunk(np.concatenate(numbers)[np.newaxis], observation.stamp)
 
-    def _numbers(self, arm: _Moved, state: Mapping[str, FloatArray]) -> FloatArray:
+    def _numbers(self, arm: _ArmInput, state: Mapping[str, FloatArray]) -> FloatArray:
         takeover, now = self._options.current.takeover, self._clock.steady()
         here, opening = state[arm.name], float(state[arm.name + OPENING][0])
-        by = arm.by
-        if by is None:
+        device = arm.device
+        if device is None:
             motion = self._still.setdefault(arm.name, here) if len(here) else np.zeros(6)
-        elif isinstance(by, Leader):
-            motion, opening = by.action(now, here, opening, takeover)
-        elif isinstance(by, Rates):
-            motion = by.action(now, takeover)
+        elif isinstance(device, Leader):
+            motion, opening = device.action(now, here, opening, takeover)
+        elif isinstance(device, VelocityInput):
+            motion = device.action(now, takeover)
         else:
             assert arm.kinematics is not None
-            motion = by.action(now, arm.kinematics.forward(here), takeover)
-        if by is not None:
+            motion = device.action(now, arm.kinematics.forward(here), takeover)
+        if device is not None:
             opening = move_gripper(opening, self.buttons, now, takeover)
         grip = [opening] if any(part.quantity == "gripper" for part in arm.parts) else []
         return np.concatenate([motion, grip])

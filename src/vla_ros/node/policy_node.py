@@ -94,7 +94,7 @@ class PolicyNode:
         source = source or PolicySource(create(self.config))
         try:
             record(self.config, self._node, self._wiring)
-            self._wiring.undo(claim_name(self._node.get_fully_qualified_name()).close)
+            self._wiring.on_close(claim_name(self._node.get_fully_qualified_name()).close)
             source.load(progress)
             pipeline = build_pipeline(self.config, source.spec)
             wait_until_alone(self._node, self._logger, progress, Clock())
@@ -129,7 +129,7 @@ class PolicyNode:
         assert self._gate is not None
         correction = None
         if self._gate.controller is not self._pipeline.controller:  # deactivated while a person had the arm
-            with self._gate.writing():
+            with self._gate.sending():
                 self._pipeline.controller.continue_from(self._gate.controller)
                 self._gate.controller = self._pipeline.controller
         if self._person is not None and self._takeover is not None:
@@ -263,7 +263,7 @@ class PolicyNode:
         self._watchdog = Watchdog(
             self._options,
             config.camera.topics,
-            tuple(arm.name for arm in pipeline.controller.arms if arm.arm_names),
+            tuple(arm.name for arm in pipeline.controller.arms if arm.joint_names),
             # Clocks without this attribute are system clocks.
             simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
         )
@@ -285,7 +285,7 @@ class PolicyNode:
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
-        wiring.undo(self._watch.close)
+        wiring.on_close(self._watch.close)
         inputs = [
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
             for topic in states.topics
@@ -337,7 +337,7 @@ class PolicyNode:
             self.stop()
 
     def _on_heartbeat(self, message: Any) -> None:
-        self._watchdog.heartbeat(self._clock.now())
+        self._watchdog.see_heartbeat(self._clock.now())
 
     def _on_enable(self, request: Any, response: Any) -> Any:
         # Every node that receives a call to disarm obeys it.

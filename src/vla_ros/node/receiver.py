@@ -13,7 +13,7 @@ import numpy as np
 from vla_ros.config import CameraConfig
 from vla_ros.contract.binding import read_state_message
 from vla_ros.control.clock import Now
-from vla_ros.control.joints import JointStates
+from vla_ros.control.joints import JointStateMerger
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.publishers import CompetingSources, DataSource, DataSources
@@ -119,7 +119,7 @@ class FrameReceiver:
         if not followed:
             context.report(Frame(b"", stamp, topic, now).outcome(Reason.CAMERA_CONTESTED.value))
             return
-        if context.suspension.published(*origin) < context.suspension.resumed:
+        if context.suspension.note_arrival(*origin) < context.suspension.resumed:
             context.report(Frame(b"", stamp, topic, now).outcome(Reason.SUSPENDED.value))
             return
         if not stamp:
@@ -128,7 +128,7 @@ class FrameReceiver:
         seconds = now.steady / 1e9
         frame = Frame(data, stamp, topic, now, seconds - self._arrived[index])
         pixels = digest(data, skip=12) if config.timeouts.frozen_frames else None
-        reason = context.watchdog.frame(topic, stamp, now, pixels)
+        reason = context.watchdog.check_frame(topic, stamp, now, pixels)
         if reason is not None:
             self._drop(frame, reason, topic)
             return
@@ -168,8 +168,8 @@ class StateReceiver:
             self.topics.setdefault(options.joint_states, []).append(options.name)
         several = len(controller.arms) > 1  # then each message covers its own arm's joints
         self._joint_states = {
-            arm.name: JointStates(
-                arm.arm_names, arm.joint_speeds, (*arm.arm_names, *options.measured_fingers) if several else ()
+            arm.name: JointStateMerger(
+                arm.joint_names, arm.joint_speeds, (*arm.joint_names, *options.measured_fingers) if several else ()
             )
             for arm, options in zip(controller.arms, config.arms, strict=True)
         }
@@ -181,7 +181,7 @@ class StateReceiver:
                 yield topic, sources
 
     def joints(self, topic: str, message: Any, origin: Origin = _UNKNOWN) -> None:
-        now, published = self._context.clock.now(), self._context.suspension.published(*origin)
+        now, published = self._context.clock.now(), self._context.suspension.note_arrival(*origin)
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
         for arm in self.topics[topic]:
@@ -195,12 +195,12 @@ class StateReceiver:
         if wrong:
             named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong
             self._context.throttled.log(f"joint states {arm}", f"{Reason.JOINT_STATE_INVALID.value}: {named}")
-        if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong, arm):
+        if self._context.watchdog.check_joint_state(stamp, self._context.clock.now(), wrong, arm):
             self._context.inputs.set_joints(joints, arm, published)
 
     def state_topic(self, key: str, message: Any, origin: Origin = _UNKNOWN) -> None:
         """Receive a message of ``robot.state_topics``, named ``key``."""
-        if self._context.suspension.published(*origin) >= self._context.suspension.resumed:
+        if self._context.suspension.note_arrival(*origin) >= self._context.suspension.resumed:
             self._context.inputs.set_state(key, read_state_message(message, self._context.clock.ros()))
 
     def forget(self) -> None:

@@ -48,7 +48,7 @@ class RunPolicy:
         wiring.action_server(_TYPE, "~/run_policy", self._accept, self._start, self._cancel)
         wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "command")
         wiring.timer(_PERIOD, self._look)
-        wiring.undo(self._close)
+        wiring.on_close(self._close)
 
     def _accept(self, goal: Any) -> bool:
         if self._goal is not None:

@@ -54,7 +54,7 @@ class Scene:
         """Take a message. One that is not understood changes nothing, so that a required scene becomes stale."""
         bodies, now, age = dict(self._bodies), self._check.steady(), 0.0
         if origin.published:  # a busy node may read it late
-            age = max(0.0, self._context.clock.awake() - self._context.suspension.published(*origin))
+            age = max(0.0, self._context.clock.awake() - self._context.suspension.note_arrival(*origin))
         try:
             for marker in message.markers:
                 key = str(marker.ns), int(marker.id)

@@ -46,7 +46,7 @@ class SimulatedNode:
     ) -> None:
         self.clock, self.stats, self.options = clock, Stats(), LiveConfig(with_rate(config, pipeline.binding.spec))
         self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
-        self.arms = tuple(arm.name for arm in pipeline.controller.arms if arm.arm_names)
+        self.arms = tuple(arm.name for arm in pipeline.controller.arms if arm.joint_names)
         checked = LiveConfig(watched) if watched else self.options
         watchdog = Watchdog(checked, config.camera.topics, self.arms)
         logger, suspension = ThrottledLogger(_LOG), Suspension(clock)

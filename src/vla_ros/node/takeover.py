@@ -32,14 +32,14 @@ class Takeover:
         wiring.service("std_srvs/srv/SetBool", "~/takeover", self._on_takeover)
         wiring.service("std_srvs/srv/Trigger", "~/pause", self._on_pause)
         wiring.subscribe("std_msgs/msg/String", topics.label, lambda message: self._label(message.data), "command")
-        wiring.undo(self._episodes.close)
+        wiring.on_close(self._episodes.close)
         self._target = None
         if source is None:
             return
         if takeover.joy:
             wiring.subscribe_from("sensor_msgs/msg/Joy", takeover.joy, self._on_joy, "buttons")
-        for kind, topic, line, reader in source.lines():
-            hear = partial(self._on_input, line, reader)
+        for kind, topic, followed, reader in source.followed_topics():
+            hear = partial(self._on_input, followed, reader)
             wiring.subscribe_from(kind, topic, hear, "joint_states")  # a second publisher must be heard as well
         if source.input == "leader":
             self._target = wiring.publisher("sensor_msgs/msg/JointState", topics.leader_target, "state_publisher")
@@ -91,23 +91,23 @@ class Takeover:
 
     def _is_fresh(self, origin: Origin) -> bool:
         suspension = self._context.suspension
-        return suspension.published(*origin) >= suspension.resumed
+        return suspension.note_arrival(*origin) >= suspension.resumed
 
-    def _on_input(self, line: Any, reader: Any, message: Any, origin: Origin) -> None:
+    def _on_input(self, followed: Any, reader: Any, message: Any, origin: Origin) -> None:
         if self._source is not None and self._is_fresh(origin):
-            self._source.hear(message, line, reader, origin)
+            self._source.hear(message, followed, reader, origin)
 
     def _on_joy(self, message: Any, origin: Origin) -> None:
         assert self._source is not None
-        line, steady = self._source.buttons.line, self._context.clock.steady()
+        followed, steady = self._source.buttons.followed, self._context.clock.steady()
         axes, buttons = np.asarray(message.axes, dtype=np.float64), [int(each) for each in message.buttons]
         pauses = self._source.buttons.has(buttons, "pause")  # from anybody, however old
         if pauses and self._context.safety.mode is not Mode.PAUSED:
             self._ask(Mode.PAUSED)
         if not self._is_fresh(origin):
             return
-        if self._context.safety.mode is not Mode.CORRECTING and line.is_silent(steady):
-            line.begin()  # a restarted driver may request again
+        if self._context.safety.mode is not Mode.CORRECTING and followed.is_silent(steady):
+            followed.begin()  # a restarted driver may request again
         heard = origin.publisher, stamp_of(message), origin.published
         pressed, released = self._source.buttons.hear(buttons, axes, steady, *heard)
         if released and self._source.input != "leader":

@@ -39,7 +39,7 @@ def record(config: Config, node: Node, wiring: Wiring) -> None:
             recorder = RecorderProcess(config, node.get_fully_qualified_name(), topics, node.get_logger())
         except OSError as error:
             raise VlaRosError(f"record.what: {config.record.what}: no recorder starts: {error}") from error
-        wiring.undo(recorder.close)
+        wiring.on_close(recorder.close)
         wiring.taps.update({topic.name: partial(recorder.hear, topic.name) for topic in topics})
 
 

@@ -10,7 +10,7 @@ from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.safety import State
 from vla_ros.node.context import Sink
-from vla_ros.node.control_loop import Did
+from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import ActionSource
@@ -72,7 +72,8 @@ class LiveRun:
             if node.safety.state is State.STOPPED:
                 node.safety.reset()
                 node.safety.arm()
-            idle = did is Did.WAITED and self._pipeline.schedule.wants_chunk and not node.mailboxes[0].waiting
+            wants_frame = self._pipeline.schedule.wants_chunk and not node.mailboxes[0].waiting
+            idle = did is LoopResult.WAITED and wants_frame
             if idle and self._clock.exhausted:
                 break
 

@@ -83,7 +83,7 @@ class Player:
         self._controller, self._schedule = pipeline.controller, pipeline.schedule
         self._resume, self._partial, self._progress = resume, partial, progress
         self._recording = series.read_recording(
-            bag, selection, pipeline.controller.arm_names, config.timeouts.joint_state
+            bag, selection, pipeline.controller.joint_names, config.timeouts.joint_state
         )
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._stages: list[dict[str, float]] = []
@@ -125,14 +125,14 @@ class Player:
             samples_of.save_samples(result, self._partial)
         return result
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         if step.chunk is not None:
             self._inferred = step
         elif step.refused is not None:
             self._refused[step.refused.reason.value] += 1
             self._stops.command(self._last_time or step.stamp, step.refused)
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         if outcome.camera != self._selection.cameras[0]:
             return
         step, self._inferred = self._inferred, None
@@ -184,8 +184,8 @@ class Player:
             self._drop(refused.reason, refused.detail)
             return
         if step.refused is None:
-            self._schedule.executed()
-            self._controller.executed()
+            self._schedule.sent()
+            self._controller.sent()
         else:
             self._schedule.reset()
         self._keep(now, step, step.refused.reason if step.refused else None, _NAN)

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_ros.contract.binding import read_state_message
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.joints import JointStates
+from vla_ros.control.joints import JointStateMerger
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
@@ -87,7 +87,7 @@ def merged(series: TopicSeries, needed: Collection[str], timeout: float) -> Topi
     """
     if not needed or (len(series.tables) == 1 and set(needed) <= set(series.main.names)):
         return series
-    states, whole = JointStates(needed), _Collector()
+    states, whole = JointStateMerger(needed), _Collector()
     rows = ((int(time), table, row) for table in series.tables for row, time in enumerate(table.times))
     for time, table, row in sorted(rows, key=lambda item: item[0]):
         state = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)

@@ -137,14 +137,14 @@ class OneProcess(ABC):
             if command.arm == self._config.arms[0].name and self._episode is not None and not self._episode.over:
                 self._episode.received.append((self._clock.steady(), command))
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         before, self._changes = self._changes, sum(self._controller.counters.values())
         self.limited += self._changes > before
         self.refused += step.refused is not None
         if self._episode is not None and not step.by_person:
             self._episode.actions.append(step.action)
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         """Remember why an inference failed; the node's statistics count all outcomes."""
         if outcome.reason in _FAILED and not self.failed:
             self.failed = f"{outcome.reason.value}: {outcome.detail}"

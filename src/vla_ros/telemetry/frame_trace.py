@@ -38,7 +38,7 @@ class FrameTrace:
         self._thread = threading.Thread(target=self._run, args=(file,), name="vla_trace", daemon=True)
         self._thread.start()
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         sent = {} if outcome.ended is None else {"sent": outcome.ended}
         line = json.dumps(
             {

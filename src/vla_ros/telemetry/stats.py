@@ -44,7 +44,7 @@ class Stats:
         with self._lock:
             self._unstamped += 1
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         with self._lock:
             if outcome.outcome in ANSWERED:
                 self._used += 1

@@ -52,12 +52,12 @@ class Telemetry:
         self._logger = self._node.get_logger()
         self._trace = FrameTrace(config.node.trace, self._logger.error) if config.node.trace else None
         if self._trace is not None:
-            wiring.undo(self._trace.close)
+            wiring.on_close(self._trace.close)
         if config.node.metrics_port:
             from vla_ros.telemetry.metrics import MetricsServer  # prometheus_client is an extra
 
             server = MetricsServer(config.node.metrics_address, config.node.metrics_port, self._metrics)
-            wiring.undo(server.close)
+            wiring.on_close(server.close)
             self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
         self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
         self._person_action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.person_action, "command")
@@ -81,7 +81,7 @@ class Telemetry:
 
     # Called by the control loop and the receivers
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         """Publish ``~/action`` for a step, whether or not the arm may move; a person's is ``~/person_action``."""
         make = self._graph.message
         layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
@@ -93,9 +93,9 @@ class Telemetry:
         if self._debug_wanted and step.observation is not None:
             self._to_draw = step
 
-    def frame(self, outcome: FrameOutcome) -> None:
+    def on_outcome(self, outcome: FrameOutcome) -> None:
         if self._trace is not None:
-            self._trace.frame(outcome)
+            self._trace.on_outcome(outcome)
 
     def changed(self) -> None:
         """Publish ``~/status`` when the state or its reasons change."""
@@ -214,7 +214,7 @@ class Telemetry:
         topics = config.topics
         image = IMAGE_TYPES[config.camera.transport]
         watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in config.camera.topics]
-        if self._controller.arm_names:
+        if self._controller.joint_names:
             watched += [
                 Watched(resolve(topic), qos("joint_states"), True, "sensor_msgs/msg/JointState")
                 for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
