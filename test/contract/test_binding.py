@@ -17,7 +17,7 @@ from vla_ros.errors import ConfigError
 
 ROBOT: dict[str, Any] = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
 ARMS = make_arms(build(ROBOT))
-OPEN = PolicySpec((), action=(), dimension=0, open=True)
+OPEN = PolicySpec((), action=(), dimension=0, takes_any_state=True)
 
 
 def bound(spec: PolicySpec, **values: Any) -> Binding:

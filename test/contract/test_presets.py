@@ -22,7 +22,7 @@ from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 from vla_ros.vision.messages import encode_image
 
 PRESETS = sorted(path.stem for path in (Path(str(package.__file__)).parent / "presets").glob("*.yaml"))
-OPEN = PolicySpec((), action=(), dimension=0, horizon=4, open=True)  # as a policy on a server
+OPEN = PolicySpec((), action=(), dimension=0, horizon=4, takes_any_state=True)  # as a policy on a server
 STAMP = 1_700_000_000_000_000_000
 
 

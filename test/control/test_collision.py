@@ -201,7 +201,9 @@ def test_a_twist_is_checked_along_the_way_that_any_servo_takes_near_singularitie
         twist, here = np.concatenate((linear, angular)), ARM.forward(q)
         target = Pose(here.position + DT * linear, rotation_vector_matrix(DT * angular) @ here.rotation)
         end = ARM.solve(q, target)
-        command = Command(ARM.joint_names, end, STAMP, speed=(end - q) / DT, duration=DT, twist=(linear, angular))
+        command = Command(
+            ARM.joint_names, end, STAMP, velocity=(end - q) / DT, duration=DT, twist=(linear, angular)
+        )
         ways, _ = robot.check.ways([command], {"arm": state(q, 0.04)})
         for _ in range(2):  # periods until the twist expires
             for _ in range(round(rate * DT)):

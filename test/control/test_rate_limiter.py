@@ -95,18 +95,18 @@ def test_a_frame_is_skipped_only_for_one_that_is_about_to_arrive():
 
 def test_a_command_lasts_until_the_next_step():
     limiter = RateLimiter(RATE)
-    assert limiter.step_time(5.0) == PERIOD
+    assert limiter.step_duration(5.0) == PERIOD
     limiter.answered(5.0, 5.02)
-    assert limiter.step_time(5.095) == pytest.approx(0.095)
-    assert limiter.step_time(5.09) == pytest.approx(0.09)
-    assert limiter.step_time(9.0) == PERIOD
+    assert limiter.step_duration(5.095) == pytest.approx(0.095)
+    assert limiter.step_duration(5.09) == pytest.approx(0.09)
+    assert limiter.step_duration(9.0) == PERIOD
 
 
 def test_a_velocity_command_always_lasts_a_whole_period():
     limiter = RateLimiter(RATE, velocities=True)
     limiter.answered(5.0, 5.02)
     assert limiter.frame_due == pytest.approx(5.09)
-    assert limiter.step_time(5.09) == PERIOD
+    assert limiter.step_duration(5.09) == PERIOD
 
 
 @pytest.mark.parametrize("late", [0.0, 0.004, 0.009])
@@ -116,7 +116,7 @@ def test_delays_of_the_steps_of_a_chunk_do_not_add_up(late):
     sent = [0.08]
     for number in range(1, 21):
         now = limiter.planned_due + (late if number % 2 else 0.0)
-        assert 0.9 * PERIOD - 1e-9 <= limiter.planned_time(now) <= PERIOD
+        assert 0.9 * PERIOD - 1e-9 <= limiter.planned_duration(now) <= PERIOD
         limiter.sent(now)
         sent.append(now)
     assert np.diff(sent).min() >= 0.9 * PERIOD - 1e-9
@@ -148,7 +148,7 @@ def test_without_a_rate_every_frame_is_answered_and_chunks_are_still_timed():
     assert limiter.frame_due == -np.inf
     limiter.answered(1.0, 1.001)
     assert limiter.frame_due <= 1.0
-    assert limiter.step_time(1.01) == pytest.approx(0.03)
+    assert limiter.step_duration(1.01) == pytest.approx(0.03)
     assert limiter.planned_due == pytest.approx(1.001 + 1 / 30)
 
 

@@ -56,18 +56,18 @@ def test_a_step_is_repeated_until_it_was_executed() -> None:
     schedule.sent()
     step = schedule.next()
     assert (step.action[0], step.index) == (2, 1)
-    assert schedule.remaining == 2
+    assert schedule.left_until_inference == 2
 
 
 def test_a_chunk_is_wanted_after_the_last_step() -> None:
     schedule = make(2)
     assert schedule.wants_chunk
-    assert not schedule.remaining
+    assert not schedule.left_until_inference
     schedule.load(chunk([1, 2]))
     assert not schedule.wants_chunk
     run(schedule, 2)
     assert schedule.wants_chunk
-    assert not schedule.remaining
+    assert not schedule.left_until_inference
     with pytest.raises(RuntimeError, match="without next"):
         schedule.sent()
 
@@ -79,7 +79,7 @@ def test_execute_steps_ends_a_chunk_early_unless_overrun(stated: int, option: in
     schedule.load(chunk([1, 2, 3, 4]))
     run(schedule, 2)
     assert schedule.wants_chunk
-    assert not schedule.remaining
+    assert not schedule.left_until_inference
     step = schedule.next()
     assert step.action[0] == 3
 
@@ -101,7 +101,7 @@ def test_a_chunk_that_is_late_by_all_its_steps_yields_none() -> None:
     asked = schedule.position
     run(schedule, 2)
     schedule.load(chunk([2, 3], stamp=2), asked)
-    assert not schedule.remaining
+    assert not schedule.left_until_inference
     assert schedule.wants_chunk
 
 
@@ -110,7 +110,7 @@ def test_reset_forgets_everything() -> None:
     schedule.load(chunk([9, 9, 9, 9]))
     run(schedule, 4)
     schedule.reset()
-    assert not schedule.remaining
+    assert not schedule.left_until_inference
     schedule.load(chunk([1, 1, 1, 1]))
     assert run(schedule, 4) == [1, 1, 1, 1], "blended with an action from before the reset"
 
@@ -183,7 +183,7 @@ def test_a_binary_gripper_is_never_blended(kind: str) -> None:
 def test_an_ensemble_infers_after_every_step_by_default(kind: str, execute: int, steps: int) -> None:
     schedule = make(8, kind, execute_steps=execute)
     schedule.load(chunk([0.0] * 8))
-    assert schedule.remaining == steps
+    assert schedule.left_until_inference == steps
 
 
 @given(
@@ -202,7 +202,7 @@ def test_blended_actions_stay_between_the_predictions(
             if schedule.left and schedule.next():
                 schedule.sent()
         schedule.load(chunk(values, stamp=number), asked)
-        while schedule.remaining:
+        while schedule.left_until_inference:
             step = schedule.next()
             assert -1 - 1e-12 <= step.action[0] <= 1 + 1e-12
             assert 0 <= step.index < 4

@@ -38,7 +38,7 @@ from vla_ros.policies.published import loop_of
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
 
-OPEN = PolicySpec((), action=(), dimension=0, open=True)
+OPEN = PolicySpec((), action=(), dimension=0, takes_any_state=True)
 DROID_DT = 1 / 15
 
 
@@ -134,7 +134,7 @@ def client(
 def openpi(preset: str, horizon: int, family: str = "openpi") -> PolicySpec:
     """The spec of a policy on a server."""
     loop = loop_of(family, preset)
-    return PolicySpec((), (), (), 0, horizon, loop.execute_steps, loop.rate_hz, open=True)
+    return PolicySpec((), (), (), 0, horizon, loop.execute_steps, loop.rate_hz, takes_any_state=True)
 
 
 def test_openpis_droid_client(seven: str) -> None:

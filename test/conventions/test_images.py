@@ -21,7 +21,7 @@ from vla_ros.types import JointState, Observation
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.preprocess import Preprocessor, process
 
-OPEN = PolicySpec((), action=(), dimension=0, horizon=4, open=True)  # as a policy on a server
+OPEN = PolicySpec((), action=(), dimension=0, horizon=4, takes_any_state=True)  # as a policy on a server
 BEGIN = 1_700_000_000_000_000_000
 DATA = Path(__file__).parents[1] / "data"
 

@@ -22,7 +22,7 @@ from vla_ros.policies.pi.processing import aloha_state
 from vla_ros.types import JointState
 
 DOWN = "[rotation_vector near 3.141592653589793 0 0]"
-OPEN = PolicySpec((), action=(), dimension=0, horizon=4, open=True)  # as a policy on a server
+OPEN = PolicySpec((), action=(), dimension=0, horizon=4, takes_any_state=True)  # as a policy on a server
 
 
 class Gantry:
@@ -242,7 +242,7 @@ def test_so101(form: str, tmp_path: Path) -> None:
     options = {"gripper.open_position": float(half[5]), "gripper.closed_position": -float(half[5])}
     config = build({"robot.urdf": str(path), "robot.gripper_joint_names": ["jaw"], **options})
     chosen = build({"preset": "so101", "features.joint_form": {"degrees": "deg"}.get(form, "-100..100")})
-    [feature] = complete(PolicySpec(action=(), open=True), chosen).state
+    [feature] = complete(PolicySpec(action=(), takes_any_state=True), chosen).state
     reader = bind_state(feature, make_arms(config), {})
     middle = (known["range_max"] + known["range_min"]) / 2
     for counts, state in zip(known["counts"], known["state"], strict=True):
@@ -273,7 +273,7 @@ def test_statistics_that_cannot_be_in_the_chosen_form_are_doubted(form: str, lar
         }
     )
     chosen = build({"preset": "so101", "features.joint_form": form})
-    [feature] = complete(PolicySpec(action=(), open=True), chosen).state
+    [feature] = complete(PolicySpec(action=(), takes_any_state=True), chosen).state
     learned = replace(feature, largest=(1.0, largest, 1.0, 1.0, 1.0, 1000.0))
     found = [*bind_state(learned, make_arms(config), {}).unit_warnings()]
     assert len(found) == bool(doubt)

@@ -167,13 +167,13 @@ def test_the_watchdog_is_asked_again_if_the_thread_is_late_and_old_commands_are_
     live = LiveLoop()
     asked: list[float] = []
     live.supervised = lambda: asked.append(live.clock.steady())
-    motion = live.context.safety.motion
+    motion = live.context.safety.sending
 
     def late() -> Any:
         live.clock.sleep(delay if len(asked) == 1 else 0.0)
         return motion()
 
-    live.context.safety.motion = late  # type: ignore[method-assign]
+    live.context.safety.sending = late  # type: ignore[method-assign]
     live.camera()
     live.loop.run_once()
     assert asked == [0.0, pytest.approx(delay)]

@@ -105,7 +105,7 @@ def test_execute_steps_may_shrink_in_the_middle_of_a_chunk() -> None:
     live = LiveLoop(TimedPolicy(3), every(0.1, 1), control__schedule="sync")
     while not live.sent:
         live.loop.run_once()
-    assert live.pipeline.schedule.remaining == 2
+    assert live.pipeline.schedule.left_until_inference == 2
     live.options.current = build({"control.execute_steps": 2}, live.options.current)
     live.run(0.1)
     assert [step.index for step in live.steps] == [0, 1]

@@ -53,7 +53,7 @@ class Person(LiveLoop):
             return
         numbers = self.hand()
         if numbers is not None:
-            [(_, _, line, _)] = self.person.lines()
+            [(_, _, line, _)] = self.person.followed_topics()
             published = int(1e9 * (1000 + now - self.lag + self.offset))
             line.hear(np.array(numbers), now, self.publisher, self.stamp, "", published)
 
@@ -274,7 +274,7 @@ def test_a_frame_that_arrives_with_a_takeover_moves_nothing() -> None:
 def test_the_leader_mapping_has_signs_and_zeros() -> None:
     mapped = [f"{name} = l_{name} * -2 + 0.5" for name in NAMES]
     live = Person({**LEADER, "takeover.joints": mapped})
-    [(_, _, _, reader)] = live.person.lines()
+    [(_, _, _, reader)] = live.person.followed_topics()
     names, positions = reader.target(POSITIONS, 1.0)
     assert names == [f"l_{name}" for name in NAMES]
     np.testing.assert_allclose(-2 * np.array(positions) + 0.5, POSITIONS)

@@ -259,7 +259,7 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
 def test_metadata_are_compared_with_the_features(
     reason: str, metadata: dict[str, Any], features: tuple[str, ...]
 ) -> None:
-    bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *features))
+    bound = complete(PolicySpec((), (), (), 0, 64, takes_any_state=True), config(1, *features))
     with pytest.raises(ConfigError, match=reason) if reason else nullcontext():
         (GR00T if "version" in metadata else OPENPI).check(metadata, bound, ("gripper",))
 

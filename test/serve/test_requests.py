@@ -96,7 +96,7 @@ def test_a_wrong_request_is_refused(changed: dict[str, Any], reason: str) -> Non
 
 
 def test_a_policy_without_instructions_needs_none() -> None:
-    known = RequestSchema(PolicySpec((), (StateFeature("state", size=2),), instructed=False))
+    known = RequestSchema(PolicySpec((), (StateFeature("state", size=2),), uses_instruction=False))
     assert read({"state": [1, 2]}, known).instruction == ""
     assert read({"state": [1, 2], "prompt": "go"}, known).instruction == "go"
     with pytest.raises(WireError, match="the prompt is int"):

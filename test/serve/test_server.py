@@ -220,7 +220,7 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(policy, monkeypat
     with pytest.raises(ConfigError, match="no feature front; its features are image, state"):
         Service(policy, aliases={"front": "x"}).load()
     assert not loaded
-    monkeypatch.setattr(policy, "describe", lambda: PolicySpec((), open=True))
+    monkeypatch.setattr(policy, "describe", lambda: PolicySpec((), takes_any_state=True))
     with pytest.raises(ConfigError, match="no feature"):
         Service(policy, aliases={"front": "x"}).load()
     assert loaded

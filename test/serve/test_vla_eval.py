@@ -325,7 +325,7 @@ def test_the_option_image_decides_first() -> None:
 
 def test_a_policy_whose_action_does_not_fit_is_refused_at_hello(policy: Mirror, caplog) -> None:
     joints = load((), ["features.action:=[arm.joint_position, 'arm.gripper[0..1]']"])
-    policy.spec = complete(PolicySpec(action=(), dimension=8, instructed=False), joints)
+    policy.spec = complete(PolicySpec(action=(), dimension=8, uses_instruction=False), joints)
 
     async def body(connection: Connection) -> None:
         await connection.send(MessageType.HELLO, {"protocol_version": 1, "benchmark": LIBERO})

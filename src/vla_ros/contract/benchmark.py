@@ -217,7 +217,7 @@ def observation_spec(spec: PolicySpec, benchmark: Benchmark | None = None) -> di
     """Describe the policy's inputs as vla-eval's observation specification; images have the benchmark's names."""
     images: Sequence[str] = benchmark.images if benchmark else spec.image_keys
     found = {name: dict(_IMAGE) for name in images[: len(spec.images)]}
-    if spec.instructed:
+    if spec.uses_instruction:
         found[_TEXT] = _part(_TEXT, 0, _TEXT)
     if spec.state:
         parts = [part for state in spec.state for part in state.components]

@@ -46,7 +46,7 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
             raise ConfigError(f"features.{options}: found {', '.join(twice)} twice, expected it once")
     own_images = spec.images or tuple(images.values()) or tuple(map(ImageFeature, config.camera.keys))
     own_states = spec.state
-    if spec.open:
+    if spec.takes_any_state:
         own_states += tuple(state for key, state in states.items() if key not in {own.key for own in spec.state})
     keys = {*images, *states, *(image.key for image in own_images), *(state.key for state in own_states)}
     unknown = [key for key in times if key not in keys]

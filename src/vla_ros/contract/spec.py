@@ -77,10 +77,10 @@ class PolicySpec:
     # Actions to execute before the next inference, as the checkpoint or its published evaluation says; 0: all.
     execute_steps: int = 0
     rate_hz: float | None = None  # control rate of the training data in hertz; None if unknown
-    open: bool = False  # True if the policy takes all state vectors of ``features.state`` in addition to ``state``
+    takes_any_state: bool = False  # True if it takes all state vectors of ``features.state`` besides ``state``
     noise: tuple[int, ...] = ()  # shape of the noise that the policy starts from; empty if it does not sample
     continues_chunks: bool = False  # True if the policy takes ``Observation.previous`` (real-time chunking)
-    instructed: bool = True  # False if the policy ignores the instruction
+    uses_instruction: bool = True  # False if the policy ignores the instruction
 
     @property
     def image_keys(self) -> tuple[str, ...]:

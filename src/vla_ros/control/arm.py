@@ -259,7 +259,7 @@ class ArmController:
             stamp=stamp,
             duration=dt,
             frame_id=self._kinematics.base_frame if self._kinematics else "",
-            speed=velocity,
+            velocity=velocity,
         )
         if self._sends_joint_velocities:
             command = replace(command, velocities=dict(zip(self.joint_names, velocity.tolist(), strict=True)))
@@ -272,10 +272,10 @@ class ArmController:
     def shortened(self, share: float) -> Command | None:
         """Return the last command with a ``share`` of its motion in the same time, or None without one."""
         made = self._made
-        if made is None or not len(made.speed):
+        if made is None or not len(made.velocity):
             return None
-        origin = made.arm_positions - made.speed * made.duration
-        positions = self._envelope.within(origin, origin + share * made.speed * made.duration, made.duration)
+        origin = made.arm_positions - made.velocity * made.duration
+        positions = self._envelope.within(origin, origin + share * made.velocity * made.duration, made.duration)
         if isinstance(self._motion, TipMotion) and self._kinematics:
             self._motion.shortened(self._kinematics.forward(positions))
         command = self._command(positions, origin, made.fingers, made.stamp, made.duration)
@@ -287,8 +287,8 @@ class ArmController:
         made, self._made = self._made, None
         if made is not None:
             last = None if self._sends_velocities else self._last
-            self._speed = made.speed if last is None else (made.arm_positions - last) / made.duration
-            self._last, self._last_velocity = made.arm_positions, made.speed
+            self._speed = made.velocity if last is None else (made.arm_positions - last) / made.duration
+            self._last, self._last_velocity = made.arm_positions, made.velocity
             self._held = None
             if made is self._goal:
                 self._posed = made.arm_positions

@@ -180,8 +180,8 @@ class CollisionCheck:
                 if first > 1:
                     way[:, :first, index] = start[index] + np.arange(first)[:, None] / first * (goal - start[index])
                 if more and command.moves_on:
-                    way[:, first + 1 :, at] += np.arange(1, more + 1)[:, None] / more * left * command.speed
-                speeds[..., at] = command.speed
+                    way[:, first + 1 :, at] += np.arange(1, more + 1)[:, None] / more * left * command.velocity
+                speeds[..., at] = command.velocity
             self._speeds[command.arm] = speeds[len(dampings) // 2, first, at]
         if not twists:
             return np.concatenate([way, self._stopped(way[:, -1:], speeds[:, -1:])], axis=1)

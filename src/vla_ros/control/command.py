@@ -40,7 +40,7 @@ class Command:
     stamp: int  # nanoseconds; stamp of the frame that led to the command; for a hold, of the joint state
     arm: str = "arm"  # name of the arm in ``Config.arms``
     hold: bool = False  # True if the arm keeps its measured position
-    speed: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the arm's joints on the way, rad/s or m/s
+    velocity: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the arm's joints, rad/s or m/s
     duration: float = 0.0  # seconds until the positions are reached; for a hold, a minimum
     frame_id: str = ""  # frame of the twist
     twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None
@@ -53,12 +53,12 @@ class Command:
     @property
     def arm_positions(self) -> FloatArray:
         """The positions of the arm's joints, without the fingers'."""
-        return self.positions[: len(self.speed)]
+        return self.positions[: len(self.velocity)]
 
     @property
     def fingers(self) -> list[float]:
         """The positions of the fingers."""
-        positions: list[float] = self.positions[len(self.speed) :].tolist()
+        positions: list[float] = self.positions[len(self.velocity) :].tolist()
         return positions
 
     @property

@@ -22,14 +22,13 @@ class CommandInterpolator:
         self.stop()
 
     @property
-    def commands(self) -> int:
-        """Number of commands per step."""
+    def commands_per_step(self) -> int:
         return max(1, round(self._limiter.period * self.rate_hz))
 
     @property
     def interval(self) -> float:
         """Seconds between two commands."""
-        return self._limiter.period / self.commands
+        return self._limiter.period / self.commands_per_step
 
     @property
     def rest_due(self) -> float:

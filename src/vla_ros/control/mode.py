@@ -1,6 +1,7 @@
 """Who may move an armed arm, and who moves it."""
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class Mode(str, Enum):
@@ -14,6 +15,16 @@ class Mode(str, Enum):
     PAUSED = "paused"
     CORRECTING = "correcting"
 
+
+class Task(NamedTuple):
+    """What a plan belongs to: it is void as soon as one of these numbers differs."""
+
+    epoch: int  # of the inputs; an instruction or a reset begins one
+    armings: int
+    handovers: int  # between the policy and a person
+
+
+NO_TASK = Task(-1, -1, -1)
 
 POLICY, PERSON, NOBODY = "policy", "person", "nobody"
 """Values of :attr:`vla_ros.control.safety.Status.source`."""

@@ -56,16 +56,16 @@ class RateLimiter:
         latest = max(due, self._begun + self._period) + _LATE * self._period
         return max(0.0, latest - now) if following <= latest else 0.0
 
-    def planned_time(self, now: float) -> float:
+    def planned_duration(self, now: float) -> float:
         """Return the seconds from ``now``, when a chunk's step is sent, until the next step is due.
 
-        Always a whole period for velocities, as in :meth:`step_time`.
+        Always a whole period for velocities, as in :meth:`step_duration`.
         """
         if self._velocities:
             return self.period
         return min(max(self.planned_due + self.period - now, _SHORTEST * self.period), self.period)
 
-    def step_time(self, now: float) -> float:
+    def step_duration(self, now: float) -> float:
         """Return the duration in seconds of the step for a frame taken at ``now``.
 
         Shorter than a period if the last step began less than a period ago, so that velocity limits bound the

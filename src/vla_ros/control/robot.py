@@ -195,15 +195,15 @@ class RobotController:
             )
         with self._lock:
             tried = [
-                self._try(
+                self._call(
                     arm, arm.command, action, of_arm(joints, arm.name), stamp, dt, of_arm(reference, arm.name)
                 )
                 for arm in self.arms
             ]
             self._used = {}
-            return self._together(tried, joints)
+            return self._all_or_none(tried, joints)
 
-    def _together(self, tried: Sequence[Command | Refused | None], joints: ArmJoints) -> tuple[Command, ...]:
+    def _all_or_none(self, tried: Sequence[Command | Refused | None], joints: ArmJoints) -> tuple[Command, ...]:
         """Return what can be sent together; raise a refusal that concerns all arms."""
         refused = [each for each in tried if isinstance(each, Refused)]
         stops = [each for each in refused if each.reason.level is Level.STOP]
@@ -211,9 +211,9 @@ class RobotController:
         if stops or (refused and not alone):
             raise (stops or refused)[0]
         made = [self._command_or_hold(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
-        return self._apart([each for each in made if isinstance(each, Command)], joints)
+        return self._keep_clear([each for each in made if isinstance(each, Command)], joints)
 
-    def _apart(self, commands: Sequence[Command], joints: ArmJoints) -> tuple[Command, ...]:
+    def _keep_clear(self, commands: Sequence[Command], joints: ArmJoints) -> tuple[Command, ...]:
         """Return the commands, shortened if the arms come near something; raise Refused if they come too near."""
         if self.collision is None or not commands:
             return tuple(commands)
@@ -232,7 +232,7 @@ class RobotController:
         if not isinstance(made, Refused):
             return made
         self._used[arm.name] = None
-        held = self._try(arm, arm.hold, self._known.get(arm.name))
+        held = self._call(arm, arm.hold, self._known.get(arm.name))
         return replace(held, refused=made) if isinstance(held, Command) else held
 
     @property
@@ -245,10 +245,10 @@ class RobotController:
         """Return the commands of :meth:`ArmController.interpolate` for all arms that have one."""
         with self._lock:
             tried = [
-                self._try(arm, arm.interpolate, of_arm(joints, arm.name), dt, remaining, elapsed)
+                self._call(arm, arm.interpolate, of_arm(joints, arm.name), dt, remaining, elapsed)
                 for arm in self.arms
             ]
-            return self._together(tried, joints)
+            return self._all_or_none(tried, joints)
 
     def sent(self) -> None:
         """Record that the last commands were sent; later commands start from them."""
@@ -265,11 +265,11 @@ class RobotController:
         with self._lock:
             for arm in chosen:
                 self._known[arm.name] = self._used[arm.name] = None
-            tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
+            tried = [self._call(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
-    def _try(self, arm: AnyArm, make: Callable[..., Result], *arguments: Any) -> Result | Refused:
+    def _call(self, arm: AnyArm, make: Callable[..., Result], *arguments: Any) -> Result | Refused:
         """Return the result of ``make``, or its refusal with the name of the arm if there are several."""
         try:
             return make(*arguments)

@@ -94,14 +94,14 @@ class ActionSchedule:
 
     @property
     def left(self) -> int:
-        """Remaining steps of the newest chunk, regardless of ``control.execute_steps``."""
+        """Steps that are left of the newest chunk, regardless of ``control.execute_steps``."""
         if not self._placed:
             return 0
         newest = self._placed[-1]
         return max(0, newest.start + len(newest.chunk.actions) - self.position)
 
     @property
-    def remaining(self) -> int:
+    def left_until_inference(self) -> int:
         """Steps to execute before the next inference."""
         steps = self.control.execute_steps or self._usual_steps or self.left + self._since_load
         return max(0, min(self.left, steps - self._since_load))
@@ -109,7 +109,7 @@ class ActionSchedule:
     @property
     def wants_chunk(self) -> bool:
         """True if no step remains before the next inference."""
-        return self.remaining == 0
+        return self.left_until_inference == 0
 
     def rest(self, position: int) -> FloatArray:
         """Return the newest chunk's actions starting at ``position``, float64 [left, D], before limits."""

@@ -21,7 +21,7 @@ class NewestFrames:
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
 
     @property
-    def data(self) -> list[CdrBytes | None]:
+    def messages(self) -> list[CdrBytes | None]:
         """The newest message of each camera, or None for a camera without one."""
         return [frame.data if frame else None for frame in self._newest]
 

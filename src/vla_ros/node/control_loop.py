@@ -12,14 +12,15 @@ from enum import Enum
 
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.mode import NO_TASK
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.node.context import Context
-from vla_ros.node.correction import Correction
 from vla_ros.node.executor import StepExecutor
 from vla_ros.node.gate import CommandGate
 from vla_ros.node.inference import InferenceRequest, InferenceThread
+from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame
 from vla_ros.node.source import ActionSource
@@ -37,7 +38,7 @@ class LoopResult(Enum):
 
 
 class ControlLoop:
-    """Executes what ``source`` proposes, through ``gate``; ``correction`` moves the arm while a person does.
+    """Executes what ``source`` proposes, through ``gate``; ``person_loop`` moves it for a person.
 
     There is one mailbox for each of ``camera.topics``. The loop infers on new frames of the first camera, together
     with the newest frames of the others.
@@ -50,9 +51,9 @@ class ControlLoop:
         pipeline: ActionPipeline,
         mailboxes: Sequence[Mailbox[Frame]],
         gate: CommandGate,
-        correction: Correction | None = None,
+        person_loop: PersonLoop | None = None,
     ) -> None:
-        self._context, self._correction = context, correction
+        self._context, self._person_loop = context, person_loop
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
@@ -108,8 +109,8 @@ class ControlLoop:
         An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
         """
         self._take_options()
-        if self._correction is not None and self._correction.acts:
-            return self._correct(self._correction)
+        if self._person_loop is not None and self._person_loop.acts:
+            return self._correct(self._person_loop)
         self._wait(min(self._step_due, self._interpolator.due) - self._clock.steady())
         if self._executor.ended:
             return LoopResult.WAITED
@@ -122,19 +123,20 @@ class ControlLoop:
             self._gate.supervise()
         return did
 
-    def _correct(self, correction: Correction) -> LoopResult:
+    def _correct(self, person_loop: PersonLoop) -> LoopResult:
         """Let a person move the arm, and drop what the policy still returns."""
-        if not correction.has_begun:
-            step_ends = self._limiter.planned_due if self._interpolator.commands == 1 else self._clock.steady()
+        if not person_loop.has_begun:
+            sends_once = self._interpolator.commands_per_step == 1
+            step_ends = self._limiter.planned_due if sends_once else self._clock.steady()
             self._context.stats.execution.interrupted()
             self._schedule.reset()
             self._executor.rest()
             self._executor.end_holds(OF_POLICY)
-            correction.begin(step_ends)
+            person_loop.begin(step_ends)
         if self._inference.finished:
             self._receive_chunk()
-        due = correction.run()
-        if not correction.acts:
+        due = person_loop.run()
+        if not person_loop.acts:
             self._frames.discard()
             return LoopResult.WAITED
         with self._ended:
@@ -154,7 +156,7 @@ class ControlLoop:
             return LoopResult.ANSWERED
         if not self._planned:
             return LoopResult.WAITED
-        self._continue()
+        self._execute_planned()
         return LoopResult.CONTINUED
 
     @property
@@ -181,7 +183,7 @@ class ControlLoop:
     def _planned(self) -> int:
         """Number of steps that can be executed without another chunk."""
         schedule = self._schedule
-        return schedule.left if self._is_ahead else schedule.remaining
+        return schedule.left if self._is_ahead else schedule.left_until_inference
 
     @property
     def _is_time_to_infer(self) -> bool:
@@ -204,8 +206,8 @@ class ControlLoop:
         self._controller.configure(self._config)
         if self._controller.collision is not None:
             self._controller.collision.configure(self._config)
-        if self._correction is not None:
-            self._correction.configure(self._config)
+        if self._person_loop is not None:
+            self._person_loop.configure(self._config)
         self._schedule.control = self._config.control
         if not self._unconfigured:
             self._observer.timeouts = self._config.timeouts
@@ -227,7 +229,7 @@ class ControlLoop:
         If motion is still allowed, the arm first decelerates to rest.
         """
         if self._inference.pending is None:
-            self._begin_task()
+            self._take_task()
         if self._executor.take_interruption():
             self._context.stats.execution.interrupted()
             self._schedule.reset()
@@ -236,11 +238,11 @@ class ControlLoop:
             self._schedule.reset()
             self._executor.decelerate()
 
-    def _begin_task(self) -> None:
-        """Reset the policy and the plan if the task has changed or the arm was armed."""
+    def _take_task(self) -> None:
+        """If there is a new task, forget the plan and what the policy knows of the one before."""
         task = self._executor.newest_task
         if self._executor.task != task:
-            if self._executor.task[-1] not in (-1, task[-1]):
+            if self._executor.task is not NO_TASK and self._executor.task.handovers != task.handovers:
                 self._frames.discard()  # a person had the arm, perhaps too briefly for the loop to notice
             self._executor.task = task
             self._source.reset()  # not the controller: a hold must not drop a gripped object
@@ -256,7 +258,7 @@ class ControlLoop:
 
     def _request_chunk(self, position: int | None = None) -> None:
         """Infer on the newest frames if the first camera has one (see :meth:`InferenceThread.request`)."""
-        self._begin_task()  # first: a frame from before an arming must not belong to the task after it
+        self._take_task()  # first: a frame from before an arming must not belong to the task after it
         frame = self._frames.take(0.0 if self._planned else self._patience)
         if frame is None:
             return
@@ -265,12 +267,12 @@ class ControlLoop:
         task, period = self._executor.task, self._limiter.period
         self._inference.request(
             frame,
-            self._frames.data,
+            self._frames.messages,
             inputs,
             task,
             period,
             concurrent=self._is_concurrent,
-            threaded=self._correction is not None and self._correction.has_input,
+            threaded=self._person_loop is not None and self._person_loop.has_input,
             position=position,
         )
 
@@ -301,10 +303,11 @@ class ControlLoop:
                 return
             self._executor.fail(refused, request.frame)
             return
-        self._context.stats.record({"wait": 1e3 * request.began - request.frame.arrived.steady / 1e6})
+        self._context.stats.record({"wait": 1e3 * request.taken_at - request.frame.arrived.steady / 1e6})
         self._take_options()  # limits tightened during the inference apply to this command
         now = self._clock.steady()
-        dt = self._limiter.planned_time(now) if request.concurrent else self._limiter.step_time(request.began)
+        limiter = self._limiter
+        dt = limiter.planned_duration(now) if request.concurrent else limiter.step_duration(request.taken_at)
         reference = self._inputs.joints_at(request.frame.stamp)
         step = self._controller.make_step(
             self._schedule.next(), self._executor.read_joints(), dt, reference, inference
@@ -325,8 +328,8 @@ class ControlLoop:
         if request.interruptions != self._safety.interruptions:
             raise Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
 
-    def _continue(self) -> None:
-        dt = self._limiter.planned_time(self._clock.steady())
+    def _execute_planned(self) -> None:
+        dt = self._limiter.planned_duration(self._clock.steady())
         step = self._controller.make_step(self._schedule.next(), self._executor.read_joints(), dt)
         self._execute(step, dt)
 
@@ -336,9 +339,9 @@ class ControlLoop:
         began = self._executor.execute(step, dt, frame=frame, interpolated=self._is_concurrent)
         now = self._clock.steady()
         if request is None or request.concurrent:
-            self._limiter.sent(now, None if request is None or self._is_ahead else request.began)
+            self._limiter.sent(now, None if request is None or self._is_ahead else request.taken_at)
         else:
-            self._limiter.answered(request.began, now)
+            self._limiter.answered(request.taken_at, now)
         if began is not None and self._is_concurrent:
             self._interpolator.begin(step, began, self._limiter.planned_due)
         elif began is not None:  # control.command_rate_hz may have been set to 0 since the step before

@@ -7,7 +7,7 @@ from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.control.command import Command
 from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.mode import Mode
+from vla_ros.control.mode import NO_TASK, Mode, Task
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import OF_PERSON, Level, Reason, Refused
@@ -26,8 +26,8 @@ from vla_ros.types import JointState
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
 
-    ``config`` has the rates. ``mode`` is the mode in which it may move the arm. ``task`` is the epoch of the inputs
-    and the numbers of armings and handovers to which the plan belongs; once ``ended`` is True, nothing is sent.
+    ``config`` has the rates. ``mode`` is the mode in which it may move the arm. ``task`` is what the
+    plan belongs to; once ``ended`` is True, nothing is sent.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepExecutor:
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
         self._held: set[Reason] = set()  # until the next good step
         self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
-        self.task = (-1, -1, -1)
+        self.task = NO_TASK
         self.ended = False
 
     @property
@@ -62,11 +62,10 @@ class StepExecutor:
         return self._failed is not None
 
     @property
-    def newest_task(self) -> tuple[int, int, int]:
-        """Epoch of the inputs, number of armings, and of handovers between the policy and a person."""
-        return self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers
+    def newest_task(self) -> Task:
+        return Task(self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers)
 
-    def is_void(self, task: tuple[int, int, int]) -> bool:
+    def is_void(self, task: Task) -> bool:
         """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover.
 
         A task that began after a handover, because the loop had not noticed it, is void as well.
@@ -103,7 +102,7 @@ class StepExecutor:
             self._check(step)
             self.end_holds()
             commands = step.commands
-            if interpolated and self.interpolator.commands > 1:
+            if interpolated and self.interpolator.commands_per_step > 1:
                 first = self._controller.interpolate(self.read_joints(), self.interpolator.interval, dt, 0.0)
                 commands = first + tuple(command for command in commands if command.hold)
             made = self._clock.steady()
@@ -169,7 +168,7 @@ class StepExecutor:
             self.rest()
 
     def end_holds(self, but: frozenset[Reason] = frozenset()) -> None:
-        """End the holds of :meth:`refuse`, ``but`` for these."""
+        """End the holds of :meth:`hold_for`, ``but`` for these."""
         for reason in self._held - but:
             self._safety.clear(reason)
         self._held &= but

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.mode import Task
 from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.robot import ArmJoints
@@ -36,11 +37,11 @@ _REMEMBERED = 20  # inferences, for their expected duration
 def infer(
     source: ActionSource,
     pipeline: ActionPipeline,
-    frames: Sequence[CdrBytes | None],
+    messages: Sequence[CdrBytes | None],
     inputs: Snapshot,
     previous: PreviousChunk | None = None,
 ) -> Inference:
-    """Observe one set of frames (:meth:`Observer.observe`) and let the source propose a chunk for it.
+    """Observe each camera's newest message (:meth:`Observer.observe`) and let the source propose a chunk for it.
 
     ``previous`` is the plan that the chunk should continue.
 
@@ -48,7 +49,7 @@ def infer(
     NaN.
     """
     began = time.perf_counter()
-    observation = pipeline.observer.observe(frames, inputs)
+    observation = pipeline.observer.observe(messages, inputs)
     if previous is not None:
         observation = replace(observation, previous=previous)
     observed = time.perf_counter()
@@ -97,9 +98,9 @@ class InferenceRequest:
     """A request for a chunk, with the state in which it was made."""
 
     frame: Frame  # of the first camera
-    began: float  # when the frame was taken, seconds of the steady clock
+    taken_at: float  # when the frame was taken, seconds of the steady clock
     position: int  # position of the schedule to which the chunk's first action belongs
-    task: tuple[int, int, int]  # epoch of the inputs, numbers of armings and handovers
+    task: Task
     interruptions: int  # number of interruptions of motion before the request
     previous: PreviousChunk | None  # the plan that the chunk continues, or None
     concurrent: bool  # True if commands are sent during the inference
@@ -146,9 +147,9 @@ class InferenceThread:
     def request(
         self,
         frame: Frame,
-        images: list[CdrBytes | None],
+        messages: list[CdrBytes | None],
         inputs: Snapshot,
-        task: tuple[int, int, int],
+        task: Task,
         period: float,
         *,
         concurrent: bool,
@@ -157,7 +158,7 @@ class InferenceThread:
     ) -> None:
         """Request a chunk for a frame; unless ``concurrent`` or ``threaded``, wait for it.
 
-        ``images`` holds the newest message of each camera, ``inputs`` what was measured and the instruction. For
+        ``messages`` holds the newest one of each camera, ``inputs`` what was measured and the instruction. For
         ``task`` and ``concurrent`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds.
         The chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with
         None, at the next step.
@@ -175,7 +176,7 @@ class InferenceThread:
 
         def job() -> _Outcome:
             try:
-                inference = infer(self._source, self._pipeline, images, inputs, previous)
+                inference = infer(self._source, self._pipeline, messages, inputs, previous)
             except BaseException as error:  # raised again by take()
                 return error
             if not delay_ms:
@@ -220,7 +221,7 @@ class InferenceThread:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             assert self.pending is not None
-            began = self.pending.began
+            began = self.pending.taken_at
             self._end(job(), began)
 
     def _end(self, outcome: _Outcome, began: float) -> None:

@@ -27,12 +27,12 @@ from vla_ros.node import graph_watch
 from vla_ros.node.claim import claim_name, wait_until_alone
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
-from vla_ros.node.correction import Correction
 from vla_ros.node.gate import DriverGate
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.person import PersonSource
+from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
@@ -127,16 +127,16 @@ class PolicyNode:
         assert self._source is not None, "configure() comes first"
         assert self._pipeline is not None
         assert self._gate is not None
-        correction = None
+        person_loop = None
         if self._gate.controller is not self._pipeline.controller:  # deactivated while a person had the arm
             with self._gate.sending():
                 self._pipeline.controller.continue_from(self._gate.controller)
                 self._gate.controller = self._pipeline.controller
         if self._person is not None and self._takeover is not None:
             tell = self._takeover.tell
-            correction = Correction(self._context, self._person, self._pipeline, self._gate, tell)
+            person_loop = PersonLoop(self._context, self._person, self._pipeline, self._gate, tell)
         self._loop = ControlLoop(
-            self._context, self._source, self._pipeline, self._mailboxes, self._gate, correction
+            self._context, self._source, self._pipeline, self._mailboxes, self._gate, person_loop
         )
         if self._lockstep:
             reset = self._states.forget, self._pipeline.controller.reset
@@ -312,7 +312,7 @@ class PolicyNode:
             self._person = PersonSource(self._options, self._clock, pipeline.arms, pipeline.controller)
         self._takeover = Takeover(self._context, wiring, self._person)
         if has_run_policy(self._graph):
-            RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.remaining)
+            RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.left_until_inference)
         wiring.timer(SUPERVISION_PERIOD, gate.supervise)
         wiring.timer(1.0, self._throttled.flush)
         wiring.timer(graph_watch.PERIOD, gate.look)

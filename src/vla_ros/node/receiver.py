@@ -127,8 +127,8 @@ class FrameReceiver:
             self._warn_of_no_stamp(topic)
         seconds = now.steady / 1e9
         frame = Frame(data, stamp, topic, now, seconds - self._arrived[index])
-        pixels = digest(data, skip=12) if config.timeouts.frozen_frames else None
-        reason = context.watchdog.check_frame(topic, stamp, now, pixels)
+        checksum = digest(data, skip=12) if config.timeouts.frozen_frames else None
+        reason = context.watchdog.check_frame(topic, stamp, now, checksum)
         if reason is not None:
             self._drop(frame, reason, topic)
             return

@@ -15,9 +15,9 @@ from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.node.context import Context, Sink, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
-from vla_ros.node.correction import Correction
 from vla_ros.node.gate import CommandGate
 from vla_ros.node.person import PersonSource
+from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.source import ActionSource
@@ -60,8 +60,8 @@ class SimulatedNode:
         self.states = StateReceiver(context, pipeline.controller)
         self.gate = CommandGate(context, lambda commands: partial(driver, commands), pipeline.controller)
         self.person: PersonSource | None = None
-        correction = None
+        person_loop = None
         if config.takeover.input != "none":
             self.person = PersonSource(self.options, clock, pipeline.arms, pipeline.controller)
-            correction = Correction(context, self.person, pipeline, self.gate)
-        self.loop = ControlLoop(context, source, pipeline, self.mailboxes, self.gate, correction)
+            person_loop = PersonLoop(context, self.person, pipeline, self.gate)
+        self.loop = ControlLoop(context, source, pipeline, self.mailboxes, self.gate, person_loop)

@@ -180,7 +180,7 @@ def _check_previous(request: Request, spec: PolicySpec) -> None:
 
 def _instruction(request: Request, schema: RequestSchema) -> str:
     text, longest = request.instruction, schema.max_instruction_length
-    if text is None and not schema.spec.instructed:
+    if text is None and not schema.spec.uses_instruction:
         return ""
     if text is None:
         found = list(request.features)[:20]

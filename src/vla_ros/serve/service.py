@@ -130,7 +130,7 @@ class Service:
         described = None
         with contextlib.suppress(VlaRosError):  # load() reports the same error
             described = self.worker.policy.describe()
-        if described and described.images and not described.open:
+        if described and described.images and not described.takes_any_state:
             self._check_aliases(described)
         keep_freed_memory()
         self.worker.start(progress)

@@ -84,7 +84,7 @@ def test_a_new_dialect_is_one_class_and_its_registration(dialect: JsonLists, cho
         ]
         policy = create(load((), [*options, chosen_by.replace("PORT", str(port))]))
         policy.load()
-        assert (policy.spec.horizon, policy.spec.open) == (2, True)
+        assert (policy.spec.horizon, policy.spec.takes_any_state) == (2, True)
         session = policy.start_session()
         image = np.full((4, 4, 3), 7, np.uint8)
         actions = [

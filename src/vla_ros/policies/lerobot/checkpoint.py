@@ -123,7 +123,7 @@ def read_spec(folder: Path) -> PolicySpec:
     horizon = executed or int(config.get("chunk_size") or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
     instructed = config["type"] not in _WITHOUT_INSTRUCTION
-    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed, instructed=instructed)
+    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed, uses_instruction=instructed)
 
 
 def _statistics(folder: Path, feature: str) -> list[tuple[float, ...]]:

@@ -123,7 +123,7 @@ class Dialect(ABC):
         """
         stated = self.horizon(metadata)
         steps = stated if type(stated) is int and 1 <= stated <= MAX_HORIZON else horizon
-        return PolicySpec((), (), (), 0, steps, loop.execute_steps, loop.rate_hz, open=True)
+        return PolicySpec((), (), (), 0, steps, loop.execute_steps, loop.rate_hz, takes_any_state=True)
 
     def horizon(self, metadata: Metadata) -> Any:
         """Return the chunk length that the metadata state, if any; it need not be valid."""

@@ -61,7 +61,7 @@ def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
         "rate_hz": spec.rate_hz,
         "noise": list(spec.noise),
         "continues_chunks": spec.continues_chunks,
-        "instructed": spec.instructed,
+        "instructed": spec.uses_instruction,
     }
 
 
@@ -100,7 +100,7 @@ def decode_spec(metadata: Metadata) -> PolicySpec:
             None if rate is None else float(_number(rate, 0.001)),
             noise=tuple(_number(length, 1) for length in _few(metadata.get("noise", []))),
             continues_chunks=metadata.get("continues_chunks") is True,
-            instructed=metadata.get("instructed") is not False,
+            uses_instruction=metadata.get("instructed") is not False,
         )
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         text = f"{type(error).__name__}: {str(error)[:200]}"

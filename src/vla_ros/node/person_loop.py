@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.mode import Mode
+from vla_ros.control.mode import NO_TASK, Mode
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_PATH, OF_PERSON, Reason, Refused
 from vla_ros.control.robot import RobotController
@@ -29,7 +29,7 @@ _SHORTEST = 0.95  # shortest time between a command of the deceleration and a st
 _LONGEST_STEP = 0.25  # s; a policy's step that lasts longer is not waited for
 
 
-class Correction:
+class PersonLoop:
     """Executes what a person's ``source`` proposes, through ``gate``. Used from the control thread.
 
     ``pipeline`` is the policy's. ``tell`` gets where the arms are, as state of an observation, while a person wants
@@ -85,7 +85,7 @@ class Correction:
         with self._gate.sending():
             self._controller.continue_from(self._policy)
             self._gate.controller = self._controller
-        self._executor.task = (-1, -1, -1)
+        self._executor.task = NO_TASK
         if self._controller.is_moving:
             moving = StepResult(self._clock.ros(), 0, np.zeros(0))
             self._interpolator.begin(moving, self._start, self._start + self._limiter.period)
@@ -139,11 +139,11 @@ class Correction:
             self._rest(refused, state)
             return
         tries = not safety.is_free  # a step was refused
-        if not (tries or safety.go_live(task[-1])):
+        if not (tries or safety.go_live(task.handovers)):
             return
         executor.task = task
         self._schedule.load(chunk)
-        dt = self._limiter.planned_time(now)
+        dt = self._limiter.planned_duration(now)
         step = replace(self._controller.make_step(self._schedule.next(), joints, dt), by_person=True)
         if tries:
             if step.refused is None:
