@@ -23,7 +23,7 @@ from vla_ros.contract.benchmark import (
     observation_spec,
 )
 from vla_ros.contract.components import parse_components
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.gripper import GripperValues
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.environment_arm import EnvironmentArm
@@ -191,7 +191,7 @@ def test_liberos_preset_says_what_its_benchmark_says() -> None:
     config = load((), ["preset:=libero", "control.delta_form:=goal"])
     states = (StateFeature("observation/state", size=8),)
     images = (ImageFeature("observation/image"), ImageFeature("observation/wrist_image"))
-    spec = complete(PolicySpec(images, states, action=(), dimension=7), config)
+    spec = complete_spec(PolicySpec(images, states, action=(), dimension=7), config)
     params = observation_params(spec, "libero", "pi")
     assert params == {"send_wrist_image": True, "send_state": True, "quat_no_antipodal": True}
     from vla_eval.benchmarks.libero.benchmark import LIBEROBenchmark

@@ -12,7 +12,7 @@ from test.conventions.golden import Array, entry, expected_image
 from test.conventions.robots import GANTRY_JOINTS, gantry, gantry_joints
 from vla_ros.config import Config, build
 from vla_ros.contract.binding import bind, make_arms
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.kinematics.rotations import read_rotation
@@ -28,7 +28,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 def prepared(config: Config, spec: PolicySpec, image: Array, camera: int = 0) -> Array:
     """Return the image that the policy gets of a camera's frame."""
-    preprocessor = Preprocessor(config.camera, complete(spec, config))
+    preprocessor = Preprocessor(config.camera, complete_spec(spec, config))
     return process(preprocessor(encode_image(np.asarray(image), BEGIN, "camera"), camera))
 
 

@@ -13,7 +13,7 @@ from vla_ros.config import Config, build, load
 from vla_ros.config.files import config_file
 from vla_ros.contract.binding import make_arms
 from vla_ros.contract.components import parse_components
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.contract.state import Measured, StateReader, bind_state
 from vla_ros.errors import ConfigError
@@ -168,7 +168,7 @@ def test_lerobots_libero_state(tmp_path: Path) -> None:
 
 def aloha(preset: bool = True) -> tuple[StateReader, Config]:
     config = load([config_file("aloha")], ["preset:=aloha"] if preset else [])
-    features = complete(OPEN, config).state
+    features = complete_spec(OPEN, config).state
     return bind_state(features[0], make_arms(config), {}), config
 
 
@@ -242,7 +242,7 @@ def test_so101(form: str, tmp_path: Path) -> None:
     options = {"gripper.open_position": float(half[5]), "gripper.closed_position": -float(half[5])}
     config = build({"robot.urdf": str(path), "robot.gripper_joint_names": ["jaw"], **options})
     chosen = build({"preset": "so101", "features.joint_form": {"degrees": "deg"}.get(form, "-100..100")})
-    [feature] = complete(PolicySpec(action=(), takes_any_state=True), chosen).state
+    [feature] = complete_spec(PolicySpec(action=(), takes_any_state=True), chosen).state
     reader = bind_state(feature, make_arms(config), {})
     middle = (known["range_max"] + known["range_min"]) / 2
     for counts, state in zip(known["counts"], known["state"], strict=True):
@@ -273,7 +273,7 @@ def test_statistics_that_cannot_be_in_the_chosen_form_are_doubted(form: str, lar
         }
     )
     chosen = build({"preset": "so101", "features.joint_form": form})
-    [feature] = complete(PolicySpec(action=(), takes_any_state=True), chosen).state
+    [feature] = complete_spec(PolicySpec(action=(), takes_any_state=True), chosen).state
     learned = replace(feature, largest=(1.0, largest, 1.0, 1.0, 1.0, 1000.0))
     found = [*bind_state(learned, make_arms(config), {}).unit_warnings()]
     assert len(found) == bool(doubt)

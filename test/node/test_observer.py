@@ -70,7 +70,7 @@ def test_the_first_is_repeated_at_the_start_of_an_episode() -> None:
     assert levels(ask(made, 0)) == [0, 0, 0, 0]
     came(made, range(1, 8))
     assert levels(ask(made, 7)) == [0, 1, 4, 7]
-    made.begin()
+    made.begin_task()
     came(made, range(8, 10))
     found = ask(made, 9)
     assert levels(found) == [8, 8, 8, 9]

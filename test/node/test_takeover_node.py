@@ -227,7 +227,7 @@ def test_a_node_that_was_deactivated_under_a_person_begins_where_the_person_left
     node.activate()
     robot.until(lambda: node.safety.status.mode is Mode.PAUSED, hand.move)
     robot.until(lambda: node._loop._person_loop.has_begun, hand.move)
-    [(positions, _)] = node._gate.controller.commanded(node.inputs.snapshot.arms).values()
+    [(positions, _)] = node._gate.controller.next_start(node.inputs.snapshot.arms).values()
     assert positions.tolist() == robot.positions, "not where the policy was"
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remo
 from test.policies.remote.golden import one
 from test.policies.remote.links import GOOD, websocket
 from vla_ros.config import Config, load
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.reasons import Level, Reason, reason_of
 from vla_ros.errors import ConfigError, ServerLostError
@@ -259,7 +259,7 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
 def test_metadata_are_compared_with_the_features(
     reason: str, metadata: dict[str, Any], features: tuple[str, ...]
 ) -> None:
-    bound = complete(PolicySpec((), (), (), 0, 64, takes_any_state=True), config(1, *features))
+    bound = complete_spec(PolicySpec((), (), (), 0, 64, takes_any_state=True), config(1, *features))
     with pytest.raises(ConfigError, match=reason) if reason else nullcontext():
         (GR00T if "version" in metadata else OPENPI).check(metadata, bound, ("gripper",))
 

@@ -19,7 +19,7 @@ from vla_eval.protocol import MessageType, numpy_codec
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import create
 from vla_ros.policies.oft.processing import OFTResize
@@ -325,7 +325,7 @@ def test_the_option_image_decides_first() -> None:
 
 def test_a_policy_whose_action_does_not_fit_is_refused_at_hello(policy: Mirror, caplog) -> None:
     joints = load((), ["features.action:=[arm.joint_position, 'arm.gripper[0..1]']"])
-    policy.spec = complete(PolicySpec(action=(), dimension=8, uses_instruction=False), joints)
+    policy.spec = complete_spec(PolicySpec(action=(), dimension=8, uses_instruction=False), joints)
 
     async def body(connection: Connection) -> None:
         await connection.send(MessageType.HELLO, {"protocol_version": 1, "benchmark": LIBERO})

@@ -19,7 +19,7 @@ import numpy as np
 from vla_ros.bench.times import Stopwatch, collect, make_messages, percentiles, row, stage_medians
 from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments, number
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import Observation, RawImage, UInt8Array
@@ -101,7 +101,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     loading = Stopwatch()
     policy.load()
     loading.lap("load")
-    spec, session = complete(policy.spec, config), policy.start_session()
+    spec, session = complete_spec(policy.spec, config), policy.start_session()
     cameras = {one.key: (index, one) for index, one in enumerate(config.camera.each)}
     used = {image.key: cameras[image.source] for image in spec.images if image.source in cameras}
     missing = [image.key for image in spec.images if image.required and image.key not in used]

@@ -40,10 +40,10 @@ class ActionWriter:
             )
         self.dimension = sum(size for size, _ in self._components)
 
-    def begin(self) -> None:
+    def begin_task(self) -> None:
         """Begin an episode, in which rotation values do not jump."""
         for reader in self._readers:
-            reader.begin()
+            reader.begin_task()
 
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
         """Return the action, float64 [D].

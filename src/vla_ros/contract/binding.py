@@ -10,7 +10,7 @@ from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.sections import STATE_TOPIC_TYPES
 from vla_ros.contract.components import MOTIONS, UNUSED, Component
-from vla_ros.contract.features import complete, join_states
+from vla_ros.contract.features import complete_spec, join_states
 from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
@@ -101,7 +101,7 @@ def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 
 
 def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
-    spec = complete(spec, config)
+    spec = complete_spec(spec, config)
     config = with_rate(config, spec)
     topics = {topic.key: topic.name for topic in config.robot.parsed_state_topics}
     _check_joints(arms)

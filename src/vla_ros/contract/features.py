@@ -23,7 +23,7 @@ _TIMES = {
 _Times = Mapping[str, tuple[DeltaTimestamp, ...]]
 
 
-def complete(spec: PolicySpec, config: Config) -> PolicySpec:
+def complete_spec(spec: PolicySpec, config: Config) -> PolicySpec:
     """Return ``spec``, with options filled in where the checkpoint leaves it open.
 
     Features that the policy does not take are ignored, so that one preset fits several policies. Raises ConfigError

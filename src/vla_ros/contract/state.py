@@ -60,14 +60,14 @@ Read = Callable[[Measured], tuple[FloatArray, int]]
 class ContinuousRotation:
     """Chooses among the equivalent values of a rotation, so that they neither jump nor leave the training data.
 
-    At an episode's beginning, it chooses those nearest to ``reference`` (None: the wrapped ones), later those
+    At a task's beginning, it chooses those nearest to ``reference`` (None: the wrapped ones), later those
     nearest to the previous ones.
     """
 
     def __init__(self, form: str, reference: FloatArray | None) -> None:
         self._form, self._reference, self._last = form, reference, reference
 
-    def begin_episode(self) -> None:
+    def begin_task(self) -> None:
         self._last = self._reference
 
     def __call__(self, values: FloatArray) -> FloatArray:
@@ -120,11 +120,11 @@ class StateReader:
                 found = f"the training data's largest number, {most:.5g}, {wrong}"
                 yield f"state '{self.feature.key}': {one.component}: {found}"
 
-    def begin(self) -> None:
+    def begin_task(self) -> None:
         """Begin an episode, in which rotation values do not jump."""
         for one in self.components:
             if one.continuous:
-                one.continuous.begin_episode()
+                one.continuous.begin_task()
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
         """Return the vector, float64 [N]; raises StateError, which names the feature and the component.

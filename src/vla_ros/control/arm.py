@@ -150,7 +150,7 @@ class ArmController:
             setattr(self, name, getattr(other, name))
         self._gripper.target = other._gripper.target
 
-    def commanded(self, joints: JointState | None) -> tuple[FloatArray, float]:
+    def next_start(self, joints: JointState | None) -> tuple[FloatArray, float]:
         """Return where the next command starts, [N], and the gripper's opening in [0, 1]; raises Refused."""
         positions = self._measured.positions(joints) if self.joint_names else np.zeros(0)
         if self.joint_names and self._last is not None:

@@ -49,20 +49,23 @@ class Envelope:
             before: Velocity of the previous command, [N].
             dt: Seconds until the next command.
         """
-        limits, stands = self.joints, max(1.0, self.lifetime / dt)
+        limits, lasts = self.joints, max(1.0, self.lifetime / dt)
         if math.isfinite(limits.acceleration):
             slowed = np.abs(slower(before, limits.acceleration, dt))
             if self.kinematics is not None:
                 slowed = np.minimum(slowed, self.kinematics.velocity_limits * self.tip.velocity_scale)
             limits = replace(limits, velocity=np.maximum(limits.velocity, slowed))
-        if stands > 1.0:
-            low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
+        if lasts > 1.0:
+            low, high = (
+                origin + (limits.low - origin) / lasts,
+                origin + (limits.high - origin) / lasts,
+            )
             limits = replace(limits, low=low, high=high)
         positions, violations = limit_joints(target, measured, origin, before, dt, limits)
         if self.kinematics is None:
             return positions, violations, None
         positions, wrong = shorten_for_tip(
-            self.kinematics, origin, positions, self.tip, stands, straight=self.straight, start=tip_from
+            self.kinematics, origin, positions, self.tip, lasts, straight=self.straight, start=tip_from
         )
         return positions, violations, wrong
 
@@ -73,8 +76,11 @@ class Envelope:
         low, high = (
             tuple(each + sign * _BEND for each in edge) for sign, edge in zip((-1, 1), self.tip.box, strict=True)
         )
-        tip, stands = replace(self.tip, workspace_low=low, workspace_high=high), max(1.0, self.lifetime / dt)
-        within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, stands, straight=self.straight)
+        tip, lasts = (
+            replace(self.tip, workspace_low=low, workspace_high=high),
+            max(1.0, self.lifetime / dt),
+        )
+        within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, lasts, straight=self.straight)
         return within
 
     def around(self, measured: FloatArray, reach: FloatArray) -> "Envelope":
@@ -116,7 +122,7 @@ def shorten_for_tip(
     origin: FloatArray,
     positions: FloatArray,
     limits: LimitsConfig,
-    stands: float = 1.0,
+    lasts: float = 1.0,
     *,
     straight: bool = False,
     start: FloatArray | None = None,
@@ -125,7 +131,7 @@ def shorten_for_tip(
 
     Returns joint positions [N] and the violation of ``positions``, or None. The check is necessary because inverse
     kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
-    ``stands`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
+    ``lasts`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
     It moves ``straight`` on (a twist), or each joint moves on. The step of the tip starts at joint positions
     ``start`` [N]; None means ``origin``.
     """
@@ -134,15 +140,15 @@ def shorten_for_tip(
     def expiry(candidate: FloatArray) -> FloatArray:
         """Return the tip's position [3] when the velocity that leads to ``candidate`` expires."""
         if not straight:
-            return kinematics.forward(origin + stands * (candidate - origin)).position
+            return kinematics.forward(origin + lasts * (candidate - origin)).position
         tip = kinematics.forward(origin).position
-        return tip + stands * (kinematics.forward(candidate).position - tip)
+        return tip + lasts * (kinematics.forward(candidate).position - tip)
 
     share, first = 1.0, None
     for _ in range(_HALVINGS):
         candidate = origin + share * (positions - origin)
         excess, wrong = _excess(begin, kinematics.forward(candidate), limits)
-        if excess <= 1.0 and stands > 1.0:
+        if excess <= 1.0 and lasts > 1.0:
             excess, wrong = _out_of_box(begin, expiry(candidate), limits)
         if excess <= 1.0:
             return candidate, first

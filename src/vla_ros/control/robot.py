@@ -124,11 +124,11 @@ class RobotController:
                     arm.continue_from(before)
             self._known, self._used = dict(other._known), {}
 
-    def commanded(self, joints: ArmJoints) -> dict[str, tuple[FloatArray, float]]:
+    def next_start(self, joints: ArmJoints) -> dict[str, tuple[FloatArray, float]]:
         """Return :meth:`ArmController.commanded` of each arm; raises Refused."""
         with self._lock:
             return {
-                arm.name: arm.commanded(of_arm(joints, arm.name))
+                arm.name: arm.next_start(of_arm(joints, arm.name))
                 for arm in self.arms
                 if isinstance(arm, ArmController)
             }

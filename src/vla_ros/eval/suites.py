@@ -12,7 +12,7 @@ from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.loading import parse_assignment
 from vla_ros.contract import benchmark as benchmarks
 from vla_ros.contract.binding import with_rate
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
@@ -82,7 +82,7 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
     if protocol.execute_steps:
         options.append(f"control.execute_steps:={protocol.execute_steps}")
     base = load(arguments.config, [*options, *arguments.param])
-    spec = complete(spec_of(base), base)
+    spec = complete_spec(spec_of(base), base)
     name = protocol.benchmark
     is_file = Path(name).suffix in (".yaml", ".yml")
     if is_file and not Path(name).exists():

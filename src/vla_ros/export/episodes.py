@@ -184,8 +184,8 @@ class Resampler:
         whole, before = False, 0
         for tick, end, visible in zip(ticks.tolist(), following.tolist(), seen, strict=True):
             if not whole or tick != before:
-                self._state.begin()
-                self._action.begin()
+                self._state.begin_task()
+                self._action.begin_task()
             row = self._row(tick, end, seconds)
             whole, before = bool(visible) and row is not None, end
             yield row

@@ -247,7 +247,7 @@ class ControlLoop:
             self._executor.task = task
             self._source.reset()  # not the controller: a hold must not drop a gripped object
             self._schedule.reset()
-            self._observer.begin()
+            self._observer.begin_task()
             self._context.stats.execution.interrupted()
             self._executor.decelerate()
 

@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from vla_ros.config import CameraConfig, Config, entries, load
 from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
@@ -84,7 +84,7 @@ def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Pat
     policy = create(config)
     policy.load()
     try:
-        spec = complete(policy.spec, config)
+        spec = complete_spec(policy.spec, config)
         observation = _observation(spec, config, images, states, noise)
         session = policy.start_session()
         chunk = policy.infer(session, observation)

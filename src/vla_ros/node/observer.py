@@ -59,7 +59,7 @@ class History:
                 self._append(camera, past)
 
     def at(self, camera: int, stamp: int, now: Past) -> Past:
-        """Return the frame since :meth:`begin`, not newer than ``now``, that is nearest to ``stamp``."""
+        """Return the frame since :meth:`begin_task`, not newer than ``now``, that is nearest to ``stamp``."""
         with self._lock:
             frames = self._frames[camera]
             if not frames or frames[-1].stamp < now.stamp:
@@ -67,7 +67,7 @@ class History:
             known = [past for past in frames if past.stamp <= now.stamp]
         return min((*known, now), key=lambda past: abs(past.stamp - stamp))
 
-    def begin(self) -> None:
+    def begin_task(self) -> None:
         with self._lock:
             for frames in self._frames.values():
                 frames.clear()
@@ -110,14 +110,14 @@ class Observer:
         """True if a feature takes past values, so that every frame must be passed to :meth:`remember`."""
         return bool(self._history)
 
-    def begin(self) -> None:
+    def begin_task(self) -> None:
         """Begin an episode: the first frame stands in for earlier ones until there are enough.
 
         The numbers of a rotation no longer continue the last ones.
         """
-        self._history.begin()
+        self._history.begin_task()
         for reader in self._binding.states:
-            reader.begin()
+            reader.begin_task()
         self._processed.clear()
 
     def remember(self, camera: int, stamp: int, data: CdrBytes, inputs: Snapshot) -> None:

@@ -127,7 +127,7 @@ class PersonLoop:
         task = executor.newest_task  # before the input is read: a release after that makes the step void
         joints, state = executor.read_joints(), dict[str, FloatArray]()
         try:
-            for name, (positions, opening) in self._controller.commanded(joints).items():
+            for name, (positions, opening) in self._controller.next_start(joints).items():
                 state |= {name: positions, name + OPENING: np.array([opening])}
             executor.end_holds(OF_PATH)
             if mode is not Mode.CORRECTING:

@@ -193,7 +193,7 @@ class Player:
     def _begin_episode(self) -> None:
         self._source.reset()
         self._schedule.reset()
-        self._pipeline.observer.begin()
+        self._pipeline.observer.begin_task()
         self._controller.reset()
         self._stops.begin()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from vla_ros.config import Config
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
@@ -135,7 +135,7 @@ class Service:
         keep_freed_memory()
         self.worker.start(progress)
         try:
-            spec = complete(self.worker.policy.spec, self._config)
+            spec = complete_spec(self.worker.policy.spec, self._config)
             self._check_aliases(spec)
             if not self.worker.policy.spec.images:  # those of the options: a policy of states alone needs none
                 spec = replace(spec, images=tuple(replace(image, required=False) for image in spec.images))

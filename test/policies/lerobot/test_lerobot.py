@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 
 from test.serve.serving import served
 from vla_ros.config import Config, load
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Policy, create
 from vla_ros.policies.lerobot import make
@@ -231,7 +231,7 @@ def test_the_size_of_images_is_known_before_the_first_request(policy: LeRobotPol
             assert client.spec.images[0].takes == (64, 96)
             wrong = load((), [*options, 'features.images:=["front = front [64x48]"]'])
             with pytest.raises(ConfigError, match="found 64x48 for 'front', the policy takes 96x64"):
-                complete(client.spec, wrong)
+                complete_spec(client.spec, wrong)
 
 
 @pytest.mark.parametrize("folder", ["smolvla"], indirect=True)

@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 
 from vla_ros.config import Config, PolicyConfig
-from vla_ros.contract.features import complete
+from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.published import loop_of
@@ -148,7 +148,7 @@ class RemotePolicy(Policy):
         before: PolicySpec | None = self.__dict__.get("spec")
         if before is None:
             if peer.metadata.get("server") != OWN:
-                peer.dialect.check(peer.metadata, complete(spec, self._config), self._options.action_keys)
+                peer.dialect.check(peer.metadata, complete_spec(spec, self._config), self._options.action_keys)
         elif spec != before:
             changed = [name for name in spec.__dataclass_fields__ if getattr(spec, name) != getattr(before, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
