@@ -225,20 +225,20 @@ def judges(config: Config, arms: Arms) -> tuple[Judge, Judge, Judge]:
     The second one knows no pairs that are never further apart; the third one does, and tells distances up to the
     stop distance.
     """
-    far = config.collision.stop_distance + FREE
+    far = config.collision.hold_distance + FREE
     rough = Judge(config, arms.check, far)
     near = list[set[tuple[str, str]]]()
     for _ in range(50):
         near.append(rough.near(arms.random()))
     roomy = Judge(config, arms.check, far, set.intersection(*near))
-    return Judge(config, arms.check, 0.0), roomy, Judge(config, arms.check, config.collision.stop_distance)
+    return Judge(config, arms.check, 0.0), roomy, Judge(config, arms.check, config.collision.hold_distance)
 
 
 def measure(arms: Arms, judge: Judge, roomy: Judge, tight: Judge, seed: int, block: int, commands: int) -> Counts:
     """Send a block of random commands, and judge what the arms do."""
     config, rng, counts = arms.config, np.random.default_rng([seed, block]), Counts()
     arms.rng, arms.servo = rng, np.random.default_rng([seed, block, 1])
-    stop, expires = config.collision.stop_distance, lifetime(config)
+    stop, expires = config.collision.hold_distance, lifetime(config)
     action, left = arms.action(), 0
     limit, ways_of, seen, shares = CollisionCheck.limit, CollisionCheck.ways, [], []
 

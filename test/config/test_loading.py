@@ -129,8 +129,8 @@ TWO = {
         ({"takeover.buttons": ["pause = 4"]}, "takeover.joy: found no topic"),
         ({"takeover.input": "twist", "takeover.topic": "/t", "robot.urdf": "demo"}, "a button deadman"),
         ({"takeover.input": "leader"}, "takeover.leader: found no topic"),
-        ({"takeover.reach": True}, "a button reach that is held meanwhile"),
-        ({"takeover.lag": 0.05}, "expected more than takeover.tolerance"),
+        ({"takeover.allow_reach": True}, "a button reach that is held meanwhile"),
+        ({"takeover.lost_distance": 0.05}, "expected more than takeover.tolerance"),
     ],
 )
 def test_errors_say_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:

@@ -30,8 +30,11 @@ JOY = {
         (LEADER | {"takeover.leader": "/joint_states"}, "takeover.leader: found the joint states of 'arm' itself"),
         (LEADER | {"takeover.topic": "/twist"}, "takeover.topic: found a value with takeover.input leader"),
         (LEADER | {"takeover.axes": ["x = 1"]}, "takeover.axes: found a value with takeover.input leader"),
-        (LEADER | {"takeover.reach": True}, "takeover.reach: expected .* a button reach"),
-        (LEADER | {"takeover.lag": 0.1}, "takeover.lag: found 0.1, expected more than takeover.tolerance"),
+        (LEADER | {"takeover.allow_reach": True}, "takeover.allow_reach: expected .* a button reach"),
+        (
+            LEADER | {"takeover.lost_distance": 0.1},
+            "lost_distance: found 0.1, expected more than takeover.tolerance",
+        ),
         (JOY | {"takeover.leader": "/leader"}, "takeover.leader: found a value with takeover.input joy"),
         (JOY | {"takeover.buttons": ["correct = 5"]}, "expected a Joy with a button deadman"),
         (

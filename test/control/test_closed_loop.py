@@ -65,7 +65,7 @@ def test_until_a_velocity_expires_the_tip_stays_in_the_box(output: str, delta_fr
     start = ARM.forward(HOME).position
     box = {"workspace_low": [0.0, -0.5, 0.0], "workspace_high": [float(start[0]) + 0.03, 0.5, 1.2]}
     own = {"control": {"delta_from": delta_from, "output": output}, "topics": {"gripper": "/gripper"}}
-    controller = control(limits=box, timeouts={"twist": 0.25}, **own)
+    controller = control(limits=box, timeouts={"velocity": 0.25}, **own)
     q, tips = HOME.copy(), []
     for _ in range(6):
         command = controller.command(np.array([0.02, 0.005, 0, 0, 0, 0, 1.0]), state(q), 0, DT)

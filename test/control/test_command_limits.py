@@ -94,7 +94,7 @@ def test_whatever_a_policy_says_no_command_is_outside_any_limit(
             limits=limits,
             control={"delta_from": delta_from, "delta_frame": delta_frame, "rate_hz": 1 / dt},
             gripper={"mode": data.draw(st.sampled_from(["binary", "continuous"])), "max_speed": 0.1},
-            timeouts={"twist": stands},
+            timeouts={"velocity": stands},
             topics={"gripper": "/gripper"},
         ),
         outputs,

@@ -220,7 +220,7 @@ def test_a_gripper_means_what_its_part_says(form: str, closed: float, half: floa
 def test_a_joint_velocity_stays_within_limits_until_it_expires() -> None:
     control = {"output": "joint_velocity", "rate_hz": 10.0}
     robot = {"gripper_joint_names": []}
-    config = configure(control=control, robot=robot, timeouts={"twist": 0.3})
+    config = configure(control=control, robot=robot, timeouts={"velocity": 0.3})
     controller = ArmController(config, spec_of("arm.joint_velocity[rad/s]", 7).columns(), ARM)
     q = HOME.copy()
     q[3] = ARM.position_high[3] - 0.03

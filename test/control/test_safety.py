@@ -27,7 +27,7 @@ def test_a_report_does_what_the_reasons_level_says(reason: Reason) -> None:
     if reason in OF_PERSON:
         safety.take_over(Mode.CORRECTING)
     safety.react(reason, "what was found")
-    expected = {Level.DROP: State.ARMED, Level.HOLD: State.HOLDING, Level.STOP: State.STOPPED}
+    expected = {Level.COUNT: State.ARMED, Level.HOLD: State.HOLDING, Level.STOP: State.STOPPED}
     assert safety.state is expected[reason.level]
     assert safety.counters == {reason.value: 1}
     status = safety.status

@@ -9,7 +9,11 @@ from vla_ros.control.reasons import Level, Reason
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent.parent / "docs" / "safety.md").read_text(encoding="utf-8")
-SECTIONS = {Level.STOP: "Reasons to stop", Level.HOLD: "Reasons to hold", Level.DROP: "Reasons to drop a message"}
+SECTIONS = {
+    Level.STOP: "Reasons to stop",
+    Level.HOLD: "Reasons to hold",
+    Level.COUNT: "Reasons that are only counted",
+}
 CITATION = re.compile(r"`(test_\w+\.py)::(\w+)`")
 
 

@@ -340,7 +340,7 @@ def test_after_any_history_inputs_in_time_clear_every_reason(events: list[str]) 
             world.wait(1.5)
             world.watchdog.inference_ended(world.now)
         else:
-            assert all(reason.level is not Level.DROP for reason in world.active)
+            assert all(reason.level is not Level.COUNT for reason in world.active)
     world.watchdog.inference_began(world.now)
     world.watchdog.inference_ended(world.now)
     world.run(1.0)

@@ -27,7 +27,7 @@ def test_an_obstacle_in_the_way_holds_and_is_named(robot, inside) -> None:
 
 @pytest.mark.causes("collision_self")
 def test_parts_of_the_arm_that_come_too_near_hold_and_are_named(robot, inside) -> None:
-    inside(*CHECK, "collision.stop_distance:=0.3", "collision.slow_distance:=0.4")
+    inside(*CHECK, "collision.hold_distance:=0.3", "collision.slow_distance:=0.4")
     robot.until(lambda: robot.says("collision_self"), robot.send_frame)
     assert "link_" in robot.status["holds"]["collision_self"]
 

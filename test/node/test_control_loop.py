@@ -296,7 +296,7 @@ def speed(message: Any) -> float:
 def test_a_velocity_expires_after_its_timeout_or_two_periods(
     output: str, urdf: str, timeout: float, expected: float
 ) -> None:
-    live = LiveLoop(robot__urdf=urdf, control__output=output, timeouts__twist=timeout)
+    live = LiveLoop(robot__urdf=urdf, control__output=output, timeouts__velocity=timeout)
     wires = Wires()
     gate = gate_of(live, wires)
 
@@ -318,7 +318,7 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     assert speeds()[-1] == 0
     if output == "twist_stamped":
         assert wires.sent[-1][1].header.frame_id == wires.sent[0][1].header.frame_id
-    assert live.context.safety.counters["twist_expired"] == 1
+    assert live.context.safety.counters["velocity_expired"] == 1
 
 
 BOTH = parse_components("left.joint_delta + right.joint_delta", action=True)

@@ -40,11 +40,11 @@ def count(robot: Any, name: str) -> int:
     return int(robot.diagnostics.get("state", {}).get(f"count/{name}", 0))
 
 
-@pytest.mark.causes("twist_expired")
+@pytest.mark.causes("velocity_expired")
 def test_a_twist_expires(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside("policy.instruction:=slow", *SERVO)
-    robot.until(lambda: count(robot, "twist_expired") >= 3, robot.send_frame)
+    robot.until(lambda: count(robot, "velocity_expired") >= 3, robot.send_frame)
     assert "inference_late" not in robot.reported, "a late answer within timeouts.inference is no hold"
     moving = [index for index, (_, twist) in enumerate(twists[:-1]) if speed(twist) > 0]
     assert len(moving) >= 3
@@ -60,7 +60,7 @@ def test_a_twist_expires(robot, inside) -> None:
 
 def test_regular_twists_are_not_interrupted(robot, inside) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
-    inside(*SERVO, "timeouts.twist:=2.0")
+    inside(*SERVO, "timeouts.velocity:=2.0")
     robot.until(lambda: len(twists) >= 20, robot.send_frame)
     assert all(speed(twist) > 0 for _, twist in twists)
     robot.until(lambda: speed(twists[-1][1]) == 0, robot.send_joints)

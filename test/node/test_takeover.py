@@ -320,7 +320,7 @@ def test_what_a_person_did_long_ago_is_not_followed_whatever_the_clock_of_the_pu
 @pytest.mark.parametrize("lost", ["paused", "silent"])
 def test_a_leader_that_was_lost_must_be_brought_to_the_arm_again(lost: str) -> None:
     live = led()
-    away = live.positions + 0.3  # less than takeover.lag
+    away = live.positions + 0.3  # less than takeover.lost_distance
 
     def moved() -> FloatArray:
         return away + 1e-6 * live.clock.steady()
@@ -347,7 +347,7 @@ def test_a_joy_that_died_with_a_button_down_does_not_open_the_gripper() -> None:
     before = live.sent[-1][1].positions[7]
     live.run(0.3)
     after = live.sent[-1][1].positions[7]
-    assert before > after > 0, "until takeover.stale"
+    assert before > after > 0, "until takeover.stale_after"
     live.run(0.5)
     assert live.source == PERSON
     assert live.sent[-1][1].positions[7] == after

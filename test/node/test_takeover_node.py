@@ -15,9 +15,20 @@ from vla_ros.control.reasons import Reason
 from vla_ros.node.policy_node import PolicyNode
 
 Inside = Callable[..., PolicyNode]
-LEADER = ("takeover.input:=leader", "takeover.leader:=/leader", "takeover.frozen:=0.5", "takeover.stale:=0.3")
+LEADER = (
+    "takeover.input:=leader",
+    "takeover.leader:=/leader",
+    "takeover.frozen_after:=0.5",
+    "takeover.stale_after:=0.3",
+)
 BUTTONS = 'takeover.buttons:=["deadman = 0", "pause = 1", "resume = 2", "success = 3"]'
-TWIST = ("takeover.input:=twist", "takeover.topic:=/twist", "takeover.joy:=/joy", BUTTONS, "takeover.longest:=0.5")
+TWIST = (
+    "takeover.input:=twist",
+    "takeover.topic:=/twist",
+    "takeover.joy:=/joy",
+    BUTTONS,
+    "takeover.longest_press:=0.5",
+)
 
 
 class Hand:

@@ -235,7 +235,7 @@ class Judge:
         permissions: Sequence[Permission],
     ) -> Iterator[Violation]:
         """Check that velocities are permitted, within limits, based on a frame, and end in time."""
-        stands = (self._config.timeouts.twist or 2 * self._period) + self._slack + self._memory
+        stands = (self._config.timeouts.velocity or 2 * self._period) + self._slack + self._memory
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
         for command, following in zip_longest(commands, commands[1:]):
             velocity = np.array(command.positions or ())

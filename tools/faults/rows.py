@@ -92,7 +92,7 @@ def _leaves(name: str, what: str, *then: Order, **more: Any) -> Row:
 
 def _late(name: str, **more: Any) -> Row:
     """Return a row in which inferences take longer than a velocity lasts."""
-    return _instructed(f"{name}, late answers", _GOES_ON, ("twist_expired",), "late 0.6", **more)
+    return _instructed(f"{name}, late answers", _GOES_ON, ("velocity_expired",), "late 0.6", **more)
 
 
 def _instruction(name: str, **more: Any) -> Row:

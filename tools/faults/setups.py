@@ -81,7 +81,12 @@ APART: Mapping[str, Any] = {
     "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
     "robot_words": ("--listens", "apart"),
 }
-_LEADS = {"takeover.input": "leader", "takeover.leader": LEADER, "takeover.stale": "0.2", "takeover.frozen": "0.5"}
+_LEADS = {
+    "takeover.input": "leader",
+    "takeover.leader": LEADER,
+    "takeover.stale_after": "0.2",
+    "takeover.frozen_after": "0.5",
+}
 LEADS: Mapping[str, Any] = {"person": "leader", "options": _LEADS}
 PAD: Mapping[str, Any] = {
     "person": "joy",
@@ -90,8 +95,8 @@ PAD: Mapping[str, Any] = {
         "takeover.joy": JOY,
         "takeover.buttons": '["deadman = 0"]',
         "takeover.axes": '["x = 0", "y = 1", "yaw = 2"]',
-        "takeover.longest": "0.8",
-        "takeover.stale": "0.2",
+        "takeover.longest_press": "0.8",
+        "takeover.stale_after": "0.2",
     },
 }
 ACTION: Mapping[str, Any] = {

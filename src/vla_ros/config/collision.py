@@ -76,13 +76,13 @@ class CollisionConfig:
         1000,
         live=True,
     )
-    stop_distance: float = option(0.01, "Two bodies nearer than this: hold", "m", 0, 1, live=True)
+    hold_distance: float = option(0.01, "Two bodies nearer than this: hold", "m", 0, 1, live=True)
     slow_distance: float = option(
         0.05, "Two bodies nearer than this that approach: slower, down to a tenth", "m", 0, 2, live=True
     )
     support_distance: float = option(
         0.002,
-        "As stop_distance, for fingertips and held objects at a surface that is a support",
+        "As hold_distance, for fingertips and held objects at a surface that is a support",
         "m",
         0,
         1,

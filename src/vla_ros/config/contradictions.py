@@ -133,10 +133,11 @@ def _of_takeover(config: Config) -> Iterator[str]:
         yield "takeover.axes: found none, expected the axes that move the tip, such as x = 1"
     if buttons and not takeover.joy:
         yield "takeover.joy: found no topic, expected the Joy that has takeover.buttons"
-    if takeover.reach and not (own == "leader" and "reach" in buttons):
-        yield "takeover.reach: expected takeover.input leader, and a button reach that is held meanwhile"
-    if takeover.lag <= takeover.tolerance:
-        yield f"takeover.lag: found {takeover.lag:g}, expected more than takeover.tolerance, {takeover.tolerance:g}"
+    if takeover.allow_reach and not (own == "leader" and "reach" in buttons):
+        yield "takeover.allow_reach: expected takeover.input leader, and a button reach that is held meanwhile"
+    if takeover.lost_distance <= takeover.tolerance:
+        expected = f"expected more than takeover.tolerance, {takeover.tolerance:g}"
+        yield f"takeover.lost_distance: found {takeover.lost_distance:g}, {expected}"
     if takeover.arm and takeover.arm not in config.robot.arms:
         yield f"takeover.arm: found {takeover.arm!r}, expected one of robot.arms, {list(config.robot.arms)}"
     if own != "none" and config.node.clock == "inputs":
@@ -157,9 +158,9 @@ def _of_collision(config: Config) -> Iterator[str]:
             "collision.deceleration: found 0 with collision.check; set how fast the slowest joint stops, in "
             "rad/s^2 (the robot's data sheet, or measured), or set collision.check to false"
         )
-    if collision.slow_distance < collision.stop_distance:
-        found = f"found {collision.slow_distance:g}, expected at least collision.stop_distance"
-        yield f"collision.slow_distance: {found}, {collision.stop_distance:g}"
+    if collision.slow_distance < collision.hold_distance:
+        found = f"found {collision.slow_distance:g}, expected at least collision.hold_distance"
+        yield f"collision.slow_distance: {found}, {collision.hold_distance:g}"
     if collision.scene_required and not collision.scene:
         yield "collision.scene: found no topic with collision.scene_required; name the topic, or set it to false"
 

@@ -252,7 +252,7 @@ class TimeoutsConfig:
         0.5, "The plan continues for this long after the policy's server is lost, then hold", low=0
     )
     frame_age: float = _seconds(1.0, "Frames older than this by the ROS clock are dropped; 0: any age", low=0)
-    twist: float = _seconds(
+    velocity: float = _seconds(
         0.0,
         "A twist or joint velocity expires after this long without a new command; 0: two control periods",
         low=0,

@@ -78,7 +78,7 @@ class TakeoverConfig:
         3.2,
         live=True,
     )
-    lag: float = option(
+    lost_distance: float = option(
         0.5,
         "A leader arm that is further away than this has jumped or lost the arm: hold until it is within tolerance",
         "rad or m",
@@ -86,10 +86,10 @@ class TakeoverConfig:
         6.4,
         live=True,
     )
-    reach: bool = option(
+    allow_reach: bool = option(
         False, "true: while the button reach is pressed, the arm goes to the leader, within its limits", live=True
     )
-    stale: float = option(
+    stale_after: float = option(
         0.25,
         "No message of the input, or of the Joy, that was published within this time: hold",
         "s",
@@ -97,7 +97,7 @@ class TakeoverConfig:
         10,
         live=True,
     )
-    frozen: float = option(
+    frozen_after: float = option(
         5.0,
         "An input that repeats the same motion for this long, or the same positions while it must follow: hold",
         "s",
@@ -105,7 +105,7 @@ class TakeoverConfig:
         3600,
         live=True,
     )
-    longest: float = option(
+    longest_press: float = option(
         60.0, "deadman pressed without a break for this long: hold until it is released", "s", 0.1, 3600, live=True
     )
 

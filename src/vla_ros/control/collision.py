@@ -40,7 +40,7 @@ def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World
     if world is None:
         return None
     srdf = config.collision.srdf
-    found = read_srdf(Path(srdf).expanduser()) if srdf else sampled_pairs(world, config.collision.stop_distance)
+    found = read_srdf(Path(srdf).expanduser()) if srdf else sampled_pairs(world, config.collision.hold_distance)
     return without(world, *found)
 
 
@@ -92,7 +92,7 @@ class CollisionCheck:
     def configure(self, config: Config) -> None:
         """Apply changed options; those of the geometry are not live."""
         self._config, options = config, config.collision
-        self._margins = Margins(options.stop_distance, options.slow_distance, options.support_distance)
+        self._margins = Margins(options.hold_distance, options.slow_distance, options.support_distance)
         self._lifetime = lifetime(config)
         self._arms = {arm.name: arm for arm in config.arms}
 
@@ -255,7 +255,7 @@ class CollisionCheck:
         tips = [body.name for body in world.bodies if body.is_tip]
         lines = [
             f"collision: {len(world.pairs)} pairs checked, {len(world.unchecked)} not; hold below "
-            f"{1e3 * options.stop_distance:g} mm, slower below {1e3 * options.slow_distance:g} mm, stops at "
+            f"{1e3 * options.hold_distance:g} mm, slower below {1e3 * options.slow_distance:g} mm, stops at "
             f"{options.deceleration:g} rad/s^2",
             f"  bodies: {', '.join(body.name for body in world.bodies if not body.is_scene)}",
             f"  obstacles: {', '.join(named) or 'none'}{scene}",

@@ -26,7 +26,7 @@ _TYPES = {
     "joint_single_command": "interbotix_xs_msgs/msg/JointSingleCommand",
 }
 _GROUP = "arm"  # name of the arm's joint group in Interbotix's configuration files
-_PERIODS = 2  # control periods after which a velocity expires if timeouts.twist is 0
+_PERIODS = 2  # control periods after which a velocity expires if timeouts.velocity is 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Command:
 def lifetime(config: Config) -> float:
     """Return the seconds after which a velocity expires if no other command follows."""
     rate = config.control.rate_hz
-    return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
+    return config.timeouts.velocity or (_PERIODS / rate if rate else 0.0)
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:

@@ -16,7 +16,7 @@ class Mode(str, Enum):
     CORRECTING = "correcting"
 
 
-class Task(NamedTuple):
+class TaskId(NamedTuple):
     """What a plan belongs to: it is void as soon as one of these numbers differs."""
 
     epoch: int  # of the inputs; an instruction or a reset begins one
@@ -24,7 +24,7 @@ class Task(NamedTuple):
     handovers: int  # between the policy and a person
 
 
-NO_TASK = Task(-1, -1, -1)
+NO_TASK = TaskId(-1, -1, -1)
 
 POLICY, PERSON, NOBODY = "policy", "person", "nobody"
 """Values of :attr:`vla_ros.control.safety.Status.source`."""

@@ -170,7 +170,7 @@ class Buttons:
         if name not in self._pressed:
             return False
         try:
-            self.followed.read(now, config.stale)
+            self.followed.read(now, config.stale_after)
         except Refused:
             return False
         return True
@@ -180,12 +180,14 @@ class Buttons:
 
         Raises the errors of :meth:`FollowedTopic.read`, and Refused (``person_released``, ``person_stuck``).
         """
-        axes, _ = self.followed.read(now, config.stale)
+        axes, _ = self.followed.read(now, config.stale_after)
         since = self._since
         if since is None:
             raise Refused(Reason.PERSON_RELEASED, f"deadman of {self.followed.topic} is not pressed")
-        if now - since > config.longest:
-            raise Refused(Reason.PERSON_STUCK, f"pressed for {now - since:.3g} s; release it (takeover.longest)")
+        if now - since > config.longest_press:
+            raise Refused(
+                Reason.PERSON_STUCK, f"pressed for {now - since:.3g} s; release it (takeover.longest_press)"
+            )
         return axes
 
 
@@ -209,17 +211,17 @@ class Leader:
         self, now: float, here: FloatArray, opening: float, config: TakeoverConfig
     ) -> tuple[FloatArray, float]:
         """Return joint positions [N] and the opening for an arm that is commanded to be at ``here`` [N]."""
-        numbers, same = self.followed.read(now, config.stale)
+        numbers, same = self.followed.read(now, config.stale_after)
         count = len(self._names)
         target = numbers[:count]
         if self.followed.jumped():
             self.reset()
-        if same > config.frozen:
+        if same > config.frozen_after:
             raise Refused(Reason.PERSON_FROZEN, f"{self.followed.topic}: the same positions for {same:.3g} s")
-        reaches = config.reach and self._buttons.is_pressed("reach", now, config)
+        reaches = config.allow_reach and self._buttons.is_pressed("reach", now, config)
         distance = np.abs(target - here)
         worst = int(np.argmax(distance))
-        if self._caught and distance[worst] > config.lag and not reaches:
+        if self._caught and distance[worst] > config.lost_distance and not reaches:
             self.reset()
         if not self._caught:
             self._caught = bool(distance[worst] <= config.tolerance)
@@ -250,10 +252,10 @@ class VelocityInput:
         """Return the tip's step [6] in one period: translation, then a rotation vector."""
         axes = self._buttons.check(now, config)
         followed = self._buttons.followed if self.followed is None else self.followed
-        numbers, same = followed.read(now, config.stale)
+        numbers, same = followed.read(now, config.stale_after)
         velocity = numbers if self.followed is not None else self._of_axes(axes, config)
-        if np.any(velocity) and same > config.frozen:
-            detail = f"{followed.topic}: the same motion for {same:.3g} s (takeover.frozen)"
+        if np.any(velocity) and same > config.frozen_after:
+            detail = f"{followed.topic}: the same motion for {same:.3g} s (takeover.frozen_after)"
             raise Refused(Reason.PERSON_FROZEN, detail)
         step: FloatArray = velocity / config.rate_hz
         return step
@@ -295,8 +297,8 @@ class PoseInput:
         except Refused:
             self.reset()
             raise
-        numbers, same = self.followed.read(now, config.stale)
-        if same > config.frozen:
+        numbers, same = self.followed.read(now, config.stale_after)
+        if same > config.frozen_after:
             raise Refused(Reason.PERSON_FROZEN, f"{self.followed.topic}: the same pose for {same:.3g} s")
         hand = Pose(numbers[:3], read_quaternion(numbers[3:], self.followed.topic))
         if self.followed.jumped() or self._pressed is None:
@@ -305,9 +307,11 @@ class PoseInput:
         position = start.position + hand.position - first.position
         rotation = hand.rotation @ first.rotation.T @ start.rotation
         far, turned = math.dist(position.tolist(), tip.position.tolist()), rotation_angle(rotation @ tip.rotation.T)
-        if max(far, turned) > config.lag:
+        if max(far, turned) > config.lost_distance:
             self.reset()
-            raise Refused(Reason.PERSON_FAR, f"the hand is {far:.3g} m and {turned:.3g} rad ahead (takeover.lag)")
+            raise Refused(
+                Reason.PERSON_FAR, f"the hand is {far:.3g} m and {turned:.3g} rad ahead (takeover.lost_distance)"
+            )
         return np.concatenate([position, write_rotation(rotation, QUATERNION)])
 
 

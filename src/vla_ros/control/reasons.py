@@ -12,11 +12,11 @@ from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
 class Level(str, Enum):
     """The reaction to a reason.
 
-    ``DROP``: the message is counted and not used. ``HOLD``: the arm keeps its measured position until the reason
+    ``COUNT``: it is counted, and the arm continues. ``HOLD``: the arm keeps its measured position until the reason
     ends. ``STOP``: the arm keeps it until a person resets.
     """
 
-    DROP = "drop"
+    COUNT = "count"
     HOLD = "hold"
     STOP = "stop"
 
@@ -35,17 +35,21 @@ class Reason(str, Enum):
         member.description = description
         return member
 
-    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message cannot be decoded"
+    IMAGE_INVALID = "image_invalid", Level.COUNT, "a camera message cannot be decoded"
     TASK_CHANGED = (
         "task_changed",
-        Level.DROP,
+        Level.COUNT,
         "during the inference, the instruction changed, a person armed or took over, or motion was interrupted",
     )
-    TWIST_EXPIRED = "twist_expired", Level.DROP, "no velocity followed within timeouts.twist, so zeros were sent"
-    GRIPPER_FAILED = "gripper_failed", Level.DROP, "a goal of the gripper's action was rejected or has failed"
-    PLAN_EMPTY = "plan_empty", Level.DROP, "the plan ended before the next chunk arrived: the arm rests"
-    FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the same stamp as the previous one"
-    FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the previous one"
+    VELOCITY_EXPIRED = (
+        "velocity_expired",
+        Level.COUNT,
+        "no velocity followed within timeouts.velocity: zeros were sent",
+    )
+    GRIPPER_FAILED = "gripper_failed", Level.COUNT, "a goal of the gripper's action was rejected or has failed"
+    PLAN_EMPTY = "plan_empty", Level.COUNT, "the plan ended before the next chunk arrived: the arm rests"
+    FRAME_REPEATED = "frame_repeated", Level.COUNT, "a frame has the same stamp as the previous one"
+    FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.COUNT, "a frame is older than the previous one"
 
     NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
     INPUT_MISSING = "input_missing", Level.HOLD, "an input of the policy is missing, stale or not a number"
@@ -82,7 +86,11 @@ class Reason(str, Enum):
     PERSON_RELEASED = "person_released", Level.HOLD, "a person corrects, and the dead-man button is not pressed"
     PERSON_STALE = "person_stale", Level.HOLD, "a person corrects, and nothing new came from the input"
     PERSON_FROZEN = "person_frozen", Level.HOLD, "the person's input repeats the same numbers"
-    PERSON_STUCK = "person_stuck", Level.HOLD, "the dead-man button is held down for longer than takeover.longest"
+    PERSON_STUCK = (
+        "person_stuck",
+        Level.HOLD,
+        "the dead-man button is down for longer than takeover.longest_press",
+    )
     PERSON_INVALID = "person_invalid", Level.HOLD, "the person's input lacks numbers, or they are not finite"
     PERSON_CONTESTED = "person_contested", Level.HOLD, "another publisher sends the person's input as well"
     PERSON_FAR = "person_far", Level.HOLD, "the leader arm is not where the arm is"

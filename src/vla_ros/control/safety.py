@@ -255,7 +255,7 @@ class Safety:
         return first
 
     def react(self, reason: Reason, detail: str = "") -> None:
-        """React according to the reason's level: count it (drop), hold or stop.
+        """React according to the reason's level: count it, hold or stop.
 
         A hold lasts until :meth:`follow`: call :meth:`hold` for one that the watchdog does not know. While the arm
         is disarmed, violated limits are only counted, so that a dry run continues.

@@ -7,7 +7,7 @@ from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.control.command import Command
 from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.mode import NO_TASK, Mode, Task
+from vla_ros.control.mode import NO_TASK, Mode, TaskId
 from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import OF_PERSON, Level, Reason, Refused
@@ -62,10 +62,10 @@ class StepExecutor:
         return self._failed is not None
 
     @property
-    def newest_task(self) -> Task:
-        return Task(self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers)
+    def newest_task(self) -> TaskId:
+        return TaskId(self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers)
 
-    def is_void(self, task: Task) -> bool:
+    def is_void(self, task: TaskId) -> bool:
         """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover.
 
         A task that began after a handover, because the loop had not noticed it, is void as well.

@@ -174,7 +174,7 @@ class DriverGate(CommandGate):
             self._log(f"no hold could be sent{' yet' if self._due else ''}: {refused.detail}")
 
     def end_expired_velocities(self) -> None:
-        """Send zeros if no command followed within ``timeouts.twist`` (:meth:`Outputs.expired`)."""
+        """Send zeros if no command followed within ``timeouts.velocity`` (:meth:`Outputs.expired`)."""
         if not self._outputs.expired():
             return
         with self.sending():  # a command sent meanwhile has replaced its velocity
@@ -182,7 +182,7 @@ class DriverGate(CommandGate):
             self.prepare(expired)()
         if expired:
             seconds = lifetime(self._context.options.current)
-            self._safety.react(Reason.TWIST_EXPIRED, f"no new velocity for {seconds:.3g} s")
+            self._safety.react(Reason.VELOCITY_EXPIRED, f"no new velocity for {seconds:.3g} s")
 
     def _hold_if_suspended(self) -> bool:
         """Hold while nothing may move after a suspension of the process; return True then.

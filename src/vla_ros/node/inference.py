@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.mode import Task
+from vla_ros.control.mode import TaskId
 from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.robot import ArmJoints
@@ -100,7 +100,7 @@ class InferenceRequest:
     frame: Frame  # of the first camera
     taken_at: float  # when the frame was taken, seconds of the steady clock
     position: int  # position of the schedule to which the chunk's first action belongs
-    task: Task
+    task: TaskId
     interruptions: int  # number of interruptions of motion before the request
     previous: PreviousChunk | None  # the plan that the chunk continues, or None
     concurrent: bool  # True if commands are sent during the inference
@@ -149,7 +149,7 @@ class InferenceThread:
         frame: Frame,
         messages: list[CdrBytes | None],
         inputs: Snapshot,
-        task: Task,
+        task: TaskId,
         period: float,
         *,
         concurrent: bool,

@@ -91,7 +91,7 @@ class Outputs:
         return split(command, arm.robot.gripper_joint_names if arm.gripper_topic else ())
 
     def expired(self) -> list[Command]:
-        """Return zeros for the arms to which no command was sent for ``timeouts.twist``.
+        """Return zeros for the arms to which no command was sent for ``timeouts.velocity``.
 
         A velocity command remains in force until the next one: during a long inference it would move the arm far
         beyond the intended step. Position commands need not expire.

@@ -47,7 +47,7 @@ def test_a_node_that_breaks_a_limit_is_detected() -> None:
 
 
 def test_a_velocity_that_does_not_expire_is_detected() -> None:
-    outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.twist": "5.0"}).run(1)
+    outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.velocity": "5.0"}).run(1)
     assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
