@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 from benchmarks.models.pi import make_processing, random_network
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_model
 from vla_ros.engine import tile_configs
-from vla_ros.engine.executor import EngineRequest
 from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.tile import Tile
 from vla_ros.engine.tile_configs import SIMULATE, gpu_of, unmeasured
+from vla_ros.engine.token_engine import EngineRequest
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.tune import Search, tune

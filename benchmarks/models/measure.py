@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.models.subject import Subject
 from vla_ros.bench.times import Stopwatch, Times, collect
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Engine, EngineRequest, EngineResult
+from vla_ros.engine.token_engine import EngineRequest, EngineResult, TokenEngine
 from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp
@@ -23,7 +23,7 @@ class Measurement:
     """Runs camera messages to actions as the node does, with everything after decoding on the device."""
 
     subject: Subject  # the model
-    engine: Engine  # what executes it
+    engine: TokenEngine  # what executes it
     message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
     count: int  # how many messages there are
     prompt: IntArray  # int64 [L]

@@ -17,7 +17,7 @@ from benchmarks.models.report import footing, heading
 from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
 from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.bench.times import make_messages, percentiles, row, stage_medians
-from vla_ros.engine.executor import EngineResult
+from vla_ros.engine.token_engine import EngineResult
 from vla_ros.engine.weights import as_loaded
 from vla_ros.policies.openvla.inference import fit_guard, make_engine
 from vla_ros.policies.openvla.loading import build_empty, plan_memory

@@ -11,7 +11,7 @@ import torch
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Engine, EngineOptions, EngineRequest
+from vla_ros.engine.token_engine import EngineOptions, EngineRequest, TokenEngine
 from vla_ros.engine.weights import fuse
 from vla_ros.policies.checkpoint_files import from_files, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -40,7 +40,7 @@ class Tiny:
 
     def engine(self, kind="none", ops=None, runner=None, **options):
         weights = fuse(self.model.language_model, kind)
-        return Engine(
+        return TokenEngine(
             self.see,
             weights,
             self.architecture.patches,

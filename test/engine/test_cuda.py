@@ -9,9 +9,9 @@ import torch
 from benchmarks.models.subject import open_subject
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import EngineRequest
 from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.runner import CudaRunner
+from vla_ros.engine.token_engine import EngineRequest
 from vla_ros.engine.weights import fuse
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.inference import check_resizing, make_engine

@@ -208,7 +208,7 @@ def test_an_infinite_guard_is_not_fitted(tiny):
 
 
 def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
-    monkeypatch.setattr("vla_ros.engine.executor.Engine.draft_error", lambda *_: 0.5)
+    monkeypatch.setattr("vla_ros.engine.token_engine.TokenEngine.draft_error", lambda *_: 0.5)
     assert policy(checkpoint, engine="graph").loaded.engine.guard == 1.5
     assert policy(checkpoint, engine="graph", quantization="int4").loaded.engine.guard == 1.5
     assert (

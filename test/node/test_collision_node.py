@@ -9,7 +9,7 @@ import pytest
 
 from vla_ros.graph.origin import Origin
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.scene import Scene
+from vla_ros.node.scene import SceneTopic
 
 CHECK = ("collision.check:=true", "collision.deceleration:=20.0")
 
@@ -91,7 +91,7 @@ def test_a_scene_that_a_busy_node_reads_late_counts_from_when_it_was_published(r
     node = inside(*CHECK, "collision.scene:=/obstacles", "collision.scene_required:=true")
     check, array = node._pipeline.controller.collision, markers_of(robot, (1, 2.0, 0.2))
     context = node._context
-    scene = Scene(context, SimpleNamespace(subscribe_from=lambda *_: None, timer=lambda *_: None), check)
+    scene = SceneTopic(context, SimpleNamespace(subscribe_from=lambda *_: None, timer=lambda *_: None), check)
     for _ in range(3):
         scene.take(array, Origin(b"camera", time.time_ns()))
     assert check.steady() - check._scene_at < 0.2

@@ -10,7 +10,7 @@ from vla_ros.kinematics.rotations import euler_xyz_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.replay import truth
 from vla_ros.replay.series import Recording, Table, TopicSeries
-from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection, select_topics
+from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, TopicSelection, select_topics
 
 MS = 1_000_000
 IMAGE = "sensor_msgs/msg/Image"
@@ -26,7 +26,7 @@ def table(times_ms, values, names=None, stamps_ms=None):
 
 
 def selection(kind, topic="/truth"):
-    return Selection(("/camera",), "raw", ("/joint_states",), None, (topic,) if topic else (), kind)
+    return TopicSelection(("/camera",), "raw", ("/joint_states",), None, (topic,) if topic else (), kind)
 
 
 def at(times_ms):

@@ -192,7 +192,7 @@ def test_a_message_that_is_too_long_ends_only_its_connection(serving: Start) -> 
 
 def test_metadata_can_be_replaced(serving: Start) -> None:
     arena = {"image_resolution": [224, 224], "action_space": "joint_velocity"}
-    _, port = serving(own_metadata=arena)
+    _, port = serving(read_metadata=arena)
     with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None) as one:
         assert unpack(one.recv(PATIENCE)) == arena
 
@@ -225,7 +225,7 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(policy, monkeypat
         Service(policy, aliases={"front": "x"}).load()
     assert loaded
     with pytest.raises(WireError, match="cannot be encoded"):
-        Service(policy, own_metadata={"day": date(2026, 1, 1)})
+        Service(policy, read_metadata={"day": date(2026, 1, 1)})
 
 
 def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path) -> None:

@@ -185,7 +185,7 @@ def make_motion(
 
 
 def check_fit(arm: ArmConfig, motion: Motion, kinematics: Kinematics | None, joints: Sequence[str]) -> None:
-    """Raise ConfigError if the arm's output or ``robot.home`` does not fit its motion and its joints."""
+    """Raise ConfigError: a twist from joint actions without a URDF, or ``robot.home`` of another length."""
     section = "robot" if arm.name == "arm" else arm.name
     if kinematics is None and arm.output == "twist_stamped" and isinstance(motion, JointMotion):
         raise ConfigError(f"{section}.urdf: not set, but a twist from joint positions requires it")

@@ -32,7 +32,7 @@ from vla_ros.engine.weights import DecoderWeights, Matrix
 
 @dataclass(frozen=True, kw_only=True)
 class PrescaledStream(Stream):
-    """The residual stream of few rows, for kernels that complete its norm in their epilogue."""
+    """A residual stream whose norm is half done: scaled, not yet divided, which the next kernel does at its end."""
 
     scaled: Tensor  # ``hidden`` times the norm's scale
     # Sums of the squares of ``hidden``: float64, one per row; in flow steps float32 [tiles, rows], 0 in unused

@@ -177,7 +177,10 @@ def fill_cross(model: FlowModel, ops: Ops, cache: KVCache, cross: KVCache | None
 
 
 def crossing(model: FlowModel, ops: Ops, cross: KVCache | None, start: Tensor) -> Cross | None:
-    """Return what crossing layers attend to: the prefix's ``start`` tokens, int32 [B]; their rows count from 0."""
+    """Return what cross-attention layers read: the first ``start`` tokens of the prefix, int32 [B].
+
+    These layers number the suffix's rows from 0. None if the model has no such layers.
+    """
     if cross is None:
         return None
     at = torch.arange(model.suffix, dtype=torch.int32, device=start.device).expand(len(start), -1).contiguous()

@@ -34,7 +34,10 @@ class Ops:
         """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
 
     def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
-        """Prepare a causal pass over rows at positions ``at``, int32 [B, R]."""
+        """Return where the rows of a causal pass are, ``at`` [B, R], int32, and what they see.
+
+        A ``prompt`` has all rows from 0 on.
+        """
         if prompt:
             rows = at.shape[1]
             return Positions(
@@ -216,7 +219,9 @@ class Ops:
         time: float,
         delta: float,
     ) -> None:
-        """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
+        """Do an Euler step of the flow: advance ``actions``, float32 [B, H, A], in place.
+
+        ``time`` is the flow's (1: noise, 0: actions), ``delta`` below 0; ``guide`` pulls towards the chunk before.
 
         The actions are the last H of the rows; ``stream`` comes from the last layer. ``out`` is the float32 weight
         [A, hidden] and bias [A] that project the normed stream to the velocity.

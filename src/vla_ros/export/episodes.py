@@ -19,7 +19,7 @@ from vla_ros.contract.components import TOPIC, Component, parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.contract.state import Arm, Measured, StateError, bind_state
 from vla_ros.export.dataset import ExportError
-from vla_ros.export.recording import CORRECTING, PAUSED, Interval, Recorded
+from vla_ros.export.recording import CORRECTING, PAUSED, Interval, RecordedJoints
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
 from vla_ros.replay.topics import select_topics
@@ -82,7 +82,7 @@ class Resampler:
         self._state = bind_state(feature, arms, dict(selection.state))
         self._action = ActionWriter(action, arms, config.control)
         self.names = names_of(state, arms), names_of(action, arms)
-        self.recorded = Recorded(bag, selection, config, arms, stamped=options.clock == "stamp")
+        self.recorded = RecordedJoints(bag, selection, config, arms, stamped=options.clock == "stamp")
         self.notes: Counter[str] = Counter()
 
     @property

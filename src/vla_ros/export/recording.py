@@ -25,7 +25,7 @@ from vla_ros.export.dataset import ExportError
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.series import Table, TopicSeries
-from vla_ros.replay.topics import JOINTS, TEXT, TRAJECTORY, Selection, live_name
+from vla_ros.replay.topics import JOINTS, TEXT, TRAJECTORY, TopicSelection, live_name
 from vla_ros.types import IntArray, JointState, UInt8Array
 from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -79,7 +79,7 @@ class _Clock:
         )
 
 
-class Recorded:
+class RecordedJoints:
     """An open bag whose topics have been read, except for images.
 
     ``config`` is from :func:`~vla_ros.replay.prepare.fit`; ``stamped`` uses header stamps instead of the recorder's
@@ -88,7 +88,7 @@ class Recorded:
     """
 
     def __init__(
-        self, bag: Bag, selection: Selection, config: Config, arms: Mapping[str, Arm], *, stamped: bool
+        self, bag: Bag, selection: TopicSelection, config: Config, arms: Mapping[str, Arm], *, stamped: bool
     ) -> None:
         self._bag, self._selection, self._arms, self._event = bag, selection, arms, config.topics.event
         self._decode = Preprocessor(
@@ -153,7 +153,7 @@ class Recorded:
                 if kind is None or topic in self._bag.empty:
                     continue
                 topic_series = series.read_recording(
-                    self._bag, Selection((), "raw", (), None, (topic,), kind)
+                    self._bag, TopicSelection((), "raw", (), None, (topic,), kind)
                 ).truth
                 if topic_series is not None:
                     topic_series = (

@@ -93,7 +93,7 @@ class ImageStatistics:
 
 
 def over_episodes(episodes: Sequence[Statistics]) -> Statistics:
-    """Combine the statistics of a data set's episodes."""
+    """Combine one feature's statistics of all episodes; exact but for quantiles, which are weighted means."""
     stacked = {name: np.stack([one[name] for one in episodes]) for name in episodes[0]}
     count = stacked["count"].sum(axis=0)
     weights = stacked["count"].reshape(-1, *[1] * (stacked["mean"].ndim - 1)) / count

@@ -35,10 +35,10 @@ def join_collision(context: Context, wiring: Wiring, check: CollisionCheck | Non
         check.steady = context.clock.steady
         CollisionMarkers(context, wiring, check)
         if context.options.current.collision.scene:
-            Scene(context, wiring, check)
+            SceneTopic(context, wiring, check)
 
 
-class Scene:
+class SceneTopic:
     """Takes the markers of ``collision.scene`` as obstacles. Its callbacks run on the graph thread."""
 
     def __init__(self, context: Context, wiring: Wiring, check: CollisionCheck) -> None:

@@ -37,7 +37,7 @@ class MemoryPlan:
 
 
 def estimate(weights: float, cache: int, peak: int, device: str) -> MemoryPlan:
-    """Return a plan in bytes; ``peak`` is the larger of what running and loading need."""
+    """Return the needs in bytes; libraries' own are added to ``peak``, the larger of running and loading."""
     return MemoryPlan(int(weights), cache, peak + (256_000_000 if device.startswith("cuda") else 32_000_000))
 
 

@@ -45,7 +45,7 @@ class _Converts(Protocol):
     def shown_actions(self, normalized: Array) -> Array: ...
 
 
-class Samples(Loaded, Protocol):
+class Sampling(Loaded, Protocol):
     """A loaded model: its engine, and how it converts actions."""
 
     @property
@@ -55,7 +55,7 @@ class Samples(Loaded, Protocol):
     def processing(self) -> _Converts: ...
 
 
-M = TypeVar("M", bound=Samples)
+M = TypeVar("M", bound=Sampling)
 Q = TypeVar("Q", bound=FlowRequest)
 
 

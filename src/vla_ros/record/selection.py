@@ -70,7 +70,10 @@ class Selection:
             self.end(Mark.DISCARD if event.get("label") == "discard" else Mark.CLOSE)
 
     def begin(self, time: int) -> None:
-        """Begin a bag with what is kept, unless one is open."""
+        """Begin a bag with what is kept, unless one is open; ``time`` is now, in ns.
+
+        Latched messages get the time of the first message that is kept, or now.
+        """
         if not self.is_open:
             self.is_open = True
             first = self._past[0].time if self._past else time

@@ -30,7 +30,7 @@ from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.stops import Stops
 from vla_ros.replay.storage import Record
-from vla_ros.replay.topics import Selection
+from vla_ros.replay.topics import TopicSelection
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray
 from vla_ros.vision.messages import image_stamp
@@ -69,7 +69,7 @@ class Player:
     def __init__(
         self,
         bag: Bag,
-        selection: Selection,
+        selection: TopicSelection,
         config: Config,
         source: ActionSource,
         pipeline: ActionPipeline,

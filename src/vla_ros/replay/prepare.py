@@ -12,11 +12,11 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import Selection, select_topics
+from vla_ros.replay.topics import TopicSelection, select_topics
 from vla_ros.types import IntArray
 
 
-def fit(config: Config, selection: Selection) -> Config:
+def fit(config: Config, selection: TopicSelection) -> Config:
     """Return ``config`` with the camera topics of the bag."""
     camera = dataclasses.replace(config.camera, topics=selection.cameras, transport=selection.transport)
     return dataclasses.replace(config, camera=camera)
@@ -47,7 +47,7 @@ class RecordedFrame(NamedTuple):
     time: int  # receive time of the recorder in nanoseconds
     images: tuple[bytes | None, ...]  # newest message of each camera at that time
     bag: Bag
-    selection: Selection
+    selection: TopicSelection
     config: Config  # from :func:`fit`
 
 

@@ -16,7 +16,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import ARRAY, JOINTS, TEXT, TRAJECTORY, TWIST, Selection
+from vla_ros.replay.topics import ARRAY, JOINTS, TEXT, TRAJECTORY, TWIST, TopicSelection
 from vla_ros.types import FloatArray, IntArray, JointState
 
 
@@ -161,7 +161,9 @@ class _Collector:
         return TopicSeries(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
 
 
-def read_recording(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
+def read_recording(
+    bag: Bag, selection: TopicSelection, needed: Collection[str] = (), timeout: float = 1.0
+) -> Recording:
     """Read all topics of ``selection`` except cameras.
 
     Joint states are :func:`merged` for the joints ``needed``.

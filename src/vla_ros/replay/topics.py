@@ -25,7 +25,7 @@ Ask = Callable[[str, Sequence[str]], str]
 
 
 @dataclass(frozen=True)
-class Selection:
+class TopicSelection:
     """Topics by role."""
 
     cameras: tuple[str, ...]  # one topic per camera of the policy, in the order of ``camera.topics``
@@ -74,7 +74,7 @@ def select_topics(
     overrides: Mapping[str, str],
     ask: Ask | None = None,
     empty: Collection[str] = (),
-) -> Selection:
+) -> TopicSelection:
     """Find a topic for every role.
 
     Names in ``overrides`` (``--topics``) come first, then names in ``config`` that the bag has. Topics without
@@ -104,7 +104,9 @@ def select_topics(
     ]
     instructions = find.topics("instruction", (TEXT,), (live_name(config.topics.instruction),), texts)
     state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
-    return Selection(cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state)
+    return TopicSelection(
+        cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns
 from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import ARRAY, TWIST, Selection
+from vla_ros.replay.topics import ARRAY, TWIST, TopicSelection
 from vla_ros.types import FloatArray, IntArray, JointState
 
 RULES = {
@@ -58,7 +58,7 @@ def align(
     frame_times: IntArray,
     frame_stamps: IntArray,
     recording: Recording,
-    selection: Selection,
+    selection: TopicSelection,
     spec: PolicySpec,
     config: Config,
     tolerance: int,
@@ -99,7 +99,7 @@ def align(
 
 
 def _paired(
-    frame_times: IntArray, frame_stamps: IntArray, recording: Recording, selection: Selection, tolerance: int
+    frame_times: IntArray, frame_stamps: IntArray, recording: Recording, selection: TopicSelection, tolerance: int
 ) -> tuple[str, IntArray, Table]:
     """Return the rule, the frames that have a recorded message on every topic, and these messages."""
     named = " and ".join(selection.truth)

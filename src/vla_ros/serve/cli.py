@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.deadline,
         int(arguments.max_image * 1e6),
     )
-    service = Service(create(config), limits, config, aliases(arguments.image), own_metadata(arguments.metadata))
+    service = Service(create(config), limits, config, aliases(arguments.image), read_metadata(arguments.metadata))
     sys.setswitchinterval(SWITCH_INTERVAL)
 
     def announce(port: int) -> None:
@@ -188,8 +188,8 @@ def aliases(given: list[str]) -> dict[str, str]:
     return names
 
 
-def own_metadata(path: Path | None) -> dict[str, object] | None:
-    """Read the metadata from a YAML file, a map with string keys; None without a file."""
+def read_metadata(path: Path | None) -> dict[str, object] | None:
+    """Read what the server shall tell its clients (``--metadata``), a map with string keys; None without a file."""
     if path is None:
         return None
     try:

@@ -97,7 +97,7 @@ class Service:
     """Loads a policy and answers robots on an event loop.
 
     ``config`` names the policy and completes its features; ``aliases`` maps feature keys to the names that robots
-    use; ``own_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena);
+    use; ``read_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena);
     ``dialect`` is the protocol of the robots; at the path ``/vla-eval`` it is vla-eval's.
     """
 
@@ -107,14 +107,14 @@ class Service:
         limits: Limits | None = None,
         config: Config | None = None,
         aliases: Mapping[str, str] | None = None,
-        own_metadata: Mapping[str, object] | None = None,
+        read_metadata: Mapping[str, object] | None = None,
         dialect: ServedDialect = OPENPI,
     ) -> None:
         self._dialect = dialect
         self.limits, self.metrics = limits or Limits(), Metrics()
         self.worker = InferenceWorker(policy, self._deliver, self.limits.max_batch)
         self._config, self._aliases = config or Config(), aliases or {}
-        self.metadata = pack(own_metadata) if own_metadata else b""
+        self.metadata = pack(read_metadata) if read_metadata else b""
         self._futures: dict[Job, asyncio.Future[Done]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = ThreadPoolExecutor(2, "vla_jpeg")

@@ -145,7 +145,7 @@ class OneProcess(ABC):
             self._episode.actions.append(step.action)
 
     def on_outcome(self, outcome: FrameOutcome) -> None:
-        """Remember why an inference failed; the node's statistics count all outcomes."""
+        """Remember why the first inference failed."""
         if outcome.reason in _FAILED and not self.failed:
             self.failed = f"{outcome.reason.value}: {outcome.detail}"
 

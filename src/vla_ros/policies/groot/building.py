@@ -18,7 +18,7 @@ from vla_ros.engine import fp8
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros.policies.groot.architecture import EMBEDDINGS, HEAD, LANGUAGE, VISION, GrootArchitecture
-from vla_ros.policies.groot.network import TIME_PERIOD, Crossing, GrootModel, Linear, Merger
+from vla_ros.policies.groot.network import TIME_PERIOD, GrootModel, Linear, Merger, SharedKeyValue
 
 Get = Callable[..., Tensor]
 """Returns the tensor of a name; the other arguments are its stored shape."""
@@ -237,7 +237,7 @@ def _head_norms(condition: Tensor, *layer: Tensor) -> list[Tensor]:
     return [torch.stack([1 + scale, shift], dim=1).contiguous(), plain]
 
 
-def _stack_crossing(sizes: GrootArchitecture, layers: list[Layer]) -> tuple[Crossing, ...]:
+def _stack_crossing(sizes: GrootArchitecture, layers: list[Layer]) -> tuple[SharedKeyValue, ...]:
     """Stack the projections of blocks that attend to the same tokens; the blocks keep views of the stacks."""
     found = []
     for text_only in (True, False) if sizes.alternate else (None,):
@@ -248,7 +248,7 @@ def _stack_crossing(sizes: GrootArchitecture, layers: list[Layer]) -> tuple[Cros
         every = [both[which] for which in (0, 1) for both in pairs]
         stacked = torch.cat([one.data for one in every])
         bias = torch.cat([one.bias for one in every if one.bias is not None])
-        found.append(Crossing(chosen, stacked, bias))
+        found.append(SharedKeyValue(chosen, stacked, bias))
         rows = torch.split(stacked, [one.outputs for one in every])
         for index, key, value, both in zip(chosen, rows, rows[len(chosen) :], pairs, strict=False):
             layers[index] = replace(layers[index], cross=(replace(both[0], data=key), replace(both[1], data=value)))

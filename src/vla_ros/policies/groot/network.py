@@ -66,7 +66,7 @@ class GrootModel:
     normed: Linear | None  # layer norm before the connector
     connector: DecoderWeights | None
     head: DecoderWeights  # norms have an entry for each step
-    crossing: tuple["Crossing", ...]  # blocks that attend to text, then to images; or all crossing blocks
+    crossing: tuple["SharedKeyValue", ...]  # blocks that attend to text, then to images; or all crossing blocks
     last: tuple[Tensor, Tensor]  # [steps, width] each: scale and shift of the head's last norm
     state: tuple[Linear, Linear]  # layers of the state's encoder, with a ReLU between them
     action_in: Tensor  # [width, A]
@@ -265,8 +265,8 @@ class GrootModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Crossing:
-    """One product for the keys, then the values, of all blocks that attend to the same tokens."""
+class SharedKeyValue:
+    """One matrix for the keys and values of all cross-attention blocks that attend to the same tokens."""
 
     blocks: tuple[int, ...]
     weight: Tensor  # [2 * blocks * heads * head_dim, width]
@@ -277,7 +277,7 @@ class Crossing:
 class Store:
     """Keys and values of the cross-attention blocks."""
 
-    parts: tuple[Tensor, ...]  # keys and values of each :class:`Crossing`: [2, blocks, B, heads, C, head_dim]
+    parts: tuple[Tensor, ...]  # keys and values of each :class:`SharedKeyValue`: [2, blocks, B, heads, C, head_dim]
     cache: KVCache  # the same by block
 
 

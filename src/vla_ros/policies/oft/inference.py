@@ -32,7 +32,7 @@ _Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """The chunk for one observation."""
+    """What the network returned for one observation, before un-normalising."""
 
     normalized: FloatArray  # float64 [K, D]; undefined for a discrete checkpoint
     tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None

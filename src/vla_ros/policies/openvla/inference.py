@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError, require_finite
-from vla_ros.engine.executor import Encode, Engine, EngineOptions, EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.resizer import resizes
+from vla_ros.engine.token_engine import Encode, EngineOptions, EngineRequest, TokenEngine
 from vla_ros.engine.tolerances import GUARD_SLACK, TOLERANCES
 from vla_ros.engine.weights import DecoderWeights, fuse
 from vla_ros.errors import ConfigError
@@ -68,7 +68,7 @@ def infer_reference(
 
 
 def check_engine(
-    model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
+    model: OpenVLAModel, engine: TokenEngine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
     """Raise EngineMismatchError if a token differs where the reference path has a clear margin."""
     near = TOLERANCES[engine.weights.dtype].near_tie
@@ -84,7 +84,7 @@ def check_engine(
             )
 
 
-def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
+def fit_guard(engine: TokenEngine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
     """Raise the engine's guard if these weights make drafted logits differ more than usual.
 
     The tokens decoded for each image serve as drafts for all images.
@@ -104,7 +104,7 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
         engine.guard = GUARD_SLACK * largest
 
 
-def check_resizing(engine: Engine, frame: RawImage) -> None:
+def check_resizing(engine: TokenEngine, frame: RawImage) -> None:
     """Check that the engine processes a camera image bit for bit as the host does; warms up both.
 
     With graphs, compares twice: without a graph, as for the first image of each size, and with a graph. Processors
@@ -134,7 +134,7 @@ def make_engine(
     weights: DecoderWeights | None = None,
     ops: Ops | None = None,
     encode: Encode | None = None,
-) -> Engine:
+) -> TokenEngine:
     """Return an engine that runs the weights of ``model``.
 
     ``model`` must be loaded, unquantised and on its device. ``answer`` is the number of tokens to decode;
@@ -145,7 +145,7 @@ def make_engine(
     size = model.architecture.image_size
     if weights is None:
         weights = fuse(model.language_model, quantization, keep=keep)
-    return Engine(
+    return TokenEngine(
         VisionEncoder(model) if encode is None else encode,
         weights,
         model.architecture.patches,

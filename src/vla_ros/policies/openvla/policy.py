@@ -17,10 +17,10 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.executor import Engine, EngineRequest
 from vla_ros.engine.graph_engine import GraphEngine
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.token_engine import EngineRequest, TokenEngine
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, VlaRosError
 from vla_ros.policies.base import Progress
@@ -228,7 +228,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
 _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
 
-_Loaded = LoadedNetwork[Engine | None]
+_Loaded = LoadedNetwork[TokenEngine | None]
 
 
 @dataclass
@@ -301,17 +301,17 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         logger.info("images: JPEG, Lanczos-3, %.3g of the area, as in OpenVLA's evaluation on %s", area, robot)
         return LiberoResize(size, area)
 
-    def _make_engine(self, loaded: _Loaded, weights: DecoderWeights | None) -> Engine | None:
+    def _make_engine(self, loaded: _Loaded, weights: DecoderWeights | None) -> TokenEngine | None:
         """Return an engine that passed its tests, or None; ``weights`` is the quantised decoder, or None."""
         options, model, count = self._options, loaded.model, loaded.statistics.dimension
         images = two_images(*self.spec.processors[self._image_key].size)
         prompt = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
 
-        def make() -> Engine:
+        def make() -> TokenEngine:
             ops, encode = self._kernels(model, weights, images)
             return make_engine(model, count, drafts=options.drafts, weights=weights, ops=ops, encode=encode)
 
-        def check(engine: Engine) -> None:
+        def check(engine: TokenEngine) -> None:
             engine.warm_up([len(prompt), LONG_PROMPT])
             camera = self._camera.each[self._camera.keys.index(self._image_key)]
             noise, _ = two_images(camera.height, camera.width)

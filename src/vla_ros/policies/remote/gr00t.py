@@ -109,7 +109,7 @@ class Gr00t(Dialect):
 
 
 class Gr00tFlat(Gr00t):
-    """The dialect of GR00T's server with ``--use-sim-policy-wrapper``."""
+    """GR00T's server with ``--use-sim-policy-wrapper``: flat keys such as ``video.front``, not nested maps."""
 
     name, flat = "gr00t_flat", True
 

@@ -8,9 +8,9 @@ import torch
 
 from vla_ros.engine.device_errors import NotFiniteError, is_device_error
 from vla_ros.engine.drafts import PATIENCE, REST, DraftState
-from vla_ros.engine.executor import EngineRequest
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
+from vla_ros.engine.token_engine import EngineRequest
 from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
 from vla_ros.types import RawImage
 
@@ -92,7 +92,7 @@ def test_instructions_change_length_from_step_to_step(tiny):
 
 
 def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
-    from vla_ros.engine.executor import Engine
+    from vla_ros.engine.token_engine import TokenEngine
     from vla_ros.engine.weights import Layer, dequantize, fuse, quantize
 
     def exact(layer):
@@ -102,7 +102,7 @@ def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
         weights = fuse(tiny.model.language_model, kind)
         engine = tiny.engine(kind)
         plain = replace(weights, layers=tuple(exact(layer) for layer in weights.layers))
-        other = Engine(tiny.see, plain, tiny.architecture.patches, engine.options)
+        other = TokenEngine(tiny.see, plain, tiny.architecture.patches, engine.options)
         for _ in range(5):
             images, prompt = tiny.images(), tiny.prompt(20)
             tokens = tiny.ask(engine, images, [prompt])[0].tokens

@@ -161,7 +161,7 @@ class EngineResult:
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
-class Engine(GraphEngine[int, StepGraphs]):
+class TokenEngine(GraphEngine[int, StepGraphs]):
     """Runs B observations at a time. Not thread-safe.
 
     ``encode`` is the vision encoder, and ``patches`` the number of an image's patch tokens. ``ops`` and ``runner``
