@@ -13,20 +13,20 @@ EVERYWHERE = "types"
 
 
 def table() -> list[tuple[set[str], set[str]]]:
-    """Modules of each room, and the names in its last column."""
-    rooms = []
+    """Modules of each row, and the names in its last column."""
+    rows = []
     for line in PAGE.splitlines():
         cells = line.strip("|").split("|")
         if line.startswith("| `") and len(cells) == 3:
-            rooms.append((set(re.findall("`([a-z_]+)`", cells[0])), set(re.findall("`([a-z_]+)`", cells[2]))))
-    return rooms
+            rows.append((set(re.findall("`([a-z_]+)`", cells[0])), set(re.findall("`([a-z_]+)`", cells[2]))))
+    return rows
 
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     return name.split(".")[1] if "." in name else ""
 
 
@@ -45,23 +45,23 @@ def imported_modules(path: Path) -> set[str]:
     return found & PATHS.keys()
 
 
-ROOM_OF = {module: index for index, (modules, _) in enumerate(table()) for module in modules}
+ROW_OF = {module: index for index, (modules, _) in enumerate(table()) for module in modules}
 
 
-def test_every_module_has_one_room_and_every_room_exists() -> None:
+def test_every_module_has_one_row_and_every_row_exists() -> None:
     modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert set(ROOM_OF) == modules - {"__init__"}, "docs/architecture.md names every module in the row of its room"
-    assert sum(len(found) for found, _ in table()) == len(ROOM_OF)
-    assert set().union(*(allowed for _, allowed in table())) <= set(ROOM_OF)
+    assert set(ROW_OF) == modules - {"__init__"}, "docs/architecture.md names every module in a row"
+    assert sum(len(found) for found, _ in table()) == len(ROW_OF)
+    assert set().union(*(allowed for _, allowed in table())) <= set(ROW_OF)
 
 
-@pytest.mark.parametrize("room", range(len(table())), ids=lambda room: min(table()[room][0]))
-def test_a_room_imports_only_what_its_row_names(room: int) -> None:
-    modules, allowed = table()[room]
-    may = {room, ROOM_OF[EVERYWHERE], *(ROOM_OF[name] for name in allowed)}
-    own = {name: path for name, path in PATHS.items() if room_of(name) in modules}
+@pytest.mark.parametrize("row", range(len(table())), ids=lambda row: min(table()[row][0]))
+def test_a_package_imports_only_what_its_row_names(row: int) -> None:
+    modules, allowed = table()[row]
+    may = {row, ROW_OF[EVERYWHERE], *(ROW_OF[name] for name in allowed)}
+    own = {name: path for name, path in PATHS.items() if package_of(name) in modules}
     imports = {(name, other) for name, path in own.items() for other in imported_modules(path)}
-    wrong = {f"{name} imports {other}" for name, other in imports if ROOM_OF.get(room_of(other), room) not in may}
+    wrong = {f"{name} imports {other}" for name, other in imports if ROW_OF.get(package_of(other), row) not in may}
     assert not wrong
 
 
@@ -72,10 +72,10 @@ def test_no_two_modules_import_each_other() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError and names the modules
 
 
-def test_no_two_rooms_import_each_other() -> None:
-    """The table allows none, and a room imports only what its row names."""
-    rooms = [f"row of {min(modules)}" for modules, _ in table()]
-    graph = {rooms[index]: {rooms[ROOM_OF[name]] for name in allowed} for index, (_, allowed) in enumerate(table())}
+def test_no_two_packages_import_each_other() -> None:
+    """The table allows none, and a row imports only what its row names."""
+    rows = [f"row of {min(modules)}" for modules, _ in table()]
+    graph = {rows[index]: {rows[ROW_OF[name]] for name in allowed} for index, (_, allowed) in enumerate(table())}
     TopologicalSorter(graph).prepare()
 
 
