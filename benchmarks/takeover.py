@@ -235,7 +235,7 @@ class Cell:
         self._hand = np.clip(self._hand + self._drift, self._last - 0.14, self._last + 0.14)
         low, high = np.minimum(self._centre - 0.25, self._last), np.maximum(self._centre + 0.25, self._last)
         self._hand = np.clip(self._hand, low, high)  # above the table
-        [(_, _, line, _)] = person.lines()
+        [(_, _, line, _)] = person.followed_topics()
         line.hear(self._hand, self.clock.steady(), b"hand")
 
     def _press(self, buttons: list[int]) -> None:

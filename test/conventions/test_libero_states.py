@@ -53,7 +53,7 @@ def test_a_rotation_equals_the_published_one_from_any_step_on(
         for position, quaternion in zip(known["eef_pos"], known["eef_quat_xyzw"], strict=True)
     ]
     for start in range(len(poses)):
-        made.begin()
+        made.begin_task()
         end = len(poses) if start % 20 == 0 else start + 3
         for pose, state in zip(poses[start:end], known["state"][start:end], strict=True):
             np.testing.assert_allclose(read(made, GANTRY_JOINTS, pose)[:6], state[:6], atol=1e-6)
@@ -114,7 +114,7 @@ def test_a_new_episode_begins_near_the_reference_again(tmp_path: Path) -> None:
     for angle in np.arange(np.pi, 3 * np.pi, 0.1):
         pose = gantry_joints(np.zeros(3), read_rotation(angle * DOWN / np.pi, "rotation_vector"))
         np.testing.assert_allclose(read(made, GANTRY_JOINTS, pose)[3:6], [angle, 0, 0], atol=1e-6)
-    made.begin()
+    made.begin_task()
     np.testing.assert_allclose(read(made, GANTRY_JOINTS, pose)[3:6], [angle - 2 * np.pi, 0, 0], atol=1e-6)
 
 

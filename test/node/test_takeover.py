@@ -142,7 +142,7 @@ def test_a_handover_never_jumps_and_back_to_the_policy_comes_a_new_chunk(speed: 
     ],
 )
 def test_a_leader_that_fails_rests_the_arm_and_the_policy_does_not_continue(reason: Reason, change: Any) -> None:
-    live = led(takeover__frozen=0.5)
+    live = led(takeover__frozen_after=0.5)
     live.last, live.away = live.positions.copy(), live.positions + 0.4
     live.hand = lambda: change(live)
     live.run(1.5)
@@ -186,7 +186,7 @@ def test_a_released_dead_man_ends_motion_at_once() -> None:
 
 
 def test_a_stuck_dead_man_is_bounded() -> None:
-    live = Person(JOY, takeover__longest=1.0)
+    live = Person(JOY, takeover__longest_press=1.0)
     live.correct()
     live.pressed = {4}
     live.axes = [0.0, 0.3, 0.0]

@@ -11,7 +11,7 @@ from vla_ros.collision.world import make_world
 from vla_ros.config import load
 from vla_ros.graph.messages import message_types
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.scene import Scene
+from vla_ros.node.scene import SceneTopic
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_node_understands_the_walls_and_no_fault(robot, sent) -> None:
     current = SimpleNamespace(current=config)
     context = SimpleNamespace(options=current, throttled=SimpleNamespace(log=lambda *what: refused.append(what)))
     wiring = SimpleNamespace(subscribe_from=lambda *_: None, timer=lambda *_: None)
-    scene = Scene(context, wiring, check)
+    scene = SceneTopic(context, wiring, check)
     robot.become("walls", np.array(HOME[: len(ARM)]))
     scene.take(sent[-1])
     assert (len(taken[-1]), refused) == (4, [])
