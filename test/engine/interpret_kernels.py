@@ -219,7 +219,7 @@ def compare(kind: str, name: str) -> None:
         bound = 2e-2  # where a norm rounds differently, a number may be quantised to the next one
     caches = [poisoned(weights), poisoned(weights)]
     at = [
-        one.locate(weights, cache, prompt_positions(hidden), prompt=True)
+        one.positions(weights, cache, prompt_positions(hidden), prompt=True)
         for one, cache in zip((ours, theirs), caches, strict=True)
     ]
     queries = [

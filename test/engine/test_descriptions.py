@@ -67,7 +67,7 @@ def test_a_description_equals_transformers_model(name):
     cache, start, parts = KVCache.allocate(weights, 3, 12), 0, []
     for part in embedded.split([5, 1, 4, 2], dim=1):
         at = torch.arange(start, start + part.shape[1], dtype=torch.int32).expand(3, -1)
-        positions = ops.locate(weights, cache, at)
+        positions = ops.positions(weights, cache, at)
         parts.append(ops.norm(weights, run_layers(weights, ops, cache, Stream(part), positions)))
         start += part.shape[1]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0, atol=1e-5)
@@ -146,11 +146,11 @@ def test_a_diffusion_transformer_is_a_description():
         ops.write_cross(weights, crossed, index, context[:, None], context[:, None])
     at = torch.arange(rows, dtype=torch.int32).expand(2, -1)
     seen = ends.int()[:, None].expand(2, rows)
-    cross = Cross(crossed, ops.locate_prefix(weights, crossed, at, seen))
-    positions = ops.locate_prefix(weights, cache, at, torch.full_like(at, rows), time)
+    cross = Cross(crossed, ops.prefix_positions(weights, crossed, at, seen))
+    positions = ops.prefix_positions(weights, cache, at, torch.full_like(at, rows), time)
     stream = run_layers(weights, ops, cache, ops.start(weights, hidden, positions), positions, cross=cross)
     torch.testing.assert_close(stream.hidden, expected, rtol=0, atol=1e-5)
     wrong = run_layers(weights, ops, cache, ops.start(weights, hidden, positions), positions, cross=Cross(
-        crossed, ops.locate_prefix(weights, crossed, at, torch.full_like(at, source))
+        crossed, ops.prefix_positions(weights, crossed, at, torch.full_like(at, source))
     ))  # fmt: skip
     assert (wrong.hidden[1] - expected[1]).abs().max() > 1e-2

@@ -31,7 +31,7 @@ from vla_ros.engine.weights import DecoderWeights, LlamaDecoder, fuse
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, Session
 from vla_ros.policies.checkpoint_files import from_files, read_fields, read_manifest
-from vla_ros.policies.memory import MemoryCheck, cache_numbers, estimate, prefill_numbers
+from vla_ros.policies.memory import MemoryCheck, cache_numbers, memory_needs, prefill_numbers
 from vla_ros.policies.network_policy import Asked, Images, NetworkPolicy, Placement
 from vla_ros.policies.options import NetworkOptions
 from vla_ros.policies.weights import check_weights, empty, fill, parameter_shapes
@@ -100,8 +100,8 @@ class ToyPolicy(NetworkPolicy[Loaded, Session, tuple[UInt8Array, list[int]]]):
         check_weights(parameter_shapes(network), read_manifest(self.folder), lambda name: False, str(self.folder))
 
         def plan(dtype: str, quantization: str, device: str) -> Any:
-            weights = 4 * sum(prod(size) for size in parameter_shapes(network).values())
-            return estimate(weights, 4 * cache_numbers(shape, TOKENS), 4 * prefill_numbers(shape, TOKENS), device)
+            total = 4 * sum(prod(size) for size in parameter_shapes(network).values())
+            return memory_needs(total, 4 * cache_numbers(shape, TOKENS), 4 * prefill_numbers(shape, TOKENS), device)
 
         self._memory = MemoryCheck(plan, (("float32", "none"),), str(where.device))
         return network

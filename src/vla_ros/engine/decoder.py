@@ -74,7 +74,7 @@ def prefill(
     """
     hidden = embed_sequence(weights, patches, text)  # [B, S, hidden]
     batch, length, _ = hidden.shape
-    prompt = ops.locate(weights, cache, prompt_positions(hidden), prompt=True)
+    prompt = ops.positions(weights, cache, prompt_positions(hidden), prompt=True)
     stream = ops.start(weights, hidden, prompt)
     final = len(weights.layers) - 1
     for index in range(final):
@@ -84,7 +84,7 @@ def prefill(
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
     few = ops.gather(weights, stream.hidden.flatten(0, 1), at, stream.norm)
-    return ops.lm_head(weights, run_layer(weights, ops, cache, final, few, ops.locate(weights, cache, wanted)))
+    return ops.lm_head(weights, run_layer(weights, ops, cache, final, few, ops.positions(weights, cache, wanted)))
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def parallel(
     padding.
     """
     final = len(weights.layers) - 1
-    everywhere = ops.locate_both_ways(weights, cache, prompt_positions(sequence), length)
+    everywhere = ops.two_way_positions(weights, cache, prompt_positions(sequence), length)
     stream = ops.start(weights, sequence, everywhere)
     for index in range(final):
         stream = run_layer(weights, ops, cache, index, stream, everywhere)
@@ -147,7 +147,7 @@ def parallel(
 def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
     """Return the hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
     cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
-    prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
+    prompt = ops.positions(weights, cache, prompt_positions(sequence), prompt=True)
     return ops.norm(weights, run_layers(weights, ops, cache, ops.start(weights, sequence, prompt), prompt))
 
 
@@ -158,5 +158,5 @@ def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Te
 
 
 def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at: Tensor) -> Tensor:
-    stream, positions = ops.gather(weights, weights.table(), tokens), ops.locate(weights, cache, at)
+    stream, positions = ops.gather(weights, weights.table(), tokens), ops.positions(weights, cache, at)
     return ops.lm_head(weights, run_layers(weights, ops, cache, stream, positions))

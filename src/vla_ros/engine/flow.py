@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine.decoder import run_layer, run_layers
-from vla_ros.engine.guidance import advance, predict_velocity
+from vla_ros.engine.guidance import euler_step, predict_velocity
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.stream import Cross, Guide, KVCache, Positions, Stream
 from vla_ros.engine.weights import DecoderWeights
@@ -111,7 +111,7 @@ def prefill_flow(
         token = functional.linear(state, *model.state).to(hidden.dtype)
         hidden = torch.where((at == end - 1)[..., None], token[:, None], hidden)
         end = torch.where(before, end - 1, end)
-    rows = ops.locate_prefix(model.prefix, cache, at, end, torch.zeros_like(at))
+    rows = ops.prefix_positions(model.prefix, cache, at, end, torch.zeros_like(at))
     run_layers(model.prefix, ops, cache, ops.start(model.prefix, hidden, rows), rows, ready)
 
 
@@ -127,10 +127,10 @@ def suffix_rows(model: FlowModel, ops: Ops, cache: KVCache, start: Tensor, given
     if model.state_row:
         end[:, 0] = start + 1
     if model.action_mlp is not None:  # the time is in the actions' tokens, not in the norms
-        return [ops.locate_prefix(model.expert, cache, at, end, torch.zeros_like(at))] * steps
+        return [ops.prefix_positions(model.expert, cache, at, end, torch.zeros_like(at))] * steps
     each = torch.arange(steps, dtype=torch.int32, device=start.device)[:, None, None]
     times = torch.where(given != 0, steps, each).unbind()
-    begun = ops.locate_prefix(model.expert, cache, at, end)
+    begun = ops.prefix_positions(model.expert, cache, at, end)
     return [replace(begun, time=time, step=step) for step, time in enumerate(times)]
 
 
@@ -185,7 +185,7 @@ def crossing(model: FlowModel, ops: Ops, cross: KVCache | None, start: Tensor) -
         return None
     at = torch.arange(model.suffix, dtype=torch.int32, device=start.device).expand(len(start), -1).contiguous()
     ends = start[:, None].expand_as(at).contiguous()
-    return Cross(cross, ops.locate_prefix(model.expert, cross, at, ends))
+    return Cross(cross, ops.prefix_positions(model.expert, cross, at, ends))
 
 
 def end_step(
@@ -193,7 +193,7 @@ def end_step(
 ) -> None:
     """Advance ``actions`` in place to the next time; ``stream`` comes from :func:`run_step`."""
     delta = -1.0 / len(model.times)
-    ops.advance(model.expert, stream, rows, model.action_out, actions, guide, model.times[step], delta)
+    ops.euler_step(model.expert, stream, rows, model.action_out, actions, guide, model.times[step], delta)
 
 
 class FirstStep:
@@ -285,7 +285,7 @@ def sample_by_gradient(
                 clean = noisy - model.times[step] * velocity
                 error = guide.weights[..., None] * (guide.previous - clean.detach())
                 [pull] = torch.autograd.grad(clean, noisy, error)
-            advance(actions, velocity.detach(), pull, guide, model.times[step], -1.0 / len(model.times))
+            euler_step(actions, velocity.detach(), pull, guide, model.times[step], -1.0 / len(model.times))
     return actions
 
 

@@ -12,7 +12,7 @@ def predict_velocity(normed: Tensor, out: tuple[Tensor, Tensor], horizon: int) -
     return functional.linear(normed[:, -horizon:].float(), *out)
 
 
-def advance(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time: float, delta: float) -> None:
+def euler_step(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time: float, delta: float) -> None:
     """Advance ``actions`` [B, H, A] in place by ``delta`` along ``velocity``, corrected by ``pull``."""
     scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
     actions += delta * (velocity - scale * pull)

@@ -78,7 +78,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
         return noise(1, rows, width).to(weights.dtype).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)
 
     cache = KVCache.allocate(weights, 1, rows)
-    positions = ops.locate(weights, cache, torch.arange(rows, dtype=torch.int32, device=weights.device)[None])
+    positions = ops.positions(weights, cache, torch.arange(rows, dtype=torch.int32, device=weights.device)[None])
     yield "queries", ops.qkv(weights, 0, stream(), positions, cache)
     yield "keys", cache.keys[0]
     yield "values", cache.values[0]
@@ -131,7 +131,7 @@ def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int,
     noise = random_numbers(count, model.device)
     at = torch.arange(count, dtype=torch.int32, device=model.device)[None]
     cache = KVCache.in_blocks(weights, 1, count)
-    rows = ops.locate_prefix(weights, cache, at, torch.full_like(at, count), torch.zeros_like(at))
+    rows = ops.prefix_positions(weights, cache, at, torch.full_like(at, count), torch.zeros_like(at))
     stream = ops.start(weights, noise(1, count, weights.shape.hidden_size).to(weights.dtype), rows)
     cross, found = None, {"keys": cache.keys[0], "values": cache.values[0]}
     if weights.layers[0].cross is not None:
@@ -141,7 +141,7 @@ def _flow_layer(ops: Ops, model: FlowModel, weights: DecoderWeights, count: int,
     found["hidden states"] = stream.hidden.clone()
     if ends:
         actions = noise(1, count, model.action_dim)
-        ops.advance(weights, stream, rows, model.action_out, actions, Guide.free(actions), model.times[0], -1.0)
+        ops.euler_step(weights, stream, rows, model.action_out, actions, Guide.free(actions), model.times[0], -1.0)
         found["actions"] = actions
     return found
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.engine import fp8, lowbit
-from vla_ros.engine.guidance import advance, predict_velocity
+from vla_ros.engine.guidance import euler_step, predict_velocity
 from vla_ros.engine.stream import Guide, KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
@@ -33,7 +33,7 @@ class Ops:
     def require(self, weights: DecoderWeights) -> None:
         """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
 
-    def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
+    def positions(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
         """Return where the rows of a causal pass are, ``at`` [B, R], int32, and what they see.
 
         A ``prompt`` has all rows from 0 on.
@@ -46,7 +46,7 @@ class Ops:
         end, mask = self._visible(at, cache.keys[0].shape[2])
         return replace(self._placed(weights, at), end=end, mask=mask)
 
-    def locate_both_ways(
+    def two_way_positions(
         self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
     ) -> Positions:
         """Prepare a prompt whose rows see each other in both directions, up to ``length``, int32 [B]."""
@@ -55,9 +55,9 @@ class Ops:
             # Added to the scores, in their type: attention would convert a boolean mask again in every layer.
             mask = torch.zeros(at.shape, dtype=weights.dtype, device=at.device)
             mask = mask.masked_fill(at >= length[:, None], float("-inf"))[:, None, None]
-        return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
+        return replace(self.positions(weights, cache, at, prompt=True), causal=False, mask=mask)
 
-    def locate_prefix(
+    def prefix_positions(
         self,
         weights: DecoderWeights,
         cache: KVCache,
@@ -208,7 +208,7 @@ class Ops:
         margins = (best[..., 0] - best[..., 1]).masked_fill(wrong, float("nan"))
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equal logits
 
-    def advance(
+    def euler_step(
         self,
         weights: DecoderWeights,
         stream: Stream,
@@ -228,7 +228,7 @@ class Ops:
         """
         velocity = predict_velocity(self.norm(weights, stream, positions), out, actions.shape[1])
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
-        advance(actions, velocity, error, guide, time, delta)
+        euler_step(actions, velocity, error, guide, time, delta)
 
     def write_cross(
         self, weights: DecoderWeights, cache: KVCache, index: int, keys: Tensor, values: Tensor

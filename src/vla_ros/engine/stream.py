@@ -41,7 +41,7 @@ class KVCache:
 
     @classmethod
     def in_blocks(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
-        """Like :meth:`allocate`, in whole blocks, for :meth:`~vla_ros.engine.ops.Ops.locate_prefix`."""
+        """Like :meth:`allocate`, in whole blocks, for :meth:`~vla_ros.engine.ops.Ops.prefix_positions`."""
         return cls.allocate(weights, batch, -(-capacity // CACHE_BLOCK) * CACHE_BLOCK, layers)
 
 

@@ -130,15 +130,15 @@ class TritonOps(Ops):
         if not (plain and shape.gated and shape.rotary and (shape.norm, shape.activation) in KERNELS):
             raise EngineMismatchError(f"the engine has no kernels for a decoder of {shape}")
 
-    def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
+    def positions(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
         return Positions(at, weights.cosine, weights.sine, prompt, end=at.shape[1], rows_dtype=weights.rows_dtype)
 
-    def locate_both_ways(
+    def two_way_positions(
         self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
     ) -> Positions:
-        return replace(self.locate(weights, cache, at, prompt=True), causal=False, length=length)
+        return replace(self.positions(weights, cache, at, prompt=True), causal=False, length=length)
 
-    def locate_prefix(
+    def prefix_positions(
         self,
         weights: DecoderWeights,
         cache: KVCache,
@@ -242,7 +242,7 @@ class TritonOps(Ops):
         attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=16)
         return tokens, margins
 
-    def advance(
+    def euler_step(
         self,
         weights: DecoderWeights,
         stream: Stream,

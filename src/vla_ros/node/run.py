@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(pipeline.describe())
         if arguments.srdf:
             _write_srdf(arguments.srdf, pipeline.controller.collision)
-        if need := policy.memory():
+        if need := policy.describe_memory():
             print(need)
         return 0
     return serve(config, ros_args, stats=arguments.stats)

@@ -99,7 +99,7 @@ class Policy(ABC):
             raise VlaRosError(f"{type(self).__name__}: its inputs and outputs are unknown until it is loaded")
         return self.spec
 
-    def memory(self) -> str:
+    def describe_memory(self) -> str:
         """Return what the policy needs in each format and whether it fits, for ``vla-ros run --dry-run``."""
         return ""
 

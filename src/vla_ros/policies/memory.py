@@ -18,7 +18,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryNeeds:
     """Memory that a model needs on its device, in bytes."""
 
     weights: int
@@ -36,9 +36,9 @@ class MemoryPlan:
         )
 
 
-def estimate(weights: float, cache: int, peak: int, device: str) -> MemoryPlan:
+def memory_needs(weights: float, cache: int, peak: int, device: str) -> MemoryNeeds:
     """Return the needs in bytes; libraries' own are added to ``peak``, the larger of running and loading."""
-    return MemoryPlan(int(weights), cache, peak + (256_000_000 if device.startswith("cuda") else 32_000_000))
+    return MemoryNeeds(int(weights), cache, peak + (256_000_000 if device.startswith("cuda") else 32_000_000))
 
 
 def cache_numbers(shape: DecoderShape, tokens: int) -> int:
@@ -79,7 +79,7 @@ def is_unified(device: str) -> bool:
 class MemoryCheck:
     """Checks a model's memory before loading, and suggests options when memory runs out."""
 
-    plan: Callable[[str, str, str], MemoryPlan]  # takes a data type, a quantisation and a device
+    plan: Callable[[str, str, str], MemoryNeeds]  # takes a data type, a quantisation and a device
     choices: tuple[tuple[str, str], ...]  # pairs of data type and quantisation to suggest, best first
     device: str  # where the model runs
     available: Callable[[str], int | None] = available_memory

@@ -155,7 +155,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
                 raise
         progress(1.0, f"{name} on {where}{self._details()}")
 
-    def memory(self) -> str:
+    def describe_memory(self) -> str:
         where = self._placement()
         self._open(where)
         return self._memory.table(where.dtype, self._options.quantization)

@@ -14,7 +14,7 @@ from typing import Any
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame
 
-from vla_ros.policies.remote.frames import limit_frames
+from vla_ros.policies.remote.frame_limit import limit_frames
 
 logger = logging.getLogger(__name__)
 

@@ -87,7 +87,7 @@ def test_unified_memory_is_not_offered_twice(seven_billion):
 
 
 def test_a_checkpoints_memory_is_described_without_loading_it(shared_tiny, make_policy):
-    lines = make_policy(shared_tiny).memory().splitlines()
+    lines = make_policy(shared_tiny).describe_memory().splitlines()
     assert re.fullmatch(r"memory of cpu: (unknown|[\d.]+ GB) free", lines[0])
     assert "policy.dtype:=float32 policy.quantization:=none (chosen): 0." in lines[1]
     assert len(lines) == 1 + len(OPENVLA_CHOICES)

@@ -30,10 +30,10 @@ from vla_ros.policies.groot.architecture import (
     read_architecture,
 )
 from vla_ros.policies.groot.building import build_model, tensor_shapes
+from vla_ros.policies.groot.embodiment import lerobot_processing, nvidia_processing, read_horizon, read_resize
 from vla_ros.policies.groot.network import GrootModel
 from vla_ros.policies.groot.processing import GrootResize, Processing
-from vla_ros.policies.groot.robot import lerobot_processing, nvidia_processing, read_horizon, read_resize
-from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers
+from vla_ros.policies.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers
 
 LIBERO = "libero_sim"
 GROOT_CHOICES = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8"))
@@ -269,7 +269,7 @@ def plan_memory(
     cameras: int,
     resize: GrootResize,
     tokens: int = 64,
-) -> MemoryPlan:
+) -> MemoryNeeds:
     """Estimate the memory for one observation with ``tokens`` of text."""
     number = torch.float32.itemsize if dtype == "float32" else 2
     total, numbers = 0.0, 0
@@ -287,4 +287,4 @@ def plan_memory(
     )
     cache = number * (cache_numbers(sizes.head, length) + cache_numbers(replace(sizes.text, layers=1), length))
     # The matrices of one layer are stacked, so a copy of the largest parts exists for a moment.
-    return estimate(total, cache, max(number * running, 3 * number * numbers), device)
+    return memory_needs(total, cache, max(number * running, 3 * number * numbers), device)

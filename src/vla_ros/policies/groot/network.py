@@ -220,9 +220,9 @@ class GrootModel:
         if has_few:
             at = begun.at
             text, image = (
-                chosen.locate_prefix(weights, cache, at, end[:, None].expand_as(at).contiguous()) for end in ends
+                chosen.prefix_positions(weights, cache, at, end[:, None].expand_as(at).contiguous()) for end in ends
             )
-            here = chosen.locate_prefix(weights, own, at, torch.full_like(at, rows))
+            here = chosen.prefix_positions(weights, own, at, torch.full_like(at, rows))
             times = torch.arange(self.steps, dtype=torch.int32, device=at.device)[:, None, None]
             steps = tuple(
                 replace(here, step=step, time=time)

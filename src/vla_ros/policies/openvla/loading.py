@@ -20,7 +20,7 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, list_some, read_fields, read_header
-from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
+from vla_ros.policies.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.network import OpenVLAModel
 from vla_ros.policies.weights import Shapes, parameter_shapes, place
@@ -76,7 +76,7 @@ def is_quantizable(key: str) -> bool:
     return key.startswith(_LAYERS) and key.endswith("_proj.weight")
 
 
-def plan_memory(shapes: Shapes, architecture: Architecture, dtype: str, quantize: str, device: str) -> MemoryPlan:
+def plan_memory(shapes: Shapes, architecture: Architecture, dtype: str, quantize: str, device: str) -> MemoryNeeds:
     """Estimate the memory before loading; ``shapes`` are the shapes of the parameters."""
     item = 4 if dtype == "float32" else 2
     weights = sum(
@@ -88,7 +88,7 @@ def plan_memory(shapes: Shapes, architecture: Architecture, dtype: str, quantize
     largest_tensor = max((prod(shape) for shape in shapes.values()), default=0)
     loading = largest_tensor * (4 + item)  # the stored and the converted tensor at the same time
     peak = max(activations * item + 8 * llm.vocab_size, loading)
-    return estimate(weights, cache_numbers(llm, tokens) * item, peak, device)
+    return memory_needs(weights, cache_numbers(llm, tokens) * item, peak, device)
 
 
 def fill_quantized(

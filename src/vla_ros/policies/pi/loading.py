@@ -18,7 +18,7 @@ from vla_ros.engine.shapes import DecoderShape
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
-from vla_ros.policies.memory import MemoryPlan, cache_numbers, estimate, prefill_numbers, tower_numbers
+from vla_ros.policies.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PROJECTOR, SIGLIP, PiArchitecture
 from vla_ros.policies.pi.network import PiNetwork, build_empty
 from vla_ros.policies.weights import parameter_shapes
@@ -197,7 +197,7 @@ def plan_memory(
     cameras: int = 3,
     prompt: int = 200,
     flow_steps: int = 10,
-) -> MemoryPlan:
+) -> MemoryNeeds:
     """Estimate the memory of a model for one robot and a prompt of ``prompt`` tokens, before loading.
 
     ``quantization`` has no effect: the dense weights are loaded first and determine the peak.
@@ -214,4 +214,4 @@ def plan_memory(
         peak = max(peak, 4 * max(prod(part.shape) for group in parts.values() for part in group))
     cache = cache_numbers(prefix, tokens + 1 + architecture.horizon)
     cache += cache_numbers(expert, tokens) if architecture.crossing else 0
-    return estimate(weights, cache * item, peak, device)
+    return memory_needs(weights, cache * item, peak, device)

@@ -27,7 +27,7 @@ from websockets.sync import client
 
 from vla_ros.errors import ServerLostError
 from vla_ros.policies.remote.dialect import KEY_HINT, Dialect, Message
-from vla_ros.policies.remote.frames import limit_frames
+from vla_ros.policies.remote.frame_limit import limit_frames
 from vla_ros.policies.remote.messages import WireError, pack
 
 _quiet = logging.getLogger("vla_ros.policies.remote.websocket")
