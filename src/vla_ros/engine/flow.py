@@ -176,7 +176,7 @@ def fill_cross(model: FlowModel, ops: Ops, cache: KVCache, cross: KVCache | None
         ops.write_cross(model.expert, cross, index, cache.keys[layer], cache.values[layer])
 
 
-def crossing(model: FlowModel, ops: Ops, cross: KVCache | None, start: Tensor) -> Cross | None:
+def cross_input(model: FlowModel, ops: Ops, cross: KVCache | None, start: Tensor) -> Cross | None:
     """Return what cross-attention layers read: the first ``start`` tokens of the prefix, int32 [B].
 
     These layers number the suffix's rows from 0. None if the model has no such layers.
@@ -215,7 +215,7 @@ class FirstStep:
         cross: KVCache | None = None,
     ) -> None:
         self._model, self._ops, self._cache, self._guide, self._actions = model, ops, cache, guide, actions
-        self._cross, self._seen = cross, crossing(model, ops, cross, start)
+        self._cross, self._seen = cross, cross_input(model, ops, cross, start)
         actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, noise))
         self._rows = suffix_rows(model, ops, cache, start, guide.given)[0]
         self._stream = start_step(model, ops, actions, state, self._rows, 0)
@@ -252,7 +252,7 @@ def sample(
     """
     actions, seen = (
         torch.where(guide.given[..., None] != 0, guide.previous, noise),
-        crossing(model, ops, cross, start),
+        cross_input(model, ops, cross, start),
     )
     for step, rows in list(enumerate(suffix_rows(model, ops, cache, start, guide.given)))[first:]:
         stream = run_step(model, ops, cache, actions, state, rows, step, seen)
@@ -276,7 +276,7 @@ def sample_by_gradient(
         start, state, noise = start.clone(), state.clone(), noise.clone()
         guide = Guide(guide.previous.clone(), guide.weights.clone(), guide.limit.clone(), guide.given.clone())
         actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
-        seen = crossing(model, ops, None if cross is None else _cloned(cross), start)
+        seen = cross_input(model, ops, None if cross is None else _cloned(cross), start)
         for step, rows in enumerate(suffix_rows(model, ops, cache, start, guide.given)):
             with torch.enable_grad():
                 noisy = actions.clone().requires_grad_()
