@@ -250,14 +250,14 @@ class Cell:
     def _own(self, owner: str) -> None:
         self._owner, self._since, self._mover = owner, self.clock.ros(), "nobody"
 
-    def step(self, step: StepResult) -> None:
+    def on_step(self, step: StepResult) -> None:
         """Note who moves the arm: the sink of the node's steps."""
         if step.refused is None:
             self._mover = "person" if step.by_person else "policy"
             if self._mover == "policy" and self._owner == "policy" and step.stamp < self._since:
                 self._mover = "policy's old plan"
 
-    def frame(self, outcome: FrameOutcome) -> None: ...
+    def on_outcome(self, outcome: FrameOutcome) -> None: ...
 
     def _judge(self, command: Command) -> None:
         figures, positions = self.figures, command.positions[:_COUNT]
