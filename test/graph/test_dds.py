@@ -1,5 +1,6 @@
 import base64
 import struct
+import threading
 import time
 
 import pytest
@@ -30,6 +31,28 @@ def test_service_answers_in_the_format_of_rmw_cyclonedds(open_here, plain, spin_
     spin_until(graph, lambda: len(asked) == 2)
     assert client.answer() == [0x1122334455667788, 0, True, "armed"]
     assert client.answer() == [0x1122334455667788, 1, False, "disarmed"]
+
+
+def test_responses_keep_their_order(open_here, monkeypatch):
+    """Also if the clients are discovered between two responses, the first of which waits for that."""
+    graph = open_here()
+    node = graph.create_node("vla_policy")
+    kind = graph.service("std_srvs/srv/SetBool")
+    service = node.create_service(kind, "~/enable", lambda request, response: response)
+    written, discovered, ended = [], threading.Event(), threading.Event()
+
+    def write(header, response):
+        written.append(header)
+        if len(written) == 2:
+            ended.set()
+
+    monkeypatch.setattr(service, "_reaches_all", discovered.is_set)
+    monkeypatch.setattr(service, "_write", write)
+    service._respond(b"first", kind.Response())
+    discovered.set()
+    service._respond(b"second", kind.Response())
+    assert ended.wait(10.0)
+    assert written == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("when", ["", "early"])

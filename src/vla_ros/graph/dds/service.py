@@ -94,9 +94,9 @@ class DdsService(_End):
         """Send a response as soon as all clients can receive one.
 
         A client's writer may be discovered before its reader; the client does not know this and would lose the
-        response.
+        response. Responses keep their order.
         """
-        if self._reaches_all():
+        if not self._held and self._reaches_all():
             self._write(header, response)
             return
         with self._lock:
@@ -109,10 +109,12 @@ class DdsService(_End):
         deadline = time.monotonic() + _DISCOVERY
         while not self._reaches_all() and time.monotonic() < deadline:
             time.sleep(0.002)
-        with self._lock:
-            held, self._held = self._held, []
-        for header, response in held:
-            self._write_or_log(header, response)
+        while True:
+            self._write_or_log(*self._held[0])
+            with self._lock:
+                self._held.pop(0)
+                if not self._held:
+                    return
 
     def _write_or_log(self, header: bytes, response: Any) -> None:
         """Write a response; log an error, so that later responses are still written."""
