@@ -154,7 +154,10 @@ class Checker:
         return np.array(found)
 
     def limits(self, margins: Margins) -> tuple[list[float], list[float], FloatArray]:
-        """Return the distances below which each pair stops and is slow, and the latter of each row."""
+        """Return below which distance, in m, each pair of bodies holds and slows, and the latter for each row.
+
+        A row is a pair of pieces of two bodies.
+        """
         found = self._limits.get(margins)
         if found is None:
             stop = np.where(self._supported, margins.support, margins.stop)

@@ -111,7 +111,10 @@ class Component:
 
 
 def parse_components(text: str, *, action: bool = False) -> tuple[Component, ...]:
-    """Parse ``COMPONENT + COMPONENT + ...``; a caller adds the option's name to the ConfigErrors raised."""
+    """Parse the parts of a state or action, ``COMPONENT + COMPONENT + ...`` (:class:`Component` has the syntax).
+
+    With ``action``, parts that only a state can have are refused. A caller adds the option's name to ConfigErrors.
+    """
     return tuple(_parse(term.strip(), action) for term in _PLUS.split(text))
 
 

@@ -102,7 +102,7 @@ class Watchdog:
 
         Args:
             camera: The camera's topic.
-            stamp: Stamp of the frame's header; 0 if the driver sets none.
+            stamp: Stamp of the frame's header in nanoseconds; 0 if the driver sets none.
             now: Time of arrival.
             digest: :func:`digest` of the frame's pixels if frozen images are to be detected, else None.
         """

@@ -135,7 +135,7 @@ class GraphCache(Generic[P]):
         return self._plain[best]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for captures; return False after ``timeout`` seconds."""
+        """Wait for the captures in the background; return False after ``timeout`` seconds (None: never)."""
         return not wait_for(self._captures.values(), timeout).not_done
 
     def close(self) -> None:

@@ -169,7 +169,9 @@ def rotate(
     product: ScaledProduct, matrix: Matrix, positions: Positions, cache: KVCache, index: int, query: Tensor,
     norms: tuple[Tensor | None, Tensor | None] = (None, None), eps: float = 0.0, by_row: bool = False,
 ) -> None:  # fmt: skip
-    """Rotate the product with ``matrix``, a layer's ``qkv``; fill ``query`` and the layer's cache.
+    """Apply rotary position embeddings to the product with ``matrix``, the ``qkv`` of layer ``index``.
+
+    Writes the queries to ``query`` [B, R, heads, head_dim], keys and values (not rotated) to the layer's cache.
 
     ``norms`` are the weights of RMS norms of each head of queries and keys. With ``by_row``, ``positions`` hold
     cosine and sine of the rows, otherwise the whole tables.

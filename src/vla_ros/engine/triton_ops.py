@@ -203,7 +203,7 @@ class TritonOps(Ops):
     def add(
         self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
     ) -> Stream:
-        """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
+        """See :meth:`~vla_ros.engine.ops.Ops.add`; changes the tensors of ``stream``."""
         if isinstance(stream, PrescaledStream):
             return self._few(stream).add(weights, stream, rows, matrix, positions)
         return self._many.add(weights, stream, rows, matrix, positions)

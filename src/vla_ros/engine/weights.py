@@ -116,7 +116,7 @@ class Layer:
 
     @classmethod
     def of(cls, matrices: Mapping[str, Matrix]) -> "Layer":
-        """Return a layer with the matrices of each role; all but ``qkv`` may be missing."""
+        """Return a layer; the keys are names of this class's fields, of which all but ``qkv`` may be missing."""
         o_proj, gate_up, down_proj = (matrices.get(role) for role in ("o_proj", "gate_up", "down_proj"))
         return cls(matrices["qkv"], o_proj, gate_up, down_proj)
 

@@ -111,9 +111,9 @@ class Observer:
         return bool(self._history)
 
     def begin_task(self) -> None:
-        """Begin an episode: the first frame stands in for earlier ones until there are enough.
+        """Forget the task before: until there is a past, the first frame stands in for it.
 
-        The numbers of a rotation no longer continue the last ones.
+        Rotations begin anew; within a task, their numbers continue without jumps.
         """
         self._history.begin_task()
         for reader in self._binding.states:

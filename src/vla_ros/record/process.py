@@ -73,7 +73,7 @@ class RecorderProcess:
         self._waiting.append(Recorded(now, published or now, topic, cdr))
 
     def close(self) -> None:
-        """Let the recorder finish its bag."""
+        """Tell the recorder to finish its bag, and wait for that."""
         self._ended.set()
         self._thread.join()
         self._process.terminate()

@@ -25,7 +25,10 @@ def load_block(keys, values, base, column, end, HEAD: tl.constexpr):
 
 @triton.jit
 def attend_block(q, k, v, column, position, scale, PRECISION: tl.constexpr):
-    """Return the partial softmax of one block: largest score [R], sum of weights [R], weighted values [R, HEAD]."""
+    """Return the partial softmax of a block: largest score [R], sum of weights [R], weighted values [R, HEAD].
+
+    Queries ``q`` [R, HEAD] at ``position`` [R] see keys and values [C, HEAD] whose ``column`` [C] is no larger.
+    """
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
     top = tl.max(score, axis=1)

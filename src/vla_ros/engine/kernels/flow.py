@@ -146,7 +146,11 @@ def attend_chunk_kernel(
 
 @triton.jit
 def flow_merge_kernel(sums, parts, out, TOTAL, CHUNKS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr):
-    """Merge the partial softmaxes of all chunks into ``out`` [TOTAL, HEAD]; PADDED is a power of two >= CHUNKS."""
+    """Merge the partial softmaxes over CHUNKS blocks of keys into ``out`` [TOTAL, HEAD], one row per row and head.
+
+    ``sums`` [2, CHUNKS, TOTAL] has the sums of weights and the largest scores, ``parts`` [CHUNKS, TOTAL, HEAD] the
+    weighted values. PADDED is a power of two >= CHUNKS.
+    """
     chunk, at, feature = tl.arange(0, PADDED), tl.program_id(0), tl.arange(0, HEAD)
     inside = chunk < CHUNKS
     there = chunk * TOTAL + at

@@ -118,7 +118,10 @@ def load_few_rows(
 
 @triton.jit
 def add_groups(sums, BLOCK_M: tl.constexpr):
-    """Add up sums [K-groups, outputs, columns] to [outputs, BLOCK_M]; a single row is repeated in all columns."""
+    """Add up the sums of groups of inputs, [groups, outputs, rows of x], to [outputs, BLOCK_M].
+
+    A single row of x stands in all columns of ``sums``, and is returned once.
+    """
     summed = tl.sum(sums, axis=0)
     if BLOCK_M == 1:
         summed = tl.max(summed, axis=1)[:, None]
@@ -208,8 +211,8 @@ def gemm_kernel(
 ):  # fmt: skip
     """Compute ``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows and a packed weight.
 
-    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows, because a prompt's length is not a power of two
-    and a weight is unpacked once per program. The weight is the left operand, which Hopper reads from registers.
+    A program computes 8 * FRAGMENTS outputs of BLOCK_M + TAIL_M rows, since prompts have any length and a weight
+    is unpacked once per program. The weight is the left operand, which Hopper reads from registers.
     Programs that share a weight tile run together, so that the tile is read once. If SPLIT_K programs split the
     inputs, each stores its sums in ``out``, and the next kernel adds up the sums.
     """

@@ -97,7 +97,10 @@ S = TypeVar("S", bound=PromptSession)
 
 
 class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
-    """A policy that runs OpenVLA's network."""
+    """Base of the policies with OpenVLA's network: a Llama behind two vision encoders.
+
+    L, S and R are the types of the loaded network, of a session, and of what the network answers.
+    """
 
     title: ClassVar[str] = "OpenVLA"
     _options: CheckpointOptions

@@ -83,7 +83,7 @@ class RmsNorm(nn.Module):
 
 
 class LlamaNorm(RmsNorm):
-    """An RMS norm that multiplies by ``weight``."""
+    """An RMS norm that multiplies by ``weight``, as Llama's; Gemma's multiplies by ``1 + weight``."""
 
     def parts(self, condition: Tensor) -> Tensor:
         return self.weight.float().expand(len(condition), 1, -1)
