@@ -48,7 +48,7 @@ ROBOTS = {
 }
 """File in example-robot-data's ``robots``, tip, and the size of the surroundings."""
 OUTPUTS = {"position": "joint_state", "velocity": "joint_velocity_state", "twist": "twist_stamped"}
-FREE = 0.02  # m beyond the stop distance
+FREE = 0.02  # m beyond the hold distance
 ASKED = 4  # one of so many commands is asked whether it is free
 DAMPING = (1e-3, 2e-2)  # of the servo: between these, another one for each command
 ATTEMPTS = 8  # to leave after a refused command: the action reversed, then random ones, at a fifth of the speed
@@ -223,7 +223,7 @@ def judges(config: Config, arms: Arms) -> tuple[Judge, Judge, Judge]:
     """Return who tells penetrations, and two who tell free motions.
 
     The second one knows no pairs that are never further apart; the third one does, and tells distances up to the
-    stop distance.
+    hold distance.
     """
     far = config.collision.hold_distance + FREE
     rough = Judge(config, arms.check, far)

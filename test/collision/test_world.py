@@ -56,7 +56,7 @@ WHEEL = """
 
 
 def test_links_that_are_near_everywhere_and_never_touch_are_not_checked(tmp_path: Path) -> None:
-    """An eccentric wheel is 9.5 to 17.5 mm from the base, so that it is below the stop distance somewhere."""
+    """An eccentric wheel is 9.5 to 17.5 mm from the base, so that it is below the hold distance somewhere."""
     world = world_of(tmp_path, ARM.replace("</robot>", WHEEL))
     unchecked, near = sampled_pairs(world, 0.01)
     assert (unchecked["base", "wheel"], near) == ("never touch", set())

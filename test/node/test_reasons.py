@@ -70,7 +70,7 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
     node = inside(*words, policy=Constant(answer, spec))
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     assert node.safety.state is State.DISARMED
-    assert node.enable(True)[0], "what a dry run broke must not keep the arm from being armed"
+    assert node.enable(True)[0], "a limit broken while disarmed must not keep the arm from being armed"
     robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
     reason = node.safety.status.stopped_by
     assert reason.value == request.node.callspec.id

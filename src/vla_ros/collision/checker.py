@@ -20,12 +20,12 @@ from vla_ros.types import FloatArray, IntArray
 _STEP = 0.05  # m; samples are so dense that nothing moves further between two of them
 _MOST = 128  # samples of a motion
 _CURVED = 1.02  # a path is longer than its chord
-_BETWEEN = 0.5  # of the stop distance, below which nothing comes between two samples
+_BETWEEN = 0.5  # of the hold distance, below which nothing comes between two samples
 _FINE = 0.001  # m; motions that are not divided further
 _LARGE = 0.15  # m, radius of a box's sphere
 _ROUNDING = 1e-5  # m; smaller changes of a distance are none
-_SLOWEST = 0.1  # share of the speed just above the stop distance
-_HARMLESS = 0.1  # share of its distance from the stop distance that a pair may lose without being slowed
+_SLOWEST = 0.1  # share of the speed just above the hold distance
+_HARMLESS = 0.1  # share of its distance from the hold distance that a pair may lose without being slowed
 _ESCAPE = 25  # samples of a motion out of a collision, at least
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
@@ -38,13 +38,13 @@ _Two = tuple[float, float]
 class Margins:
     """How near bodies may come, m."""
 
-    stop: float
+    hold: float
     slow: float
-    support: float  # as ``stop``, for fingertips at a support
+    support: float  # as ``hold``, for fingertips at a support
 
     @property
     def support_slow(self) -> float:
-        return self.support * (self.slow / self.stop if self.stop else 1.0)
+        return self.support * (self.slow / self.hold if self.hold else 1.0)
 
 
 _ANY = Margins(-10.0, 10.0, -10.0)
@@ -121,7 +121,7 @@ class Checker:
     ) -> Clearance:
         """Check the motion through ``path`` [W, J]; ``closed`` names the arms whose gripper is closed.
 
-        Between two samples, a distance may be smaller than was found, down to half of the stop distance. ``others``
+        Between two samples, a distance may be smaller than was found, down to half of the hold distance. ``others``
         [D, W, J] are motions that may take the place of ``path``, in order, with all between neighbours: they do
         not slow, but forbid, what comes too near; between their samples, bodies do not touch.
         """
@@ -131,7 +131,7 @@ class Checker:
         found = sweep.find(margins, idle)
         if others is None or found.forbidden:
             return found
-        never = replace(margins, slow=margins.stop)
+        never = replace(margins, slow=margins.hold)
         spread = (np.abs(others - path).max(axis=0) @ self._levers).max(axis=0)
         rows = np.flatnonzero(sweep.room() - spread < self.limits(never)[2])
         if not rows.size:
@@ -160,10 +160,10 @@ class Checker:
         """
         found = self._limits.get(margins)
         if found is None:
-            stop = np.where(self._supported, margins.support, margins.stop)
+            hold = np.where(self._supported, margins.support, margins.hold)
             slow = np.where(self._supported, margins.support_slow, margins.slow)
-            slow = np.where(self._is_near & (margins is not _ANY), stop, slow)
-            found = stop.tolist(), slow.tolist(), slow[self._pair]
+            slow = np.where(self._is_near & (margins is not _ANY), hold, slow)
+            found = hold.tolist(), slow.tolist(), slow[self._pair]
             self._limits = {**(self._limits if len(self._limits) < 4 else {}), margins: found}
         return found
 
@@ -197,7 +197,7 @@ class _Sweep:
     def find(self, margins: Margins, idle: IntArray, among: Any = _ALL) -> Clearance:
         """Judge the motion by the rows ``among``."""
         checker = self._c
-        stops, slows, slow = checker.limits(margins)
+        holds, slows, slow = checker.limits(margins)
         least = np.full(len(slow), math.inf)
         lower = self.lower(among)
         least[among] = lower.min(axis=0) - self._slack
@@ -214,7 +214,7 @@ class _Sweep:
         for number in np.flatnonzero(_between(bounds, moved) < slow[rows]).tolist():
             row = int(rows[number])
             pair = checker._rows[2][row]
-            known, limits = (starts.get(pair, math.inf), found.get(pair, math.inf)), (stops[pair], slows[pair])
+            known, limits = (starts.get(pair, math.inf), found.get(pair, math.inf)), (holds[pair], slows[pair])
             used.setdefault(pair, []).append(row)
             if known[0] >= limits[0]:
                 places = passed[number] if among is _ALL else seen[number]
@@ -227,12 +227,12 @@ class _Sweep:
             return Clearance(float(least[row] + self._slack), self._names(checker._rows[2][row]))
         share, below = 1.0, list[int]()
         for pair, smallest in found.items():
-            first, stop, most = starts[pair], stops[pair], slows[pair]
-            if first < stop:
+            first, hold, most = starts[pair], holds[pair], slows[pair]
+            if first < hold:
                 below.append(pair)
             elif smallest < most and smallest < first - _ROUNDING:
-                harmless = _HARMLESS * (first - stop) / (first - smallest)
-                share = min(share, max(_SLOWEST, (smallest - stop) / (most - stop), harmless))
+                harmless = _HARMLESS * (first - hold) / (first - smallest)
+                share = min(share, max(_SLOWEST, (smallest - hold) / (most - hold), harmless))
         if below:
             kept = self._not_escaping({pair: used[pair] for pair in below})
             if kept is not None:
@@ -252,11 +252,11 @@ class _Sweep:
         """Return a pair's distance at the start, and the smallest one along the motion if it matters.
 
         Samples are asked in the order of their lower ``bounds`` [K], which each answer raises, until the smallest
-        distance is known well enough. ``limits`` are the distances below which to stop and to be slow; ``known`` is
+        distance is known well enough. ``limits`` are the distances below which to hold and to be slow; ``known`` is
         what other pieces of the same bodies have at the start and at least. ``places`` are lengths of the way [K],
         which take less time, or what :meth:`_relative` returns, [K, 12], for ways that come back.
         """
-        (stop, slow), (first, least), asked = limits, known, dict[int, float]()
+        (hold, slow), (first, least), asked = limits, known, dict[int, float]()
 
         def ask(at: int) -> float:
             if at not in asked:
@@ -268,18 +268,18 @@ class _Sweep:
 
         here = ask(0) if bounds[0] < min(slow, first) else float(bounds[0])
         first, least = min(first, here), min(least, here)
-        while first >= stop <= least:
+        while first >= hold <= least:
             at = int(bounds.argmin())
-            if at in asked or bounds[at] >= min(slow, max(stop, least - _HARMLESS * (least - stop))):
+            if at in asked or bounds[at] >= min(slow, max(hold, least - _HARMLESS * (least - hold))):
                 break
             least = min(least, ask(at))
-        if first < stop or least < stop:
+        if first < hold or least < hold:
             return first, least
-        floor = 2.0 * _BETWEEN * stop if places.ndim == 1 else 0.0
+        floor = 2.0 * _BETWEEN * hold if places.ndim == 1 else 0.0
         for at in np.flatnonzero(bounds[1:] + bounds[:-1] - moved < floor).tolist():
             ends = (float(at), ask(at)), (float(at + 1), ask(at + 1))
             least = min(least, self._inside(row, *ends, float(moved[at]), floor))
-            if least < stop:
+            if least < hold:
                 break
         return first, least
 

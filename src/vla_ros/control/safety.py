@@ -258,7 +258,7 @@ class Safety:
         """React according to the reason's level: count it, hold or stop.
 
         A hold lasts until :meth:`follow`: call :meth:`hold` for one that the watchdog does not know. While the arm
-        is disarmed, violated limits are only counted, so that a dry run continues.
+        is disarmed, violated limits are only counted, so that the policy can be watched before arming.
         """
         with self._lock:
             if reason.level is Level.HOLD:

@@ -119,7 +119,7 @@ class StepExecutor:
             self.rest()
         now, stats = self._clock.now(), self._context.stats
         if frame is not None:
-            # Also while disarmed, because a dry run shows the age that motion would have.
+            # Also while disarmed: the age that motion would have.
             total = (now.steady - frame.arrived.steady) / 1e6
             stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
             self.frames.finish(COMMANDED if sent else SHOWN, ended=now.ros, stages_ms=step.stages_ms)
