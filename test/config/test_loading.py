@@ -80,11 +80,11 @@ TWO = {
         ),
         ({"limits.workspace_low": [0.0, 1.0]}, "of length 0 or 3"),
         ({"gripper.mode": "bianry"}, "did you mean 'binary'?"),
-        ({"camera.topics": ["/a", "/b"]}, "camera.keys: found 1 names for 2 camera.topics"),
+        ({"camera.topics": ["/a", "/b"]}, "camera.keys: found 1 keys for 2 camera.topics"),
         ({"limits.workspace_low": [0.0, 0.0, 0.0]}, "expected both corners of the box or neither"),
         ({"limits.workspace_high": [0.0, 0.0, 0.0]}, "limits.workspace_high: needs robot.urdf, which is not set"),
         ({"gripper.open_value": 0.0}, "the same as gripper.closed_value"),
-        ({"robot.state_topics": ["objects"]}, "expected key=/topic"),
+        ({"robot.state_topics": ["objects"]}, "expected NAME=/topic"),
         ({"gripper.threshold": 0.3, "gripper.hysteresis": 0.4}, "never close"),
         ({"gripper.threshold": 1.0}, "never open"),
         (
@@ -101,7 +101,7 @@ TWO = {
         ),
         ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
-        ({"robot.state_topics": ["x=/a", "x=/b"]}, "no repeated key"),
+        ({"robot.state_topics": ["x=/a", "x=/b"]}, "no repeated name"),
         ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
         ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
         ({"robot.arms": ["a", "a"]}, "different names"),
@@ -181,10 +181,10 @@ def test_another_policy_drops_the_previous_policys_options(tmp_path: Path) -> No
 
 
 def test_one_value_stands_for_all_cameras() -> None:
-    cameras = {"camera.topics": ["/a", "/b"], "camera.keys": ["left", "right"]}
-    both = build({**cameras, "camera.width": 800, "camera.crop_area": [0.9, 0], "camera.pipeline": "libero"}).camera
+    two = {"camera.topics": ["/a", "/b"], "camera.keys": ["left", "right"]}
+    both = build({**two, "camera.width": 800, "camera.crop_area": [0.9, 0], "camera.processor": "libero"}).camera
     left, right = both.each
-    assert (left.topic, left.key, left.width, left.crop_area, left.pipeline) == ("/a", "left", 800, 0.9, "libero")
+    assert (left.topic, left.key, left.width, left.crop_area, left.processor) == ("/a", "left", 800, 0.9, "libero")
     assert (right.topic, right.key, right.width, right.crop_area, right.height) == ("/b", "right", 800, 0.0, 480)
 
 
@@ -356,7 +356,7 @@ def test_arms_on_separate_topics_may_share_joint_names() -> None:
 
 def test_state_topics_have_a_type() -> None:
     config = build({"robot.state_topics": ["objects=/o", "force=/f:WrenchStamped"]})
-    assert [(topic.key, topic.name, topic.type) for topic in config.robot.parsed_state_topics] == [
+    assert [(topic.name, topic.topic, topic.type) for topic in config.robot.parsed_state_topics] == [
         ("objects", "/o", "JointState"),
         ("force", "/f", "WrenchStamped"),
     ]

@@ -271,14 +271,14 @@ def prepared_images(result):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "pipeline", "area"), [("rgb8", "openvla", 1.0), ("bgr8", "openvla", 0.9), ("rgb8", "libero", 0.9)]
+    ("encoding", "processor", "area"), [("rgb8", "openvla", 1.0), ("bgr8", "openvla", 0.9), ("rgb8", "libero", 0.9)]
 )
-def test_the_engine_takes_frames_and_answers_the_same(pipelines, request, encoding, pipeline, area):
+def test_the_engine_takes_frames_and_answers_the_same(pipelines, request, encoding, processor, area):
     device = request.node.callspec.params["pipelines"]
-    pair = pipelines(orientation=["rotate_180"], pipeline=pipeline, crop_area=area)
+    pair = pipelines(orientation=["rotate_180"], processor=processor, crop_area=area)
     for stamp, size in enumerate(((48, 64), (48, 64), (90, 120), (28, 28), (48, 64)), start=1):
         engine, reference = steps(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
-        on_host = pipeline == "libero" and device == "cpu"  # JPEG and Lanczos-3 need a GPU
+        on_host = processor == "libero" and device == "cpu"  # JPEG and Lanczos-3 need a GPU
         assert (prepared_images(engine), prepared_images(reference)) == (int(on_host), 1)
         assert ("policy/preprocess" in engine.stages_ms) is not on_host
         # The debug image shows the network's input.
@@ -286,7 +286,7 @@ def test_the_engine_takes_frames_and_answers_the_same(pipelines, request, encodi
 
 
 def test_images_without_the_same_bits_stay_on_the_host(pipelines):
-    engine, reference = steps(pipelines(pipeline="libero"), encode_image(noise(48, 4), 1, "camera"))
+    engine, reference = steps(pipelines(processor="libero"), encode_image(noise(48, 4), 1, "camera"))
     assert prepared_images(engine) == prepared_images(reference) == 1
     assert "policy/preprocess" not in engine.stages_ms
 

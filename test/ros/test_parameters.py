@@ -178,7 +178,7 @@ def test_an_instruction_parameter_reaches_the_policy(robot, policy) -> None:
         ("control.rate_hz:=fast", "control.rate_hz: "),
         ("control.output:=twist", "control.output: found 'twist' (str), expected one of joint_state"),
         ("policy.max_instruction_lenth:=9", "did you mean 'policy.max_instruction_length'?"),
-        ("camera.keys:=[a, b]", "camera.keys: found 2 names for 1 camera.topics"),
+        ("camera.keys:=[a, b]", "camera.keys: found 2 keys for 1 camera.topics"),
     ],
 )
 def test_a_mistake_at_start_ends_the_node_with_the_reason(policy, option: str, reason: str) -> None:

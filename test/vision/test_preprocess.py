@@ -18,7 +18,7 @@ from vla_ros.vision.processors import LiberoResize, ResizeNaive
 from vla_ros.vision.resample import center_crop_box
 
 SPEC = PolicySpec((ImageFeature("image", ResizeNaive()),))
-LIBERO = CameraConfig(orientation=("rotate_180",), pipeline=("libero",), crop_area=(0.9,))
+LIBERO = CameraConfig(orientation=("rotate_180",), processor=("libero",), crop_area=(0.9,))
 
 
 def test_raw_message(sample):
@@ -56,7 +56,7 @@ def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names
     assert np.array_equal(wrist, LiberoResize((64, 48), 0.9)(np.rot90(sample, -1)))
     assert np.array_equal(unused, sample), "no processor, nothing done"
     # A user may say otherwise for one camera.
-    other = CameraConfig(**names, pipeline=("policy", "openvla", "policy"), crop_area=(0.5, 0.0, 0.0))
+    other = CameraConfig(**names, processor=("policy", "openvla", "policy"), crop_area=(0.5, 0.0, 0.0))
     chosen = [Preprocessor(other, spec).raw(sample, index).processor for index in range(3)]
     assert chosen == [ResizeNaive(crop_area=0.5), ResizeNaive((64, 48)), None]
     with pytest.raises(ConfigError, match=r"camera.crop_area: found 0.5 for 'unused', which is not cropped"):
@@ -66,7 +66,7 @@ def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names
 def test_result_does_not_alias_the_message(sample):
     buffer = bytearray(encode_image(np.zeros((224, 224, 3), np.uint8), 0, "cam"))
     for name in ("openvla", "libero"):
-        image = process(Preprocessor(CameraConfig(pipeline=(name,)), SPEC)(buffer))
+        image = process(Preprocessor(CameraConfig(processor=(name,)), SPEC)(buffer))
         assert not np.shares_memory(image, np.frombuffer(buffer, np.uint8))
         assert image.flags.writeable
         assert image.flags.c_contiguous

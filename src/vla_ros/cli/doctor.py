@@ -126,7 +126,7 @@ LIBRARIES = (
     ("numpy", "numpy", WRONG, "pip install numpy"),
     ("torch", "torch", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
     ("tokenizers", "tokenizers", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
-    ("Pinocchio", "pin", WRONG, "pip install pin (needed for end-effector deltas)"),
+    ("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)"),
     ("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)"),
     ("rosbags", "rosbags", NOTE, "pip install 'vla_ros[replay]' (needed by replay and by the embedded DDS)"),
 )

@@ -36,8 +36,8 @@ def _of_cameras(config: Config) -> Iterator[str]:
     if not camera.topics:
         yield "camera.topics: found an empty list, expected at least one image topic"
     if len(camera.keys) != len(camera.topics):
-        found = f"{len(camera.keys)} names for {len(camera.topics)} camera.topics"
-        yield f"camera.keys: found {found}, expected one name per topic"
+        found = f"{len(camera.keys)} keys for {len(camera.topics)} camera.topics"
+        yield f"camera.keys: found {found}, expected one key per topic"
     for leaf in fields(camera):
         count = len(getattr(camera, leaf.name)) if option_of(leaf.metadata).per_camera else 1
         if count not in (1, len(camera.topics)):
@@ -46,11 +46,11 @@ def _of_cameras(config: Config) -> Iterator[str]:
         if len(set(values)) < len(values):
             yield f"{name}: found {list(values)}, expected no repeated value"
     for text, topic in zip(config.robot.state_topics, config.robot.parsed_state_topics, strict=True):
-        if not topic.key or not topic.name or topic.type not in STATE_TOPIC_TYPES:
+        if not topic.name or not topic.topic or topic.type not in STATE_TOPIC_TYPES:
             types = "|".join(STATE_TOPIC_TYPES)
-            yield f"robot.state_topics: found {text!r}, expected key=/topic or key=/topic:{types}"
-    if len({topic.key for topic in config.robot.parsed_state_topics}) < len(config.robot.parsed_state_topics):
-        yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected no repeated key"
+            yield f"robot.state_topics: found {text!r}, expected NAME=/topic or NAME=/topic:{types}"
+    if len({topic.name for topic in config.robot.parsed_state_topics}) < len(config.robot.parsed_state_topics):
+        yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected no repeated name"
 
 
 def _of_control(config: Config) -> Iterator[str]:

@@ -83,7 +83,7 @@ class ControlConfig:
     inject_delay_ms: float = option(
         0.0, "Simulation only: additional delay of each inference", "ms", 0, 1e4, live=True
     )
-    delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
+    delta_frame: str = option("base", "Axes in which deltas of the tip are given", choices=("base", "tip"))
     rotation: str = option(
         "euler_xyz",
         "Rotation part of a delta: fixed-axis roll, pitch, yaw or a rotation vector",
@@ -117,7 +117,7 @@ class ControlConfig:
     )
     delta_form: str = option(
         "step",
-        "What an end-effector delta is. step: the motion of one step. Actions of LIBERO (robosuite's OSC_POSE) are "
+        "What a delta of the tip is. step: the motion of one step. Actions of LIBERO (robosuite's OSC_POSE) are "
         "the goals of a compliant controller, which covers about a quarter of the distance in a step: goal sends "
         "these goals, for a simulator with that controller; motion sends the motion that the controller makes, for "
         "an arm. choose: refuse to start until one of the two is set",

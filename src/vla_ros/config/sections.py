@@ -43,7 +43,7 @@ class Camera:
     topic: str
     key: str
     orientation: str
-    pipeline: str
+    processor: str
     crop_area: float
     width: int
     height: int
@@ -54,7 +54,7 @@ class CameraConfig:
     """The cameras, and options that replace the policy's image processors."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
-    keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the order of topics")
+    keys: tuple[str, ...] = option(("image",), "Key of each camera's image for the policy, in the order of topics")
     transport: str = option(
         "raw", "Message type: sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
     )
@@ -64,7 +64,7 @@ class CameraConfig:
         choices=ORIENTATIONS,
         per_camera=True,
     )
-    pipeline: tuple[str, ...] = option(
+    processor: tuple[str, ...] = option(
         ("policy",),
         "Resize as in training: policy (the policy decides), openvla (PIL bicubic), libero (TensorFlow's JPEG and "
         "Lanczos-3) or resize_with_pad (openpi: PIL bilinear, black bars)",
@@ -85,7 +85,7 @@ class CameraConfig:
     def each(self) -> tuple[Camera, ...]:
         """The cameras; an option with a single value applies to all cameras."""
         count = len(self.topics)
-        lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
+        lists = (self.orientation, self.processor, self.crop_area, self.width, self.height)
         whole = (values * count if len(values) == 1 else values for values in lists)
         return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
 
@@ -100,8 +100,8 @@ STATE_TOPIC_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs
 class StateTopic:
     """One of ``robot.state_topics``; ``type`` is a key of :data:`STATE_TOPIC_TYPES`."""
 
-    key: str
-    name: str  # of the topic
+    name: str  # in ``topic.NAME`` of a state vector
+    topic: str
     type: str
 
 
@@ -112,10 +112,10 @@ class RobotConfig:
     arms: tuple[str, ...] = option(
         (), "Names of several arms; each has its own section, such as left.urdf. Empty: one arm, called arm"
     )
-    urdf: str = option("", "URDF file, or 'demo' for the simulated arm; required for end-effector deltas")
+    urdf: str = option("", "URDF file, or 'demo' for the simulated arm; required for deltas of the tip")
     joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty: the URDF's chain")
     base_frame: str = option(
-        "", "Link in whose frame end-effector deltas and the workspace box are given; empty: URDF root"
+        "", "Link in whose frame deltas of the tip and the workspace box are given; empty: URDF root"
     )
     tip_frame: str = option("", "Link that the policy moves; empty: the end of the chain")
     gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded; may be empty")
@@ -127,15 +127,15 @@ class RobotConfig:
         100,
     )
     state_topics: tuple[str, ...] = option(
-        (), "Further topics for state vectors, as key=/topic or key=/topic:TYPE; the default type is JointState"
+        (), "Further topics for state vectors, as NAME=/topic or NAME=/topic:TYPE; the default type is JointState"
     )
 
     @property
     def parsed_state_topics(self) -> tuple[StateTopic, ...]:
-        """``state_topics``, each with its key and message type."""
+        """``state_topics``, each with its name and message type."""
         parts = (text.partition("=") for text in self.state_topics)
-        named = ((key.strip(), *rest.partition(":")) for key, _, rest in parts)
-        return tuple(StateTopic(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
+        named = ((name.strip(), *rest.partition(":")) for name, _, rest in parts)
+        return tuple(StateTopic(name, at.strip(), kind.strip() or "JointState") for name, at, _, kind in named)
 
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -216,8 +216,8 @@ class LimitsConfig:
     on_violation: str = option(
         "clamp", "clamp: shorten the step; stop: stop the arm", choices=("clamp", "stop"), live=True
     )
-    max_translation_step: float = option(0.05, "Maximum end-effector translation per step", "m", 0, 1, live=True)
-    max_rotation_step: float = option(0.3, "Maximum end-effector rotation per step", "rad", 0, 3.2, live=True)
+    max_translation_step: float = option(0.05, "Largest translation of the tip per step", "m", 0, 1, live=True)
+    max_rotation_step: float = option(0.3, "Largest rotation of the tip per step", "rad", 0, 3.2, live=True)
     max_joint_step: float = option(
         0.2, "Maximum distance of a commanded joint position from the measured one", "rad or m", 0, 3.2, live=True
     )
@@ -334,7 +334,7 @@ class FeaturesConfig:
     )
     tip_step: tuple[float, ...] = option(
         (),
-        "Largest step of the tip in the training data, in metres and radians; the dry run compares it with limits",
+        "Largest step of the tip in the training data, in metres and radians; --dry-run compares it with limits",
         low=0,
         high=10,
         length=(0, 2),

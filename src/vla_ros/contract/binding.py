@@ -103,7 +103,7 @@ def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     spec = complete_spec(spec, config)
     config = with_rate(config, spec)
-    topics = {topic.key: topic.name for topic in config.robot.parsed_state_topics}
+    topics = {topic.name: topic.topic for topic in config.robot.parsed_state_topics}
     _check_joints(arms)
     cameras = _cameras(spec, config)
     states = tuple(bind_state(feature, arms, topics) for feature in join_states(spec.state, config))

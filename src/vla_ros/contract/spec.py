@@ -38,7 +38,7 @@ class ImageFeature:
 
     @property
     def source(self) -> str:
-        """Name of the camera in ``camera.keys``; for an optional image, the camera may be missing."""
+        """Key of the camera in ``camera.keys``; for an optional image, the camera may be missing."""
         return self.camera or self.key
 
 

@@ -155,7 +155,7 @@ def make_pipeline(
     upright = source[::-1] if orientation in ("rotate_90", "rotate_270") else source
     resampling = resampling_on(device, processor, upright)
     if resampling is None:
-        raise ConfigError(f"camera.pipeline: {processor} runs only on the host; process the images there first")
+        raise ConfigError(f"camera.processor: {processor} runs only on the host; process the images there first")
     steps = [make_step(step, device) for step in resampling]
 
     def pipeline(images: Tensor) -> Tensor:

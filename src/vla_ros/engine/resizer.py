@@ -96,7 +96,7 @@ class ImageResizer:
         if kind not in self._slots:
             count, (height, width, _), orientation, processor = kind
             if processor is None or processor.size != self._size:
-                raise ConfigError(f"camera.pipeline: {processor} does not produce images of {self._size}")
+                raise ConfigError(f"camera.processor: {processor} does not produce images of {self._size}")
             pipeline = make_pipeline(processor, (height, width), self._device, orientation)
             pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
             dtype = torch.float32 if processor.floating else torch.uint8

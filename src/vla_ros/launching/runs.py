@@ -130,7 +130,7 @@ def _resolved(topic: str, node: str) -> str:
 
 def _inputs(config: Config, node: str) -> list[str]:
     """Return the bag's topics that are played: the node's observations and instruction, no commands."""
-    state = [topic.name for topic in config.robot.parsed_state_topics]
+    state = [topic.topic for topic in config.robot.parsed_state_topics]
     joints = dict.fromkeys(arm.joint_states for arm in config.arms)
     return [_resolved(topic, node) for topic in (*config.camera.topics, *joints, config.topics.instruction, *state)]
 

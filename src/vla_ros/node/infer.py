@@ -126,7 +126,7 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
         topics=tuple(image.key for image in spec.images),
         keys=tuple(image.source for image in spec.images),
         orientation=tuple(camera.orientation for camera in found),
-        pipeline=tuple(camera.pipeline for camera in found),
+        processor=tuple(camera.processor for camera in found),
         crop_area=tuple(camera.crop_area for camera in found),
     )
 

@@ -298,7 +298,7 @@ class PolicyNode:
         self._gate = gate = DriverGate(self._context, pipeline.controller, outputs, self._watch, poll)
         for each in config.robot.parsed_state_topics:
             wiring.subscribe_from(
-                state_message_type(each.type), each.name, partial(states.state_topic, each.key), "state"
+                state_message_type(each.type), each.topic, partial(states.state_topic, each.name), "state"
             )
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")

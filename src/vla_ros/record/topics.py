@@ -44,7 +44,7 @@ def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic
     named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
     named += [
-        (each.name, f"{STATE_TOPIC_TYPES[each.type]}/msg/{each.type}") for each in config.robot.parsed_state_topics
+        (each.topic, f"{STATE_TOPIC_TYPES[each.type]}/msg/{each.type}") for each in config.robot.parsed_state_topics
     ]
     for arm in config.arms:
         outputs = (arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)

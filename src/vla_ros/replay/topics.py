@@ -91,7 +91,7 @@ def select_topics(
     transports = {_TRANSPORTS[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
-    state_topics = [(topic.key, live_name(topic.name)) for topic in config.robot.parsed_state_topics]
+    state_topics = [(topic.name, live_name(topic.topic)) for topic in config.robot.parsed_state_topics]
     truth, truth_type = find.truth()
     taken = {*truth, *(topic for _, topic in state_topics)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]

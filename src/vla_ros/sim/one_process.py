@@ -115,7 +115,7 @@ class OneProcess(ABC):
         for name, state in zip(self._node.arms, measured.joints, strict=True):
             self._node.states.accept(state, stamp, name)
         for topic_state in self._config.robot.parsed_state_topics:
-            self._node.inputs.set_state(topic_state.key, measured.state[topic_state.name])
+            self._node.inputs.set_state(topic_state.name, measured.state[topic_state.topic])
         for index, topic in enumerate(cameras):
             self._node.cameras.receive(index, encode_image(measured.images[topic], stamp, topic.split("/")[1]))
         if cameras and self._options.film:

@@ -69,15 +69,15 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
     """Return the policy's processor, or the processor that the camera's options choose."""
-    if camera.pipeline != "policy":
-        kind = PROCESSORS[camera.pipeline]
+    if camera.processor != "policy":
+        kind = PROCESSORS[camera.processor]
         named = kind() if named is None else kind(size=named.size)
     if not camera.crop_area:
         return named
     if not hasattr(named, "crop_area"):
         raise ConfigError(
             f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which is not cropped "
-            f"({named or 'the policy takes unprocessed images'}); set camera.pipeline, or set crop_area to 0"
+            f"({named or 'the policy takes unprocessed images'}); set camera.processor, or set crop_area to 0"
         )
     return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]
 

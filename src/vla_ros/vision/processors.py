@@ -270,11 +270,11 @@ PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
     "libero": LiberoResize,
     "resize_with_pad": ResizeWithPad,
 }
-"""Value of ``camera.pipeline`` to image processor."""
+"""Value of ``camera.processor`` to image processor."""
 
 
 def client_pipeline(processor: ImageProcessor | None) -> str | None:
-    """Return the ``camera.pipeline`` that a client may apply in advance: a second pass changes nothing."""
+    """Return the ``camera.processor`` that a client may apply in advance: a second pass changes nothing."""
     if getattr(processor, "crop_area", 1.0) != 1.0:
         return None
     fit = (name for name, kind in PROCESSORS.items() if type(processor) is kind and kind is not LiberoResize)
