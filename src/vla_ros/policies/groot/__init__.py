@@ -1,7 +1,7 @@
 """Runs GR00T N1.7 checkpoints in NVIDIA's and in LeRobot's layout, without remote code.
 
 ``architecture`` has the sizes; ``network`` has the passes; ``building`` makes its weights; ``loading`` and
-``robot`` read a folder; ``processing`` and ``prompt`` prepare input and output; ``inference`` and ``policy``
+``embodiment`` read a folder; ``processing`` and ``prompt`` prepare input and output; ``inference`` and ``policy``
 combine these parts.
 """
 
