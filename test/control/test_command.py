@@ -69,6 +69,8 @@ def test_a_float64_multi_array_has_the_positions(make: Make) -> None:
         ({}, STAMP + 150_000_000, 350),  # it does not end in the past
         ({}, None, 200),
         ({}, STAMP - 5, 200),
+        ({}, STAMP - 900_000_000, 200),  # a frame stamped ahead of the clock: it does not begin in the future
+        ({"hold": True, "duration": 0.0}, STAMP - 300_000_000, 100),
         ({"stamp": 0}, STAMP, 200),  # it begins when it arrives
         ({"hold": True, "duration": 0.4}, STAMP, 400),  # as long as the way back
         # joint_trajectory_controller refuses one that has ended, and the arm would go on to its last target.
@@ -80,7 +82,7 @@ def test_a_trajectory_has_one_point_and_lasts_from_its_stamp(
 ) -> None:
     command = replace(COMMAND, **changes)
     message = to_message(command, "joint_trajectory", make, now)
-    assert nanoseconds(message.header.stamp) == command.stamp
+    assert nanoseconds(message.header.stamp) == (command.stamp if now is None else min(command.stamp, now))
     assert list(message.joint_names) == ["joint_1", "joint_2"]
     (point,) = message.points
     assert values(point.positions) == [0.25, -1.5]

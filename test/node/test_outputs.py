@@ -140,6 +140,31 @@ def test_the_arm_waits_for_the_gripper_driver(robot, inside) -> None:
     robot.until(lambda: heard, robot.send_frame)
 
 
+def test_frames_stamped_ahead_start_no_trajectory_in_the_future(robot, inside, caplog) -> None:
+    """A trajectory controller would wait for the stamp, and each new message would make it wait anew."""
+    arm = "/arm_controller/joint_trajectory"
+    heard, _ = listen(robot, "trajectory_msgs/msg/JointTrajectory", arm)
+    inside("control.output:=joint_trajectory", f"topics.command:={arm}")
+    offset = time.time() - time.monotonic()
+
+    def due() -> list[float]:
+        """Seconds from the arrival of each trajectory to its point."""
+        points = [message.points[0].time_from_start for _, message in heard]
+        ends = [
+            stamp_of(message) / 1e9 + point.sec + point.nanosec / 1e9
+            for (_, message), point in zip(heard, points, strict=True)
+        ]
+        return [end - at - offset for (at, _), end in zip(heard, ends, strict=True)]
+
+    def frame() -> None:
+        robot.send_frame(robot.noise(robot.now() + int(0.5e9)))
+
+    robot.until(lambda: len(heard) > 8, frame)
+    assert max(due()) < 0.2, "a frame's stamp ahead of the clock delays the arm"
+    robot.until(lambda: any("ahead of this clock" in text for text in caplog.messages), frame)
+    assert not robot.reported & {"frame_from_future", "frame_old"}
+
+
 def serve_servo(robot: Any, takes: bool) -> tuple[list[int], Any]:
     """MoveIt Servo's ``switch_command_type``: what it is told, and the service."""
     kind, told = robot.graph.service(SERVO_TYPE), list[int]()

@@ -107,7 +107,8 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
     """Return the command as a ROS message; its header has the command's stamp.
 
     A ``JointTrajectory`` starts at its header's stamp, which is the frame's stamp, so ``time_from_start`` of its
-    point is the frame's age plus the command's duration. A hold lasts at least 0.1 s, because ros2_control's
+    point is the frame's age plus the command's duration. A controller would wait for a stamp that is ahead of its
+    clock, so a trajectory then starts ``now``. A hold lasts at least 0.1 s, because ros2_control's
     joint_trajectory_controller rejects a trajectory that has ended.
 
     Zero velocity is stamped with ``now``, because MoveIt Servo ignores messages older than its
@@ -133,7 +134,11 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
         return _fill(make(message_type(output)), name=_GROUP, cmd=command.positions.astype(np.float32))
     if output == "joint_single_command":
         return _fill(make(message_type(output)), name=command.names[0], cmd=float(command.positions[0]))
-    stamp = now if output in VELOCITY_OUTPUTS and command.hold and now is not None else command.stamp
+    stamp = command.stamp
+    if now is not None and output in VELOCITY_OUTPUTS and command.hold:
+        stamp = now
+    elif now is not None and output == "joint_trajectory":
+        stamp = min(stamp, now)
     header = _header(stamp, make, command.frame_id if output == "twist_stamped" else "")
     if output in ("joint_state", "joint_velocity_state"):
         by_position = output == "joint_state"
@@ -146,7 +151,7 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
             effort=nothing,
         )
     if output == "joint_trajectory":
-        age = max(0, now - command.stamp) if now is not None and command.stamp else 0
+        age = now - stamp if now is not None and stamp else 0
         duration = max(command.duration, _LEAST_DURATION) if command.hold else command.duration
         point = _fill(
             make("trajectory_msgs/msg/JointTrajectoryPoint"),

@@ -18,6 +18,11 @@ SERVO_TYPE = "moveit_msgs/srv/ServoCommandType"
 _TWIST = 1  # value of the request's command_type
 _PERIOD = 0.1  # s
 _RETRY = 1.0  # s; after a call that was refused or not answered
+_AHEAD = 0.01  # s; clocks of cameras that are synchronised differ by less
+_STARTS_NOW = (
+    "frames or joint states are stamped {:.3g} s ahead of this clock; trajectories start now instead of then. "
+    "Synchronise the clocks (chrony, PTP), or let the driver stamp on arrival"
+)
 
 
 class Outputs:
@@ -69,6 +74,9 @@ class Outputs:
             elif fingers is not None:
                 topics.append((arm.gripper_topic, fingers, arm.gripper.output))
             for topic, part, output in topics:  # serialised already, so that sending takes as little as possible
+                ahead = (part.stamp - now) / 1e9
+                if output == "joint_trajectory" and ahead > _AHEAD:
+                    self._context.throttled.log("ahead", f"{topic}: {_STARTS_NOW.format(ahead)}")
                 cdr = self._serialize(to_message(part, output, self._make, now))
                 sends.append(partial(self._publishers[topic].publish, cdr))
 
