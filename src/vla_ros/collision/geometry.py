@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.collision.shapes import Piece, box_around, capsule_around, convex_pieces, corners, library
-from vla_ros.collision.tree import Mimic, Tree, read_tree
+from vla_ros.collision.tree import Tree, read_tree
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.native import with_reason
 from vla_ros.kinematics.urdf import Urdf, read_urdf
 from vla_ros.types import FloatArray
 
@@ -64,7 +65,7 @@ def read_robot(urdf: str, prefix: str = "") -> RobotGeometry:
         root.set("version", "1.1")  # the first that has capsules
     text = ElementTree.tostring(root, encoding="unicode")
     try:
-        model = pinocchio.buildModelFromXML(text)
+        model = with_reason(lambda: pinocchio.buildModelFromXML(text))
         solid, shown = (
             pinocchio.buildGeomFromUrdfString(model, text, kind, mesh_loader=loader)
             for kind in (pinocchio.COLLISION, pinocchio.VISUAL)
@@ -105,7 +106,7 @@ def read_robot(urdf: str, prefix: str = "") -> RobotGeometry:
     links.setdefault(prefix + description.root, (0, np.eye(4)))
     named = {body.name for body in bodies}
     return RobotGeometry(
-        read_tree(model, dict(_mimics(root)), prefix),
+        read_tree(model, {joint.name: joint.mimic for joint in description.joints if joint.mimic}, prefix),
         tuple(bodies),
         frozenset(_neighbours(description, named, prefix)),
         links,
@@ -183,16 +184,6 @@ def _points(thing: Any) -> FloatArray:
     turn, place = thing.placement.rotation, thing.placement.translation
     points: FloatArray = np.asarray(thing.geometry.vertices()) @ turn.T + place
     return points
-
-
-def _mimics(root: ElementTree.Element) -> Iterator[tuple[str, Mimic]]:
-    for joint in root.findall("joint"):
-        mimic = joint.find("mimic")
-        if mimic is not None:
-            scale, offset = (
-                float(mimic.get(key, default)) for key, default in (("multiplier", "1"), ("offset", "0"))
-            )
-            yield joint.get("name", ""), Mimic(mimic.get("joint", ""), scale, offset)
 
 
 def _neighbours(description: Urdf, named: Collection[str], prefix: str) -> Iterator[frozenset[str]]:

@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.urdf import Mimic
 from vla_ros.types import FloatArray
-
-
-@dataclass(frozen=True)
-class Mimic:
-    """A joint that follows another: ``position = scale * leader + offset``."""
-
-    leader: str
-    scale: float
-    offset: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.kinematics.native import with_reason
 from vla_ros.kinematics.rotations import Pose
-from vla_ros.kinematics.urdf import Urdf, read_urdf, unknown_name
+from vla_ros.kinematics.urdf import Mimic, Urdf, UrdfJoint, read_urdf, unknown_name
+from vla_ros.kinematics.urdf_xml import listed
 from vla_ros.types import FloatArray
 
 _SINGULAR = 0.05  # damping sets in below this singular value (m/rad, or dimensionless)
@@ -24,47 +26,49 @@ _TOLERANCE = 1e-5  # m and rad
 _MAX_ITERATION_STEP = 0.3  # rad or m per joint and iteration; the linearisation is valid about that far
 _POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
 _REMEMBERED_POSES = 8
+_MOST_JOINTS = 100  # between base and tip
 
 
 class Kinematics:
     """The chain of joints from a base to a tip link. Thread-safe; create it with :meth:`from_urdf`.
 
-    Positions are in radians and metres, poses in the base frame.
+    Positions are in radians and metres, poses in the base frame. A joint that mimics another one moves with it and
+    is none of the N; its limits narrow those of the joint that it follows.
 
     Attributes:
         joint_names: The arm's N joints in command order.
         position_low: Float64 [N], lower limits of the URDF (-1e6 for continuous joints).
         position_high: Float64 [N], upper limits.
         velocity_limits: Float64 [N], rad/s or m/s; infinite where the URDF says 0 (as MoveIt reads it).
+        is_prismatic: Bool [N], True for a joint whose positions are in metres.
         base_frame: Link in which poses are given.
         tip_frame: Link whose pose is computed.
     """
 
-    def __init__(self, model: Any, joint_names: tuple[str, ...], base_frame: str, tip_frame: str) -> None:
-        import pinocchio
-
-        self._pinocchio = pinocchio
-        self._model = model
-        self._data = model.createData()
-        self._tip = model.getFrameId(tip_frame, pinocchio.BODY)  # a joint may have the same name
-        # Index of each joint in Pinocchio's vectors, which are in the URDF's order.
-        self._order = np.array([model.joints[model.getJointId(name)].idx_q for name in joint_names])
+    def __init__(self, description: Urdf, joint_names: tuple[str, ...], base_frame: str, tip_frame: str) -> None:
+        self._pinocchio, self._model = _model(description, base_frame, tip_frame)
+        self._data = self._model.createData()
+        self._tip = self._model.getFrameId(tip_frame, self._pinocchio.BODY)  # a joint may have the same name
         self._lock = threading.Lock()
         self._poses: OrderedDict[bytes, Pose] = OrderedDict()
-        pinocchio.framesForwardKinematics(model, self._data, pinocchio.neutral(model))
-        # The base does not move with the joints, so its pose does not depend on q.
-        self._base = self._data.oMf[model.getFrameId(base_frame, pinocchio.BODY)].copy()
-        turn = self._base.rotation.T
-        self._turn = np.kron(np.eye(2), turn)  # [6, 6]: world axes to base axes, linear and angular
         # With fewer than six joints, the position of the tip is more important than its rotation.
         self._weights = np.array([1.0] * 3 + [1.0 if len(joint_names) >= 6 else 0.1] * 3)
         self.joint_names = joint_names
         self.base_frame = base_frame
         self.tip_frame = tip_frame
-        self.position_low: FloatArray = model.lowerPositionLimit[self._order].copy()
-        self.position_high: FloatArray = model.upperPositionLimit[self._order].copy()
-        speeds = model.velocityLimit[self._order]
-        self.velocity_limits: FloatArray = np.where(speeds > 0, speeds, np.inf)
+        # Pinocchio's vector of positions [M], in the URDF's order, is spread @ q + offset.
+        moving = [joint for joint in description.chain(base_frame, tip_frame) if joint.is_movable]
+        self._spread, self._offset = np.zeros((len(moving), len(joint_names))), np.zeros(len(moving))
+        for row, joint in enumerate(moving):
+            mimic = joint.mimic or Mimic(joint.name, 1.0, 0.0)
+            self._spread[row, joint_names.index(mimic.leader)] = mimic.scale
+            self._offset[row] = mimic.offset
+        low, high, speed = _limits(description, moving, joint_names)
+        self.position_low: FloatArray = low
+        self.position_high: FloatArray = high
+        self.velocity_limits: FloatArray = speed
+        kinds = {joint.name: joint.kind for joint in moving}
+        self.is_prismatic = np.array([kinds[name] == "prismatic" for name in joint_names])
 
     @classmethod
     def from_urdf(
@@ -86,19 +90,36 @@ class Kinematics:
         for name in joint_names:
             if name not in movable:
                 raise unknown_name("robot.joint_names", name, movable, description.path)
+            if (mimic := movable[name].mimic) is not None:
+                raise ConfigError(
+                    f"robot.joint_names: found '{name}', which mimics '{mimic.leader}' in {description.path} and "
+                    "moves with it; leave it out"
+                )
         base = base_frame or description.root
         if not tip_frame:
             ends = [movable[name].child for name in joint_names]
             end = max(ends, key=lambda link: len(description.chain(base, link)), default="")
             tip_frame = description.tip_of(end or description.serial_end(base))
-        chain = tuple(joint.name for joint in description.chain(base, tip_frame) if joint.is_movable)
+        joints = [joint for joint in description.chain(base, tip_frame) if joint.is_movable]
+        chain = tuple(joint.name for joint in joints if joint.mimic is None)
+        if len(joints) > _MOST_JOINTS:
+            raise ConfigError(
+                f"robot.tip_frame: found {len(joints)} movable joints from '{base}' to '{tip_frame}' in "
+                f"{description.path}, expected at most {_MOST_JOINTS}"
+            )
+        for joint in joints:
+            if joint.mimic is not None and joint.mimic.leader not in chain:
+                raise ConfigError(
+                    f"robot.tip_frame: between '{base}' and '{tip_frame}', joint '{joint.name}' mimics "
+                    f"'{joint.mimic.leader}', which is not between them; expected another tip or base"
+                )
         names = tuple(joint_names) or chain
         if not chain or set(names) != set(chain) or len(names) != len(chain):
             raise ConfigError(
                 f"robot.joint_names: found {list(names)}, expected the movable joints from '{base}' to "
-                f"'{tip_frame}', {list(chain)}, in any order"
+                f"'{tip_frame}', [{listed(chain)}], in any order"
             )
-        return cls(_model(description, names), names, base, tip_frame)
+        return cls(description, names, base, tip_frame)
 
     def forward(self, q: FloatArray) -> Pose:
         """Return the pose of the tip in the base frame at joint positions ``q`` [N]."""
@@ -176,14 +197,11 @@ class Kinematics:
 
     def resolve(self, q: FloatArray, twist: FloatArray, dampings: FloatArray) -> FloatArray:
         """Return the joint velocities [D, N] with which servos follow a ``twist`` [6] at ``q`` [D, N]."""
-        full = np.empty_like(q)
-        full[:, self._order] = q
         with self._lock:
-            jacobian = np.array([self._world_jacobian(each) for each in full])[..., self._order]
+            jacobian = np.array([self._jacobian(each) for each in q])
         turned = jacobian.swapaxes(1, 2)
         squares = jacobian @ turned
         squares[:, range(6), range(6)] += (dampings**2)[:, None]
-        twist = self._turn.T @ twist
         speed: FloatArray = (turned @ np.linalg.solve(squares, twist[:, None]))[..., 0]
         speed /= np.maximum(1.0, (np.abs(speed) / self.velocity_limits).max(axis=1, keepdims=True))
         return speed
@@ -222,25 +240,22 @@ class Kinematics:
         if pose is None:
             pinocchio = self._pinocchio
             pinocchio.forwardKinematics(self._model, self._data, self._full(q))
-            tip = self._base.actInv(pinocchio.updateFramePlacement(self._model, self._data, self._tip))
+            tip = pinocchio.updateFramePlacement(self._model, self._data, self._tip)
             pose = self._poses[key] = Pose(tip.translation.copy(), tip.rotation.copy())
             if len(self._poses) > _REMEMBERED_POSES:
                 self._poses.popitem(last=False)
         return pose
 
     def _jacobian(self, q: FloatArray) -> FloatArray:
-        result: FloatArray = (self._turn @ self._world_jacobian(self._full(q)))[:, self._order]
+        """Return the tip's Jacobian [6, N] in base axes."""
+        aligned, full = self._pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED, self._full(q)
+        whole = self._pinocchio.computeFrameJacobian(self._model, self._data, full, self._tip, aligned)
+        result: FloatArray = whole @ self._spread
         return result
 
-    def _world_jacobian(self, full: FloatArray) -> Any:
-        """Return the tip's Jacobian in world axes; ``full`` and its columns are in Pinocchio's order."""
-        aligned = self._pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED
-        return self._pinocchio.computeFrameJacobian(self._model, self._data, full, self._tip, aligned)
-
     def _full(self, q: FloatArray) -> FloatArray:
-        """Convert positions from the order of ``joint_names`` to Pinocchio's order."""
-        full: FloatArray = np.empty(len(self._order))
-        full[self._order] = q
+        """Return Pinocchio's positions [M] for the positions ``q`` [N] of ``joint_names``."""
+        full: FloatArray = self._spread @ q + self._offset
         return full
 
 
@@ -277,23 +292,44 @@ def _bounded(step: FloatArray) -> FloatArray:
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 
 
-def _model(description: Urdf, joint_names: tuple[str, ...]) -> Any:
-    """Return Pinocchio's model, with all joints but ``joint_names`` locked at zero."""
+def _model(description: Urdf, base: str, tip: str) -> tuple[Any, Any]:
+    """Return the library Pinocchio, and its model of the chain from ``base`` to ``tip``."""
     try:
         import pinocchio
     except ImportError as error:
         raise MissingDependencyError(f"kinematics needs Pinocchio ({error}); run `pip install pin`") from None
+    text = description.part(base, tip)
     try:
-        model = pinocchio.buildModelFromXML(description.text)
+        return pinocchio, with_reason(lambda: pinocchio.buildModelFromXML(text))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"robot.urdf: Pinocchio cannot read {description.path} ({error})") from None
-    others = [index for index, name in enumerate(model.names) if index > 0 and name not in joint_names]
-    if not others:
-        return model
-    try:
-        return pinocchio.buildReducedModel(model, others, pinocchio.neutral(model))
-    except ValueError as error:
-        raise ConfigError(
-            f"robot.urdf: Pinocchio cannot lock joints of {description.path} ({error}); a fixed joint and a link "
-            "may not have the same name"
-        ) from None
+
+
+def _limits(
+    description: Urdf, joints: Sequence[UrdfJoint], names: tuple[str, ...]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the lowest and highest positions and the speeds [N] of ``names``.
+
+    Joints that mimic them narrow the limits; equal limits of such a joint are none. Raises ConfigError if no range
+    is left.
+    """
+    stated = {joint.name: description.limits(joint.name) for joint in joints}
+    low, high = (np.array([stated[name][part] for name in names]) for part in (0, 1))
+    speeds = np.array([stated[name][2] for name in names])
+    speeds = np.where(speeds > 0, speeds, np.inf)
+    for joint in joints:
+        if joint.mimic is None or joint.mimic.scale == 0:
+            continue
+        mimic, at = joint.mimic, names.index(joint.mimic.leader)
+        least, most, speed = stated[joint.name]
+        if least < most:
+            ends = sorted(((least - mimic.offset) / mimic.scale, (most - mimic.offset) / mimic.scale))
+            low[at], high[at] = max(low[at], ends[0]), min(high[at], ends[1])
+        if speed > 0:
+            speeds[at] = min(speeds[at], speed / abs(mimic.scale))
+        if low[at] > high[at]:
+            raise ConfigError(
+                f"robot.urdf: {description.path}: joint '{joint.name}' mimics '{mimic.leader}', but within the "
+                f"limits of '{mimic.leader}' it is never within its own, {least:g} to {most:g}"
+            )
+    return low, high, speeds

@@ -1,23 +1,32 @@
 """Reads the links and joints of a URDF, and finds the chain from base to tip."""
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from vla_ros.config.files import read_bytes
 from vla_ros.errors import ConfigError, did_you_mean
 from vla_ros.kinematics.rotations import read_rotation, write_rotation
+from vla_ros.kinematics.urdf_xml import end_of, listed, read_xml
 
 DEMO, DEMO_TWO_ARMS = "demo", "demo_two_arms"
 DEMO_MOUNTS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
 """Where ``demo_two_arms`` mounts its arms on the link ``table``, metres; both face +x."""
-_MOVABLE = ("revolute", "prismatic", "continuous")
-_MOST_BYTES = 16 << 20
+MOVABLE = ("revolute", "prismatic", "continuous")
 _UNBOUNDED = 1e6  # rad; limit of a continuous joint
+
+
+@dataclass(frozen=True)
+class Mimic:
+    """A joint that follows another: ``position = scale * leader + offset``."""
+
+    leader: str
+    scale: float
+    offset: float
 
 
 @dataclass(frozen=True)
@@ -28,10 +37,11 @@ class UrdfJoint:
     kind: str
     parent: str
     child: str
+    mimic: Mimic | None = None  # the joint that it follows, which follows no other; None if it moves by itself
 
     @property
     def is_movable(self) -> bool:
-        return self.kind in _MOVABLE
+        return self.kind in MOVABLE
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,38 @@ class Urdf:
     text: str  # the XML, for Pinocchio
     links: tuple[str, ...]
     joints: tuple[UrdfJoint, ...]
+    elements: Mapping[str, ElementTree.Element] = field(repr=False)  # the XML of each joint, by its name
+
+    @cached_property
+    def _below(self) -> Mapping[str, Sequence[UrdfJoint]]:
+        """The joints of which each link is the parent."""
+        found: dict[str, list[UrdfJoint]] = {}
+        for joint in self.joints:
+            found.setdefault(joint.parent, []).append(joint)
+        return found
+
+    def limits(self, name: str) -> tuple[float, float, float]:
+        """Return the lowest and highest position and the speed of a joint, each 0 if the URDF does not state it."""
+        limit = self.elements[name].find("limit")
+        low, high, speed = (
+            float("0" if limit is None else limit.get(key, "0")) for key in ("lower", "upper", "velocity")
+        )
+        return low, high, speed
+
+    def part(self, base: str, tip: str) -> str:
+        """Return the XML of the chain of joints from ``base`` to ``tip`` alone, without geometry and masses."""
+        robot = ElementTree.Element("robot", name="chain")
+        ElementTree.SubElement(robot, "link", name=base)
+        for joint in self.chain(base, tip):
+            ElementTree.SubElement(robot, "link", name=joint.child)
+            copy = ElementTree.SubElement(robot, "joint", name=joint.name)
+            copy.set("type", self.elements[joint.name].get("type", "") if joint.is_movable else "fixed")
+            kept = ("origin", "parent", "child", *(("axis", "limit") if joint.is_movable else ()))
+            copy.extend(deepcopy(each) for each in self.elements[joint.name] if each.tag in kept)
+            limit = copy.find("limit")
+            if limit is not None:
+                limit.attrib = {"effort": "0", "velocity": "0", **limit.attrib}  # required, but not used
+        return ElementTree.tostring(robot, encoding="unicode")
 
     @property
     def root(self) -> str:
@@ -66,26 +108,29 @@ class Urdf:
     def tip_of(self, link: str) -> str:
         """Return the last link fixed to ``link``, or ``link``; raises ConfigError if there are several."""
         rigid = self._fixed_to(link)
-        ends = [each for each in rigid if not self._fixed_to(each)[1:]]
+        ends = [each for each in rigid if all(joint.is_movable for joint in self._below.get(each, ()))]
         if len(ends) > 1:
             raise ConfigError(
                 f"robot.tip_frame: not set, and {self.path} has several links at the end of the arm: "
-                f"{sorted(ends)}; name the link that the policy moves"
+                f"[{listed(sorted(ends))}]; name the link that the policy moves"
             )
         return ends[0]
 
     def serial_end(self, base: str) -> str:
         """Return the last link of the unbranched chain of movable joints below ``base``."""
-        rigid = self._fixed_to(base)
-        below = [joint.child for joint in self.joints if joint.is_movable and joint.parent in rigid]
-        return self.serial_end(below[0]) if len(below) == 1 else base
+        link = base
+        while True:
+            rigid = self._fixed_to(link)
+            below = [joint for each in rigid for joint in self._below.get(each, ()) if joint.is_movable]
+            if len(below) != 1:
+                return link
+            link = below[0].child
 
     def _fixed_to(self, link: str) -> list[str]:
         """Return ``link`` and all links below it that do not move relative to it."""
         links = [link]
         for current in links:  # ``links`` grows during the loop
-            below = [joint.child for joint in self.joints if joint.parent == current and not joint.is_movable]
-            links += [child for child in below if child not in links]
+            links += [joint.child for joint in self._below.get(current, ()) if not joint.is_movable]
         return links
 
 
@@ -99,32 +144,47 @@ def resolve(urdf: str) -> Path:
 def read_urdf(urdf: str) -> Urdf:
     """Read the URDF that ``robot.urdf`` names; raises ConfigError if the file is not a URDF."""
     path = resolve(urdf)
-    try:
-        root = ElementTree.fromstring(read_bytes(path, _MOST_BYTES))
-    except OSError as error:
-        raise ConfigError(f"robot.urdf: {path} cannot be read ({error.strerror})") from None
-    except ElementTree.ParseError as error:
-        raise ConfigError(f"robot.urdf: {path} is not XML ({error})") from None
-    if any(str(element.tag).startswith("{http://www.ros.org/wiki/xacro}") for element in root.iter()):
-        raise ConfigError(
-            f"robot.urdf: {path} is a xacro file, expected a URDF; run `xacro {path.name} > arm.urdf`"
-        )
+    root = read_xml(path)
     if urdf == DEMO_TWO_ARMS:
         root = _on_a_table(root)
     _write_as_1_0(root, path)
-    joints = []
+    elements, leaders, joints = {}, _leaders(root, path), []
     for element in root.findall("joint"):
-        parent, child = element.find("parent"), element.find("child")
-        if parent is None or child is None:
-            raise ConfigError(f"robot.urdf: joint '{element.get('name')}' in {path} has no parent or no child")
-        kind = element.get("type", "")
-        joints.append(UrdfJoint(element.get("name", ""), kind, parent.get("link", ""), child.get("link", "")))
+        name, kind = element.get("name", ""), element.get("type", "")
+        ends = end_of(element, "parent"), end_of(element, "child")
+        joints.append(UrdfJoint(name, kind, *ends, leaders.get(name)))
+        elements[name] = element
         if kind == "continuous":
             _bound(element)
     links = tuple(element.get("name", "") for element in root.findall("link"))
-    if root.tag != "robot" or not joints:
-        raise ConfigError(f"robot.urdf: {path} contains <{root.tag}> with {len(joints)} joints, expected a robot")
-    return Urdf(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
+    return Urdf(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints), elements)
+
+
+def _leaders(root: ElementTree.Element, path: Path) -> dict[str, Mimic]:
+    """Return what each mimic joint follows; a joint that follows a mimic joint follows that one's leader."""
+    direct = {
+        joint.get("name", ""): Mimic(
+            each.get("joint", ""), float(each.get("multiplier", "1")), float(each.get("offset", "0"))
+        )
+        for joint in root.findall("joint")
+        if (each := joint.find("mimic")) is not None and joint.get("type") in MOVABLE
+    }
+    names = {joint.get("name", "") for joint in root.findall("joint")}
+    found: dict[str, Mimic] = {}
+    for name, mimic in direct.items():
+        seen = {name}
+        while mimic.leader in direct and mimic.leader not in seen:
+            seen.add(mimic.leader)
+            upper, scale = direct[mimic.leader], mimic.scale
+            mimic = Mimic(upper.leader, scale * upper.scale, scale * upper.offset + mimic.offset)
+        if mimic.leader in seen:
+            raise ConfigError(
+                f"robot.urdf: {path}: the joints {listed(sorted(seen))} mimic each other, expected a leader"
+            )
+        if mimic.leader not in names:
+            raise unknown_name(f"robot.urdf: the joint that '{name}' mimics", mimic.leader, names, path)
+        found[name] = mimic
+    return found
 
 
 def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
@@ -181,5 +241,5 @@ def _bound(joint: ElementTree.Element) -> None:
 
 def unknown_name(option: str, name: str, known: Collection[str], where: Path) -> ConfigError:
     """Return an error about a name that is not in the URDF ``where``, with the nearest of the names it has."""
-    hint = did_you_mean(name, known, cutoff=0.4) or f"; it has {list(known)}"
+    hint = did_you_mean(name, known, cutoff=0.4) or f"; it has [{listed(known)}]"
     return ConfigError(f"{option}: found '{name}', which {where} does not have{hint}")
