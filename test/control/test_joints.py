@@ -1,10 +1,12 @@
 import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vla_ros.config import LimitsConfig
 from vla_ros.control.joints import JointStateMerger, MergedJointState
 from vla_ros.types import JointState
 
@@ -165,6 +167,53 @@ def test_every_message_of_a_joint_within_its_velocity_limit_is_used(
         message = JointState(("j1",), np.array([position]), round(measured * SECOND) if stamped else arrived)
         whole = states.add(message, message.stamp if stamped else 0, arrived, 0.5)
         assert whole.joints.positions.tolist() == [position]
+
+
+ZEROS = {"j1": 0.0, "j2": 0.0}
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_nothing_of_a_joint_state_is_used_if_one_joint_cannot_be_there(stamped: bool) -> None:
+    states = JointStateMerger(ARM, dict.fromkeys(ARM, 12.6))
+    for step in range(20):
+        whole = say(states, {"j1": 0.2, "j2": 1.8, "finger": 0.04}, 1 + step / 100, stamped)
+        assert whole.joints.select(("j1", "j2", "finger")).tolist() == [0.2, 1.8, 0.04]
+        assert states.unbelieved == ""
+        if step % 3 == 2:  # a driver's all-zero joint states
+            assert say(states, ZEROS | {"finger": 0.0}, 1 + (step + 0.5) / 100, stamped) is None
+            assert re.match(r"joint 'j2' jumps to 0, from 1.8, faster than it can move", states.unbelieved)
+
+
+def test_damaged_joint_states_in_a_row_are_not_used() -> None:
+    """Each differs from the one before: the second must not count as the continuation of anything."""
+    states = JointStateMerger(ARM, dict.fromkeys(ARM, 2.0))
+    assert say(states, {"j1": 0.2, "j2": 1.8}, 1.0) is not None
+    for step in range(1, 40):
+        assert say(states, {"j1": 1.5 * (-1) ** step, "j2": 0.9 + step}, 1 + step / 50) is None
+    assert say(states, {"j1": 0.25, "j2": 1.85}, 1.8).joints.select(ARM).tolist() == [0.25, 1.85]
+
+
+def test_a_robot_that_is_elsewhere_for_good_is_followed() -> None:
+    """A simulator that was reset, or a driver that was restarted: not at once, but soon."""
+    states = JointStateMerger(ARM, dict.fromkeys(ARM, 2.0))
+    say(states, {"j1": 0.2, "j2": 1.8}, 1.0)
+    used = [say(states, {"j1": -1.0, "j2": 0.5}, 1.02 + step / 50) is not None for step in range(10)]
+    assert used[0] is False
+    assert used[:6] == sorted(used[:6])
+    assert all(used[6:])
+    assert states.unbelieved == ""
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_true_motion_at_ten_radians_a_second_is_followed(split: bool) -> None:
+    """With the velocity that is assumed where none is stated."""
+    states = JointStateMerger(ARM, dict.fromkeys(ARM, LimitsConfig().assumed_joint_velocity[0]))
+    for step in range(100):
+        at = {"j1": 10.0 * step / 50, "j2": -10.0 * step / 50}
+        for part in [{name: at[name]} for name in at] if split else [at]:
+            whole = say(states, part, 1 + step / 50)
+            assert whole is not None
+    assert whole.joints.select(ARM).tolist() == [19.8, -19.8]
 
 
 @given(

@@ -98,8 +98,8 @@ def test_a_single_wrong_message_is_never_followed() -> None:
 
 
 def tracks(course: list[tuple[float, float]], speed: float = 2.0) -> list[int]:
-    continuity = Continuity({"j": speed})
-    return [continuity.track("j", position, round(at * 1000) * MS) for position, at in course]
+    continuity = Continuity()
+    return [continuity.track({"j": position}, {"j": speed}, round(at * 1000) * MS) for position, at in course]
 
 
 def test_a_joint_at_its_velocity_limit_continues_its_trajectory() -> None:
@@ -120,5 +120,18 @@ def test_nan_continues_the_last_trajectory() -> None:
     assert tracks([(0.0, 0.0), (math.nan, 0.02), (1.0, 0.04), (math.inf, 0.06)]) == [0, 0, 1, 1]
 
 
-def test_a_third_trajectory_replaces_the_older_one() -> None:
-    assert tracks([(0.0, 0.0), (1.0, 0.02), (2.0, 0.04), (1.0, 0.06)]) == [0, 1, 0, 1]
+def test_a_third_trajectory_is_none_of_the_first_two() -> None:
+    course = [(0.0, 0.0), (1.0, 0.02), (2.0, 0.04), (1.0, 0.06)]
+    assert tracks(course) == [0, 1, 2, 1]
+    continuity = Continuity()
+    kept = [continuity.track({"j": p}, {"j": 2.0}, round(at * 1000) * MS, keep={0}) for p, at in course]
+    assert kept == [0, 1, 2, 3], "what is followed is remembered, and not what was damaged before"
+    assert continuity.track({"j": 0.05}, {"j": 2.0}, 80 * MS, keep={0}) == 0
+
+
+def test_one_joint_decides_for_the_whole_joint_state() -> None:
+    continuity, speeds = Continuity(), {"a": 2.0, "b": 2.0}
+    said = [{"a": 0.1, "b": 1.5}, {"a": 0.0, "b": 0.0}, {"a": 0.1}, {"b": 1.5}, {"a": 0.0}, {"b": 0.0}]
+    numbers = [continuity.track(each, speeds, 20 * MS * at, keep={0}) for at, each in enumerate(said)]
+    assert numbers[:4] == [0, 1, 0, 0], "a could be at 0, but not in the message in which b cannot"
+    assert numbers[5] == 1

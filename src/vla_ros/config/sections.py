@@ -3,6 +3,7 @@
 Lists are tuples here and arrays in ROS. Units are SI, angles are radians.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +196,9 @@ class GripperConfig:
         "",
         "Joint that shows the opening in states, as JOINT = CLOSED..OPEN in its unit; empty: the commanded joints",
     )
-    max_speed: float = option(0.0, "Maximum finger joint speed; 0: no limit", "m/s or rad/s", 0, 100, live=True)
+    max_speed: float = option(
+        0.0, "Maximum finger joint speed; 0: the URDF's velocity limit", "m/s or rad/s", 0, 100, live=True
+    )
     goal_speed: float = option(
         0.0, "Speed in action goals; 0: the driver's default", "m/s or rad/s", 0, 100, live=True
     )
@@ -230,6 +233,15 @@ class LimitsConfig:
     )
     max_joint_velocity: float = option(
         0.0, "Maximum joint velocity besides the URDF's; 0: only the URDF's", "rad/s or m/s", 0, 1000, live=True
+    )
+    assumed_joint_velocity: tuple[float, ...] = option(
+        (4 * math.pi, 2.0),
+        "Velocity limits of joints for which neither the URDF nor max_joint_velocity states one: of turning joints "
+        "in rad/s, and of sliding joints in m/s",
+        low=1e-3,
+        high=1000,
+        length=(2,),
+        live=True,
     )
     workspace_low: tuple[float, ...] = _corner("Lower")
     workspace_high: tuple[float, ...] = _corner("Upper")

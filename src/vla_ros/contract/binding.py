@@ -11,6 +11,7 @@ from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.sections import STATE_TOPIC_TYPES
 from vla_ros.contract.components import MOTIONS, UNUSED, Component
 from vla_ros.contract.features import complete_spec, join_states
+from vla_ros.contract.fingers import check_fingers
 from vla_ros.contract.spec import NOW, DeltaTimestamp, ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm, StateReader, arm_of, bind_state
 from vla_ros.errors import ConfigError
@@ -113,6 +114,8 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
             spec, dimension=sum(component.size(counts.get(component.arm, 0)) for component in spec.action)
         )
     _check_action(spec, arms, config.control)
+    for arm in arms.values():
+        check_fingers(arm)
     columns = spec.columns(counts)
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)

@@ -17,9 +17,9 @@ from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.components import Component
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.envelope import Envelope, limit_pose, twist_between
-from vla_ros.control.gripper import Gripper
+from vla_ros.control.gripper import Gripper, fastest
 from vla_ros.control.limits import JointLimits, Violation, slower
-from vla_ros.control.measured import MeasuredArm, held_fingers, held_position, position_of
+from vla_ros.control.measured import MeasuredArm, held_fingers, held_position, joint_speeds, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -46,7 +46,7 @@ class ArmController:
     Attributes:
         joint_names: Joints in command order; empty for a twist without kinematics.
         names: Joints of a command: the arm's, then the fingers.
-        joint_speeds: Velocity limit of each joint; empty without kinematics.
+        joint_speeds: How fast each joint can move (:func:`vla_ros.control.measured.joint_speeds`).
         counters: How often each limit changed a target, by the reason's value. Three counters never stop the arm:
             ``gripper_speed``, ``not_reached`` (inverse kinematics stayed more than 5 mm from the target) and
             ``tip_shortened`` (joint limits bent the path of the tip, so the step was shortened).
@@ -67,9 +67,6 @@ class ArmController:
         self.counters: Counter[str] = Counter()
         arm = next(each for each in config.arms if each.name == name)
         self.joint_names = kinematics.joint_names if kinematics else arm.robot.joint_names
-        self.joint_speeds = (
-            dict(zip(self.joint_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
-        )
         grippers = [each for each in columns if each[0].quantity == "gripper"]
         # Sorted: tip_position before tip_rotation.
         motion = sorted((each for each in columns if each not in grippers), key=lambda each: each[0].quantity)
@@ -92,14 +89,16 @@ class ArmController:
         """Apply changed options, and keep the last command."""
         arm = next(each for each in config.arms if each.name == self.name)
         kinematics, wide = self._kinematics, np.full(len(self.joint_names), math.inf)
+        self.joint_speeds = joint_speeds(arm, self.joint_names, kinematics)
         limits = JointLimits.from_config(
             arm.limits,
             self.joint_names,
             kinematics.position_low if kinematics else -wide,
             kinematics.position_high if kinematics else wide,
-            kinematics.velocity_limits if kinematics else wide,
+            np.array([*self.joint_speeds.values()]),
         )
         self._gripper.config = arm.gripper
+        self._gripper.fastest = fastest(arm, kinematics)
         self._arm, self._control = arm, config.control
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
@@ -163,6 +162,7 @@ class ArmController:
     def check_joints(self, joints: JointState) -> None:
         """Raise Refused if no command may be based on a joint state. Thread-safe."""
         self._measured.check(self._measured.positions(joints))
+        self._measured.check_fingers(joints, self._finger_names)
 
     def command(
         self,

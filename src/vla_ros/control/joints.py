@@ -49,8 +49,11 @@ class JointStateMerger:
 
     Args:
         needed: Joints that every command needs (the arm's). If empty, every message is returned unchanged.
-        speeds: Known velocity limits by joint.
+        speeds: How fast each joint can move, rad/s or m/s; a joint without a speed is believed anywhere.
         own: The arm's joints, if several arms share the topic; others are dropped. Empty keeps all joints.
+
+    Attributes:
+        speeds: As given; assign to change them.
     """
 
     def __init__(
@@ -59,14 +62,22 @@ class JointStateMerger:
         self._needed = frozenset(needed)
         self._own = frozenset(own)
         self._sources = DataSources(_SETTLE)
-        self._continuity = defaultdict[bytes, Continuity](lambda: Continuity(speeds))  # by publisher
+        self.speeds = speeds
+        self._continuity = defaultdict[bytes, Continuity](Continuity)  # by publisher
         self._lock = threading.Lock()
         self._known: dict[str, _Joint] = {}
+        self._unbelieved = ""
 
     def forget(self) -> None:
         """Forget all measurements, because the clock jumped and stamps may repeat."""
         with self._lock:
             self._known.clear()
+
+    @property
+    def unbelieved(self) -> str:
+        """Why the newest joint state of the followed publisher is not used, or "" if it is."""
+        with self._lock:
+            return self._unbelieved
 
     def competing(self, steady: int) -> CompetingSources | None:
         """Return two sources that alternate on a needed joint, or None; ``steady`` is the time in ns."""
@@ -95,8 +106,9 @@ class JointStateMerger:
             published: When the message was published (:meth:`Suspension.published`).
 
         Returns:
-            None if all needed joints are known and the message measures none of them. A message that names a needed
-            joint twice, or has more or fewer positions than names, is returned unchanged; it is refused later.
+            None if all needed joints are known and the message measures none of them, or if it is not believed: a
+            joint is where it cannot have moved to (:attr:`unbelieved`). A message that names a needed joint twice,
+            or has more or fewer positions than names, is returned unchanged; it is refused later.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
@@ -112,14 +124,14 @@ class JointStateMerger:
                 _padded(message.velocities, message),
                 _padded(message.efforts, message),
             )
+            concerns, wrong = self._followed(message, concerns, stamp, steady, timeout, publisher)
+            if wrong:
+                self._unbelieved = wrong
+                return None
+            self._unbelieved = "" if concerns else self._unbelieved
             for name, position, velocity, effort in zip(message.names, *numbers, strict=False):
-                if self._own and name not in self._own:
+                if (self._own and name not in self._own) or (name in self._needed and name not in concerns):
                     continue
-                if name in concerns:
-                    source = DataSource(publisher, self._continuity[publisher].track(name, position, steady, stamp))
-                    if not self._sources.follows(name, source, steady, timeout):
-                        concerns -= {name}
-                        continue
                 before = self._known.get(name)
                 if before is None or message.stamp >= before.stamp:
                     stamped = bool(stamp)
@@ -138,6 +150,43 @@ class JointStateMerger:
             stamp = oldest if all(joint.stamped for joint in known_needed) else 0
             earliest = min((joint.published for joint in known_needed), default=published)
             return MergedJointState(joints, stamp, earliest)
+
+    def _followed(
+        self,
+        message: JointState,
+        concerns: frozenset[str],
+        stamp: int,
+        steady: int,
+        timeout: float,
+        publisher: bytes,
+    ) -> tuple[frozenset[str], str]:
+        """Return the joints of ``concerns`` for which the message is used, and why it is not believed, or ""."""
+        if not concerns:
+            return concerns, ""
+        positions = dict(zip(message.names, message.positions.tolist(), strict=True))
+        kinds = {
+            each.kind
+            for name in concerns
+            if (each := self._sources.followed(name)) is not None and each.publisher == publisher
+        }
+        source = DataSource(
+            publisher,
+            self._continuity[publisher].track(
+                {name: positions[name] for name in sorted(concerns)}, self.speeds, steady, stamp, kinds
+            ),
+        )
+        used = [name for name in sorted(concerns) if self._sources.follows(name, source, steady, timeout)]
+        if len(used) == len(concerns) or source.kind in kinds or not kinds:
+            return frozenset(used), ""
+        jumps = {
+            name: abs(positions[name] - self._known[name].position) for name in concerns if name in self._known
+        }
+        worst = max(jumps, key=jumps.__getitem__, default=min(concerns))
+        before = f", from {self._known[worst].position:.4g}" if worst in self._known else ""
+        return frozenset(), (
+            f"joint '{worst}' jumps to {positions[worst]:.4g}{before}, faster than it can move "
+            f"({self.speeds.get(worst, math.inf):.3g} rad/s or m/s)"
+        )
 
 
 def together(states: Iterable[JointState]) -> JointState | None:

@@ -1,12 +1,13 @@
 """The measured positions of an arm: whether commands may be based on them, and what a hold makes of them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vla_ros.config import ArmConfig
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.errors import did_you_mean
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
@@ -16,6 +17,51 @@ _WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
 _SAG = 0.02  # rad or m; an arm that is further from the held position was moved
 
 
+def joint_speeds(arm: ArmConfig, names: Sequence[str], kinematics: Kinematics | None) -> dict[str, float]:
+    """Return how fast each joint can move, rad/s or m/s: what is commanded, and what is believed of joint states.
+
+    That is the velocity limit of the URDF, or ``limits.max_joint_velocity`` where it states none, or else
+    ``limits.assumed_joint_velocity``.
+    """
+    limits, speeds = arm.limits, dict.fromkeys(names, math.inf)
+    slides = dict.fromkeys(names, False)
+    if kinematics is not None:
+        speeds = dict(zip(names, kinematics.velocity_limits.tolist(), strict=True))
+        slides = dict(zip(names, kinematics.is_prismatic.tolist(), strict=True))
+    return {
+        name: speed
+        if math.isfinite(speed)
+        else limits.max_joint_velocity or limits.assumed_joint_velocity[slides[name]]
+        for name, speed in speeds.items()
+    }
+
+
+def unstated(arm: ArmConfig, names: Sequence[str], kinematics: Kinematics | None) -> str:
+    """Return which limits of an arm are not stated and what is assumed instead, as a warning; or ""."""
+    section, found = "robot" if arm.name == "arm" else arm.name, []
+    if names and kinematics is None:
+        found.append(f"{section}.urdf is not set, so that no joint has position limits")
+    speeds = joint_speeds(arm, names, kinematics)
+    free = [
+        name
+        for index, name in enumerate(names)
+        if kinematics is None or kinematics.velocity_limits[index] == math.inf
+    ]
+    if free and not arm.limits.max_joint_velocity:
+        assumed = " and ".join(f"{speed:.4g}" for speed in sorted({speeds[name] for name in free}))
+        found.append(
+            f"no velocity limit is stated for {', '.join(free)}: {assumed} rad/s or m/s is assumed "
+            "(limits.assumed_joint_velocity), in commands and for where a joint state can be; state the robot's "
+            "(limits.max_joint_velocity, or in the URDF), because a damaged joint state within it is believed"
+        )
+    if kinematics is not None:
+        stuck = (kinematics.position_high - kinematics.position_low).tolist()
+        still = [name for name, span in zip(names, stuck, strict=True) if span == 0]
+        if still:
+            found.append(f"{', '.join(still)} cannot move: its lowest and highest position in the URDF are equal")
+    return "; ".join(found)
+
+
 class MeasuredArm:
     """Reads the arm's positions in command order from joint states."""
 
@@ -23,6 +69,8 @@ class MeasuredArm:
         self._names = names
         self._kinematics = kinematics
         self._columns: tuple[tuple[str, ...] | None, IntArray] = (None, np.zeros(0, np.int64))
+        self._checked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._misspelt = ""
 
     def positions(self, joints: JointState | None) -> FloatArray:
         """Return the arm's positions [N].
@@ -67,6 +115,25 @@ class MeasuredArm:
                 f"joint '{self._names[worst]}' is at {positions[worst]:.4g}, its URDF allows {low[worst]:.4g} to "
                 f"{high[worst]:.4g}",
             )
+
+    def check_fingers(self, joints: JointState, fingers: tuple[str, ...]) -> None:
+        """Raise Refused (``joint_state_invalid``) if a finger joint is missing and another has nearly its name.
+
+        Fingers that the URDF has, and drivers that do not measure fingers, are right.
+        """
+        if (joints.names, fingers) != self._checked:
+            self._checked = joints.names, fingers
+            others = [name for name in joints.names if name not in fingers and name not in self._names]
+            hints = [
+                f"found no finger joint '{name}'{hint}"
+                for name in fingers
+                if name not in joints.names
+                and not (self._kinematics is not None and self._kinematics.description.has(name))
+                and (hint := did_you_mean(name, others, 0.8))
+            ]
+            self._misspelt = hints[0] if hints else ""
+        if self._misspelt:
+            raise Refused(Reason.JOINT_STATE_INVALID, f"{self._misspelt} (robot.gripper_joint_names)")
 
 
 def position_of(joints: JointState | None, name: str) -> float | None:

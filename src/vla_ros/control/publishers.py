@@ -88,6 +88,12 @@ class DataSources:
             known.followed = source
             return True
 
+    def followed(self, subject: str) -> DataSource | None:
+        """Return the source of ``subject`` that is followed, or None before the first."""
+        with self._lock:
+            known = self._subjects.get(subject)
+            return known.followed if known is not None else None
+
     def competing(self, steady: int) -> CompetingSources | None:
         """Return two sources of one subject that alternate, or None; ``steady`` is the time in ns."""
         with self._lock:
@@ -114,47 +120,86 @@ def _notice(known: _Subject, subject: str, source: DataSource, steady: int) -> N
 
 
 class Continuity:
-    """Separates two trajectories of one joint in the joint states of one publisher.
+    """Separates the trajectories of a robot in the joint states of one publisher.
 
-    A joint within its velocity limit cannot jump from one trajectory to the other. ``speeds`` are the velocity
-    limits, rad/s or m/s; a joint without a limit has one trajectory.
+    A joint cannot jump from one trajectory to another faster than it moves. One joint that does decides for the
+    whole joint state: in a damaged one, the positions that a joint could have are no better than the others.
     """
 
-    def __init__(self, speeds: Mapping[str, float]) -> None:
-        self._speeds = {name: speed for name, speed in speeds.items() if math.isfinite(speed)}
-        self._tracks: dict[str, list[_Measured]] = {}
+    def __init__(self) -> None:
+        self._tracks: dict[int, _Track] = {}
+        self._number = 0
 
-    def track(self, joint: str, position: float, at: int, stamp: int = 0) -> int:
-        """Return the index (0 or 1) of the trajectory that a joint's position continues.
+    def track(
+        self,
+        positions: Mapping[str, float],
+        speeds: Mapping[str, float],
+        at: int,
+        stamp: int = 0,
+        keep: Collection[Hashable] = (),
+    ) -> int:
+        """Return the number of the trajectory that a joint state continues; each new one has a new number.
 
-        NaN and infinity continue the trajectory that was updated last.
+        A joint that is not finite, or has no speed, continues any. Besides the newest trajectory, those of ``keep``
+        are remembered, or else the one that was continued last.
 
         Args:
-            joint: The joint's name.
-            position: The joint's measured position.
+            positions: Measured positions by joint, those of a part of the joints or of all.
+            speeds: How fast joints can move, rad/s or m/s.
             at: Time of arrival, nanoseconds of a steady clock.
             stamp: Time of the measurement in nanoseconds; 0 if the driver sets none.
+            keep: The trajectories that are followed.
         """
-        speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
-        if speed is None or not math.isfinite(position):
-            return max(range(len(tracks)), key=lambda each: tracks[each].at, default=0)
-        new = _Measured(position, at, stamp)
-        distance = [abs(position - each.position) for each in tracks]
-        near = [index for index, each in enumerate(tracks) if distance[index] <= _reach(speed, each, new)]
-        if near:
-            index = min(near, key=distance.__getitem__)
-        elif len(tracks) < 2:
-            index = len(tracks)
-        else:  # replace the trajectory that was updated longer ago
-            index = min((0, 1), key=lambda each: tracks[each].at)
-        tracks[index : index + 1] = [new]
-        return index
+        new = {
+            name: _Measured(position, at, stamp)
+            for name, position in positions.items()
+            if math.isfinite(position) and math.isfinite(speeds.get(name, math.inf))
+        }
+        ranked = sorted(self._tracks.items(), key=lambda each: _mismatch(each[1], new, speeds))
+        if ranked and _mismatch(ranked[0][1], new, speeds).jump <= 1.0:
+            number, track = ranked[0]
+        else:
+            spare = sorted(
+                (each for each in self._tracks if each not in keep), key=lambda each: self._tracks[each].at
+            )
+            for each in spare if len(spare) < len(self._tracks) else spare[:-1]:
+                del self._tracks[each]
+            number, track = self._number, _Track({}, at)
+            self._tracks[number], self._number = track, self._number + 1
+        track.joints.update(new)
+        track.at = at
+        return number
 
 
 class _Measured(NamedTuple):
     position: float
     at: int
     stamp: int
+
+
+@dataclass
+class _Track:
+    joints: dict[str, _Measured]  # newest position of each joint
+    at: int  # when it was continued last, nanoseconds of a steady clock
+
+
+class _Mismatch(NamedTuple):
+    """How badly a joint state continues a trajectory; the smallest fits best."""
+
+    jump: float  # largest motion of a joint, as a share of what it can have moved; 0 up to 1, when nothing is wrong
+    unknown: int  # joints that the trajectory does not have
+    share: float  # as ``jump``
+    silent: int
+
+
+def _mismatch(track: _Track, new: Mapping[str, _Measured], speeds: Mapping[str, float]) -> _Mismatch:
+    shares = [
+        abs(now.position - before.position) / _reach(speeds[name], before, now)
+        for name, now in new.items()
+        if (before := track.joints.get(name)) is not None
+    ]
+    share = max(shares, default=0.0)
+    return _Mismatch(share if share > 1.0 else 0.0, len(new) - len(shares), share, -track.at)
 
 
 def _reach(speed: float, before: _Measured, now: _Measured) -> float:

@@ -36,6 +36,8 @@ class Kinematics:
     is none of the N; its limits narrow those of the joint that it follows.
 
     Attributes:
+        description: The URDF.
+        gripper_joints: Joints that can move beyond the arm's last one.
         joint_names: The arm's N joints in command order.
         position_low: Float64 [N], lower limits of the URDF (-1e6 for continuous joints).
         position_high: Float64 [N], upper limits.
@@ -53,6 +55,7 @@ class Kinematics:
         self._poses: OrderedDict[bytes, Pose] = OrderedDict()
         # With fewer than six joints, the position of the tip is more important than its rotation.
         self._weights = np.array([1.0] * 3 + [1.0 if len(joint_names) >= 6 else 0.1] * 3)
+        self.description = description
         self.joint_names = joint_names
         self.base_frame = base_frame
         self.tip_frame = tip_frame
@@ -67,6 +70,7 @@ class Kinematics:
         self.position_low: FloatArray = low
         self.position_high: FloatArray = high
         self.velocity_limits: FloatArray = speed
+        self.gripper_joints = tuple(description.movable_below(moving[-1].child))
         kinds = {joint.name: joint.kind for joint in moving}
         self.is_prismatic = np.array([kinds[name] == "prismatic" for name in joint_names])
 

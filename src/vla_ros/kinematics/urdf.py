@@ -62,6 +62,28 @@ class Urdf:
             found.setdefault(joint.parent, []).append(joint)
         return found
 
+    @cached_property
+    def _named(self) -> Mapping[str, UrdfJoint]:
+        return {joint.name: joint for joint in self.joints}
+
+    def joint(self, name: str) -> UrdfJoint | None:
+        """Return the joint of that name, or None."""
+        return self._named.get(name)
+
+    def has(self, name: str) -> bool:
+        """Return True if a joint of that name can move."""
+        joint = self._named.get(name)
+        return joint is not None and joint.is_movable
+
+    def movable_below(self, link: str) -> list[str]:
+        """Return the names of the joints that can move below a link."""
+        links, found = [link], list[str]()
+        for current in links:  # ``links`` grows during the loop
+            for joint in self._below.get(current, ()):
+                links.append(joint.child)
+                found += [joint.name] if joint.is_movable else []
+        return found
+
     def limits(self, name: str) -> tuple[float, float, float]:
         """Return the lowest and highest position and the speed of a joint, each 0 if the URDF does not state it."""
         limit = self.elements[name].find("limit")

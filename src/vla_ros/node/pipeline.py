@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_ros.config import Config
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.contract.state import Arm
 from vla_ros.control.collision import CollisionCheck
+from vla_ros.control.measured import unstated
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.node.observer import Observer
@@ -24,16 +26,27 @@ class ActionPipeline:
     controller: RobotController
     arms: Mapping[str, Arm]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should check: units, a gripper that will not move, limits that nothing states."""
+        named = len(self.arms) > 1
+        assumed = [
+            f"{name}: {text}" if named else text
+            for name, arm in self.arms.items()
+            if arm.config.output != ENVIRONMENT and (text := unstated(arm.config, arm.joints, arm.kinematics))
+        ]
+        return [
+            *(f"features.joint_form: {text}" for state in self.binding.states for text in state.unit_warnings()),
+            *(arm.unused_gripper for arm in self.controller.arms if arm.unused_gripper),
+            *assumed,
+        ]
+
     def describe(self) -> str:
         """Return how the source is bound to the robot, and how its actions will be executed."""
-        warnings = [
-            f"check features.joint_form: {warning}"
-            for state in self.binding.states
-            for warning in state.unit_warnings()
-        ]
         table, executed = self.binding.table(), description(self.binding, self.arms, self.schedule.kind)
         collision = self.controller.collision
-        return "\n".join([table, executed, *([collision.describe()] if collision else []), *warnings])
+        checks = [f"check {warning}" for warning in self.warnings]
+        return "\n".join([table, executed, *([collision.describe()] if collision else []), *checks])
 
 
 def build_pipeline(config: Config, spec: PolicySpec) -> ActionPipeline:

@@ -116,11 +116,8 @@ class PolicyNode:
         stated, chosen = pipeline.binding.spec.execute_steps, self.config.control.execute_steps
         if stated and chosen not in (0, stated):
             self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
-        for warning in (one for state in pipeline.binding.states for one in state.unit_warnings()):
+        for warning in pipeline.warnings:
             self._logger.warning(warning)
-        for arm in pipeline.controller.arms:
-            if arm.unused_gripper:
-                self._logger.warning(arm.unused_gripper)
 
     def activate(self) -> None:
         """Start inferring on frames. The arm moves after ``~/enable``, or at once with ``control.armed``."""

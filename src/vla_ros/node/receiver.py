@@ -28,6 +28,7 @@ from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_header, image_stamp, read_compressed, shown, with_stamp
 
 _UNKNOWN = Origin()
+_FINGERS_DUE = 5_000_000_000  # ns; by then, the gripper's driver has started as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +167,8 @@ class StateReceiver:
         self.topics: dict[str, list[str]] = {}  # the arms covered by each topic
         for options in config.arms:
             self.topics.setdefault(options.joint_states, []).append(options.name)
+        # Fingers that no joint state has had yet, and when the first one arrived (steady clock, ns; 0 before).
+        self._unseen = {arm.name: (frozenset(arm.measured_fingers), 0) for arm in config.arms}
         several = len(controller.arms) > 1  # then each message covers its own arm's joints
         self._joint_states = {
             arm.name: JointStateMerger(
@@ -173,6 +176,19 @@ class StateReceiver:
             )
             for arm, options in zip(controller.arms, config.arms, strict=True)
         }
+
+    def _look_for_fingers(self, arm: str, joints: JointState, steady: int) -> None:
+        """Warn once of finger joints that no joint state of the first seconds had: a name may be misspelt."""
+        unseen, since = self._unseen[arm]
+        left, since = unseen - set(joints.names), since or steady
+        self._unseen[arm] = left, since
+        if left and steady - since > _FINGERS_DUE:
+            self._unseen[arm] = frozenset(), since
+            topic = next(topic for topic, arms in self.topics.items() if arm in arms)
+            self._context.logger.warning(
+                f"robot.gripper_joint_names: no joint state on {topic} has {', '.join(sorted(left))} (the last one "
+                f"has {', '.join(joints.names)}); a driver ignores or refuses commands for other joints"
+            )
 
     def competing(self, steady: int) -> Iterator[tuple[str, CompetingSources]]:
         """Yield each topic on which publishers alternate on an arm's joint, with the two."""
@@ -185,18 +201,27 @@ class StateReceiver:
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
         for arm in self.topics[topic]:
-            whole = self._joint_states[arm].add(joints, stamp, now.steady, timeout, origin.publisher, published)
+            if self._unseen[arm][0]:
+                self._look_for_fingers(arm, joints, now.steady)
+            states = self._joint_states[arm]
+            states.speeds = self._arms[arm].joint_speeds
+            whole = states.add(joints, stamp, now.steady, timeout, origin.publisher, published)
             if whole is not None:
                 self.accept(whole.joints, whole.stamp, arm, whole.published)
+            elif wrong := states.unbelieved:
+                self._check(stamp, wrong, arm)
 
     def accept(self, joints: JointState, stamp: int, arm: str = "arm", published: float = math.inf) -> None:
         """Store a complete joint state as the arm's newest if the watchdog accepts it and its ``stamp``."""
-        wrong = self._wrong(joints, self._arms[arm])
+        if self._check(stamp, self._wrong(joints, self._arms[arm]), arm):
+            self._context.inputs.set_joints(joints, arm, published)
+
+    def _check(self, stamp: int, wrong: str, arm: str) -> bool:
+        """Tell the watchdog of a joint state, and what is ``wrong`` with it; return True if it may be used."""
         if wrong:
             named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong
             self._context.throttled.log(f"joint states {arm}", f"{Reason.JOINT_STATE_INVALID.value}: {named}")
-        if self._context.watchdog.check_joint_state(stamp, self._context.clock.now(), wrong, arm):
-            self._context.inputs.set_joints(joints, arm, published)
+        return self._context.watchdog.check_joint_state(stamp, self._context.clock.now(), wrong, arm)
 
     def state_topic(self, key: str, message: Any, origin: Origin = _UNKNOWN) -> None:
         """Receive a message of ``robot.state_topics``, named ``key``."""

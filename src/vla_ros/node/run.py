@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from itertools import chain
 from logging import Logger
 from pathlib import Path
 from types import FrameType
@@ -24,13 +26,14 @@ from vla_ros.control.collision import CollisionCheck
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.graph.names import parse_ros_arguments
+from vla_ros.graph.names import RosArguments, parse_ros_arguments
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.source import ActionSource
 from vla_ros.policies.base import Progress, create
 
 NODE_NAME = "vla_policy"
+_NODES = ("command_shared_with",)  # an option of ``topics`` that names nodes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         read_file(file, name)  # raises ConfigError for a file without parameters for this node
     values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
     config = load(arguments.config, assignments, name, values)
+    check_topics(config, ros)
     if arguments.dry_run or arguments.srdf:
         policy = create(config)
         pipeline = build_pipeline(config, policy.describe())
@@ -77,6 +81,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(need)
         return 0
     return serve(config, ros_args, stats=arguments.stats)
+
+
+def check_topics(config: Config, ros: RosArguments) -> None:
+    """Raise ConfigError if an option is no name on the ROS 2 graph; the node would fail only when it uses it."""
+    arms = [(arm.command, arm.gripper_topic, arm.joint_states, arm.leader) for arm in config.arms]
+    others = [getattr(config.topics, each.name) for each in fields(config.topics) if each.name not in _NODES]
+    states = [each.topic for each in config.robot.parsed_state_topics]
+    takeover = (config.takeover.leader, config.takeover.topic, config.takeover.joy)
+    node, namespace = ros.node_name(NODE_NAME), ros.namespace("/", NODE_NAME)
+    for topic in chain(*arms, others, states, takeover, config.camera.topics, [config.collision.scene]):
+        if topic:
+            ros.resolve(topic, node, namespace)
 
 
 def _write_srdf(path: Path, check: CollisionCheck | None) -> None:

@@ -1,6 +1,7 @@
 """First motion of a new robot, without a checkpoint: each joint, then the gripper."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +30,10 @@ class WiggleOptions(PolicyConfig):
 
 @dataclass
 class WiggleSession(Session):
-    """The motion's start: its time (``began``, nanoseconds) and the arms' joint positions (``home``)."""
+    """The motion's start: its time (``began``, nanoseconds) and the arms' joint positions (``home``).
+
+    The position of an arm with a gripper ends with its opening, from 0 (closed) to 1.
+    """
 
     began: int = 0
     home: dict[str, FloatArray] = field(default_factory=dict)
@@ -41,24 +45,29 @@ class WiggleSession(Session):
 class WigglePolicy(Policy):
     """Moves each joint of every arm back and forth, one at a time, then the grippers.
 
-    In command order, joints follow :func:`offset` around their positions at the first frame; then the grippers
-    close and open. The motion repeats and does not depend on the images.
+    In command order, joints follow :func:`offset` around their positions at the first frame. Grippers stay as they
+    were at the first frame until all joints have moved; then each goes to its other end, and back. The motion
+    repeats and does not depend on the images.
     """
 
     Options = WiggleOptions
 
     def __init__(self, config: Config) -> None:
         self._options, self._gripper = options_of(config, WiggleOptions), config.gripper
-        self._arms = {arm.name: bool(arm.robot.gripper_joint_names) for arm in config.arms}
         used = config.gripper.mode != "none"
+        self._arms = {arm.name: used and bool(arm.robot.gripper_joint_names) for arm in config.arms}
         parts = [
             f"{name}.{part}"
-            for name, fingers in self._arms.items()
-            for part in ("joint_position", *(["gripper"] if fingers and used else []))
+            for name, grips in self._arms.items()
+            for part in ("joint_position", *(["gripper"] if grips else []))
         ]
+        measured = {
+            name: f"{name}.joint_position" + (f" + {name}.gripper[0..1 clipped]" if grips else "")
+            for name, grips in self._arms.items()
+        }
         self.spec = PolicySpec(
             tuple(map(ImageFeature, config.camera.keys)),
-            tuple(StateFeature(name, parse_components(f"{name}.joint_position")) for name in self._arms),
+            tuple(StateFeature(name, parse_components(parts)) for name, parts in measured.items()),
             parse_components(" + ".join(parts), action=True),
             dimension=0,
             rate_hz=_RATE_HZ,
@@ -70,19 +79,31 @@ class WigglePolicy(Policy):
     def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
         now, options = dict(observation.state), self._options
         reach = max(_ASTRAY * options.amplitude, 1e-6)
-        if not session.home or any(np.abs(now[arm] - home).max() > reach for arm, home in session.home.items()):
+        if not session.home or any(
+            np.abs(self._joints(now, name) - self._joints(session.home, name)).max() > reach for name in self._arms
+        ):
             session.began, session.home = observation.stamp, {name: now[name].copy() for name in self._arms}
         turn = (observation.stamp - session.began) / 1e9 / options.seconds
         numbers: list[FloatArray] = []
         for part in self.spec.action:
-            home = session.home[part.arm]
+            home = self._joints(session.home, part.arm)
             if part.quantity == "gripper":
-                is_closed = len(home) <= turn % (len(home) + 1) < len(home) + 0.5
-                value = self._gripper.closed_value if is_closed else self._gripper.open_value
-                numbers.append(np.array([value]))
+                opening = other_end(turn, len(home), float(session.home[part.arm][-1]))
+                closed, opened = self._gripper.closed_value, self._gripper.open_value
+                numbers.append(np.array([closed + opening * (opened - closed)]))
             else:
                 numbers.append(home + options.amplitude * offset(turn, len(home)))
         return ActionChunk(np.concatenate(numbers)[None], observation.stamp)
+
+    def _joints(self, state: Mapping[str, FloatArray], arm: str) -> FloatArray:
+        """Return the positions [N] of an arm's joints, without its gripper."""
+        return state[arm][:-1] if self._arms[arm] else state[arm]
+
+
+def other_end(turn: float, joints: int, opening: float) -> float:
+    """Return a gripper's opening: the other end in the first half of the last slot, otherwise where it was."""
+    moves = joints <= turn % (joints + 1) < joints + 0.5
+    return float(opening < 0.5) if moves else opening
 
 
 def offset(turn: float, joints: int) -> FloatArray:
