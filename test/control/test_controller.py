@@ -128,6 +128,41 @@ def test_fingers_move_no_faster_than_the_option() -> None:
     assert controller.counters == {"gripper_speed": 3}
 
 
+def closing(controller: ArmController, dt: float) -> list[float]:
+    """Finger positions of commands that close an open gripper."""
+    found = []
+    for _ in range(4):
+        found.append(float(controller.command(action(gripper=0.0), state(), STAMP, dt).positions[-1]))
+        controller.sent()
+    return found
+
+
+def test_fingers_move_no_faster_than_the_urdf_allows_if_no_option_says_otherwise() -> None:
+    np.testing.assert_allclose(closing(control(), 0.02), [0.03, 0.02, 0.01, 0], atol=1e-12)  # 0.5 m/s
+    faster = {"max_speed": 1.0}
+    np.testing.assert_allclose(closing(control(gripper=faster), 0.02), [0.02, 0, 0, 0], atol=1e-12)
+    goals = {"output": "gripper_command"}
+    topics = {"gripper": "/gripper"}
+    assert closing(control(gripper=goals, topics=topics), 0.02) == [0.0] * 4, "a goal is a final position"
+
+
+@pytest.mark.parametrize(("assumed", "reach"), [([12.0, 2.0], 0.024), ([1.0, 1.0], 0.002)])
+def test_without_a_velocity_limit_anywhere_the_assumed_one_holds(assumed: list[float], reach: float) -> None:
+    """Without a URDF: for fingers and for the arm's joints."""
+    names = {"urdf": "", "joint_names": list(ARM.joint_names)}
+    limits = {"assumed_joint_velocity": assumed, "max_joint_step": 3.0}
+    controller = ArmController(configure(robot=names, limits=limits), JOINTS)
+    far = np.array([*(HOME + 1.0), 0.0])
+    command = controller.command(far, state(), STAMP, 0.002)
+    np.testing.assert_allclose(command.positions[:7] - HOME, reach, atol=1e-9)
+    assert command.positions[-1] == pytest.approx(0.04 - min(reach, 0.04))
+    assert controller.joint_speeds == dict.fromkeys(ARM.joint_names, assumed[0])
+    own = configure(robot=names, limits={**limits, "max_joint_velocity": 0.5})
+    controller.configure(own)
+    assert controller.joint_speeds == dict.fromkeys(ARM.joint_names, 0.5)
+    assert set(control(limits=limits).joint_speeds.values()) == {3.0, 4.0}, "the URDF's, where it states them"
+
+
 LIMITED = [
     ({"max_translation_step": 0.01}, JOINTS, np.array([0.1, 0.5, 0, 1.2, 0, 0.8, 0, 1]), "limit_translation"),
     ({"max_rotation_step": 0.05}, JOINTS, np.array([0, 0.5, 0, 1.2, 0, 0.8, 0.1, 1]), "limit_rotation"),

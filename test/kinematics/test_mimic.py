@@ -144,10 +144,10 @@ def test_limits_of_a_joint_that_follows_are_limits_of_its_leader(tmp_path: Path)
             palletiser('joint="sholder"'),
             (),
             ("base", "tool"),
-            "the joint that 'level' mimics.*did you mean 'shoulder'",
+            "mimics 'sholder', which is not.*did you mean 'shoulder'",
         ),
-        (palletiser('joint="wrist"'), (), ("base", "tool"), "'level', 'wrist' mimic each other"),
-        (palletiser('joint="level"'), (), ("base", "tool"), "'level' mimic each other"),
+        (palletiser('joint="wrist"'), (), ("base", "tool"), "'level' mimics '.*', which mimics another joint"),
+        (palletiser('joint="level"'), (), ("base", "tool"), "'level' mimics 'level', which mimics"),
         (palletiser('multiplier="2"'), (), ("base", "tool"), "joint 'level' mimics no joint"),
         (
             palletiser('joint="turn" multiplier="x"'),

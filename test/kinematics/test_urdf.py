@@ -54,13 +54,25 @@ def read(tmp_path: Path):
         robot(*ARM, attributes=' xmlns:xacro="http://www.ros.org/wiki/xacro"'),  # as xacro itself leaves it
         "\n  <?xml version='1.0'?>\n" + robot(*ARM),
         robot(*ARM, "<gazebo><plugin><namespace>${ns} $(find x)</namespace></plugin></gazebo>"),
+        robot('<property name="friction" value="1"/>', *ARM),  # left over in what xacro wrote
         robot(*ARM, '<transmission name="t"><joint name="j1"/><actuator name="m"/></transmission>'),
         robot(*ARM).replace(
             '<link name="a"/>', '<link name="a"><visual><geometry><box size="x"/></geometry></visual></link>'
         ),
         b'<?xml version="1.0" encoding="ISO-8859-1"?>' + robot("<!-- \xfc -->", *ARM).encode("latin-1"),
     ],
-    ids=["drake", "attribute", "gazebo", "declared", "blank", "gazebo text", "transmission", "visual", "latin"],
+    ids=[
+        "drake",
+        "attribute",
+        "gazebo",
+        "declared",
+        "blank",
+        "gazebo text",
+        "property",
+        "transmission",
+        "visual",
+        "latin",
+    ],
 )
 def test_what_ros_reads_is_read(read, text: str | bytes) -> None:
     arm = read(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
 from vla_ros.kinematics.native import with_reason
 from vla_ros.kinematics.rotations import Pose
 from vla_ros.kinematics.urdf import Mimic, Urdf, UrdfJoint, read_urdf, unknown_name
@@ -113,12 +113,20 @@ class Kinematics:
             )
         for joint in joints:
             if joint.mimic is not None and joint.mimic.leader not in chain:
+                leader = joint.mimic.leader
+                wrong = "mimics another joint as well" if movable.get(leader) in joints else "is not between them"
+                hint = "" if leader in movable else did_you_mean(leader, movable, 0.4)
                 raise ConfigError(
-                    f"robot.tip_frame: between '{base}' and '{tip_frame}', joint '{joint.name}' mimics "
-                    f"'{joint.mimic.leader}', which is not between them; expected another tip or base"
+                    f"robot.tip_frame: between '{base}' and '{tip_frame}' in {description.path}, joint "
+                    f"'{joint.name}' mimics '{leader}', which {wrong}{hint}"
                 )
         names = tuple(joint_names) or chain
-        if not chain or set(names) != set(chain) or len(names) != len(chain):
+        if not chain:
+            raise ConfigError(
+                f"robot.tip_frame: no joint of {description.path} moves '{tip_frame}' relative to '{base}'; name "
+                f"the link at the end of the arm, of {listed(description.links)}"
+            )
+        if set(names) != set(chain) or len(names) != len(chain):
             raise ConfigError(
                 f"robot.joint_names: found {list(names)}, expected the movable joints from '{base}' to "
                 f"'{tip_frame}', [{listed(chain)}], in any order"

@@ -170,7 +170,7 @@ def read_urdf(urdf: str) -> Urdf:
     if urdf == DEMO_TWO_ARMS:
         root = _on_a_table(root)
     _write_as_1_0(root, path)
-    elements, leaders, joints = {}, _leaders(root, path), []
+    elements, leaders, joints = {}, _leaders(root), []
     for element in root.findall("joint"):
         name, kind = element.get("name", ""), element.get("type", "")
         ends = end_of(element, "parent"), end_of(element, "child")
@@ -182,8 +182,11 @@ def read_urdf(urdf: str) -> Urdf:
     return Urdf(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints), elements)
 
 
-def _leaders(root: ElementTree.Element, path: Path) -> dict[str, Mimic]:
-    """Return what each mimic joint follows; a joint that follows a mimic joint follows that one's leader."""
+def _leaders(root: ElementTree.Element) -> dict[str, Mimic]:
+    """Return what each mimic joint follows; a joint that follows a mimic joint follows that one's leader.
+
+    The leader of joints that follow each other is one of them. It may be a joint that does not exist.
+    """
     direct = {
         joint.get("name", ""): Mimic(
             each.get("joint", ""), float(each.get("multiplier", "1")), float(each.get("offset", "0"))
@@ -191,7 +194,6 @@ def _leaders(root: ElementTree.Element, path: Path) -> dict[str, Mimic]:
         for joint in root.findall("joint")
         if (each := joint.find("mimic")) is not None and joint.get("type") in MOVABLE
     }
-    names = {joint.get("name", "") for joint in root.findall("joint")}
     found: dict[str, Mimic] = {}
     for name, mimic in direct.items():
         seen = {name}
@@ -199,12 +201,6 @@ def _leaders(root: ElementTree.Element, path: Path) -> dict[str, Mimic]:
             seen.add(mimic.leader)
             upper, scale = direct[mimic.leader], mimic.scale
             mimic = Mimic(upper.leader, scale * upper.scale, scale * upper.offset + mimic.offset)
-        if mimic.leader in seen:
-            raise ConfigError(
-                f"robot.urdf: {path}: the joints {listed(sorted(seen))} mimic each other, expected a leader"
-            )
-        if mimic.leader not in names:
-            raise unknown_name(f"robot.urdf: the joint that '{name}' mimics", mimic.leader, names, path)
         found[name] = mimic
     return found
 

@@ -20,7 +20,7 @@ _MOST_BYTES = 16 << 20
 _MOST_LINKS = 3000  # Pinocchio's parser takes quadratic time, and a level of the stack for each link
 _DEEPEST = 100
 KINDS = ("revolute", "prismatic", "continuous", "fixed", "floating", "planar")
-_XACRO_TAGS = ("include", "macro", "property")  # as in files from before xacro had a namespace
+_XACRO_TAGS = ("include", "macro")  # as in files from before xacro had a namespace
 _NUMBERS = {
     "origin": {"xyz": 3, "rpy": 3},
     "axis": {"xyz": 3},
@@ -44,10 +44,11 @@ def read_xml(path: Path) -> Element:
         )
     _remove_prefixed(root)
     count = len(root.findall("joint"))
+    part = "; a xacro file may be a part of another: run `xacro` on the whole" if path.suffix == ".xacro" else ""
     if root.tag != "robot" or not count:
-        raise ConfigError(f"robot.urdf: {path} contains <{root.tag}> with {count} joints, expected a robot")
+        raise ConfigError(f"robot.urdf: {path} contains <{root.tag}> with {count} joints, expected a robot{part}")
     for wrong in chain(_wrong_names(root), _wrong_tree(root), _wrong_numbers(root)):  # the first one
-        raise ConfigError(f"robot.urdf: {path}: {wrong}")
+        raise ConfigError(f"robot.urdf: {path}: {wrong}{part}")
     return root
 
 
