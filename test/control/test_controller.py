@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Refused
 from vla_ros.kinematics.rotations import euler_xyz_matrix, rotation_vector_matrix, write_rotation
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.urdf import resolve
 from vla_ros.types import JointState
 
 JOINTS = PolicySpec(action=parse_components("arm.joint_position + arm.gripper", action=True), dimension=8).columns()
@@ -144,6 +148,19 @@ def test_fingers_move_no_faster_than_the_urdf_allows_if_no_option_says_otherwise
     goals = {"output": "gripper_command"}
     topics = {"gripper": "/gripper"}
     assert closing(control(gripper=goals, topics=topics), 0.02) == [0.0] * 4, "a goal is a final position"
+
+
+@pytest.mark.parametrize(
+    "limits", [{"velocity_scale": 0.0}, {"velocity_scale": 0.0, "max_joint_acceleration": 5.0}]
+)
+def test_no_velocity_limit_times_nothing_is_no_motion(limits: dict[str, float], tmp_path: Path) -> None:
+    path = tmp_path / "arm.urdf"
+    path.write_text(re.sub('velocity="[^"]+"', 'velocity="0"', resolve("demo").read_text()))
+    controller = ArmController(configure(limits=limits), POSE, Kinematics.from_urdf(str(path)))
+    for _ in range(3):
+        command = controller.command(action(0.02), state(), STAMP, DT)
+        controller.sent()
+        np.testing.assert_array_equal(command.positions[:7], HOME)
 
 
 @pytest.mark.parametrize(("assumed", "reach"), [([12.0, 2.0], 0.024), ([1.0, 1.0], 0.002)])

@@ -115,6 +115,18 @@ def test_a_finger_that_the_joint_states_nearly_have_holds(robot, inside, tmp_pat
     assert not any("finger_rigth" in each.name for each in robot.commands)
 
 
+def test_joint_states_without_stamps_are_used_with_a_warning(robot, inside, caplog) -> None:
+    inside()
+
+    def send() -> None:
+        robot._joints.publish(robot.joint_state(robot.names, robot.positions, stamp=0))
+        robot.send_frame(joints=False)
+
+    robot.until(lambda: len(robot.commands) > 5, send)
+    said = [text for text in caplog.messages if "timeouts.joint_state_age cannot detect old ones" in text]
+    assert len(said) == 1
+
+
 def test_fingers_that_no_joint_state_has_are_logged(robot, inside, tmp_path: Path, caplog, monkeypatch) -> None:
     monkeypatch.setattr("vla_ros.node.receiver._FINGERS_DUE", 300_000_000)
     inside("robot.gripper_joint_names:=[finger_left, finger_right]")

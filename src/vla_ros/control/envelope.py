@@ -53,7 +53,8 @@ class Envelope:
         if math.isfinite(limits.acceleration):
             slowed = np.abs(slower(before, limits.acceleration, dt))
             if self.kinematics is not None:
-                slowed = np.minimum(slowed, self.kinematics.velocity_limits * self.tip.velocity_scale)
+                scale = self.tip.velocity_scale  # 0 times no limit is not a number
+                slowed = np.minimum(slowed, self.kinematics.velocity_limits * scale if scale else 0.0)
             limits = replace(limits, velocity=np.maximum(limits.velocity, slowed))
         if lasts > 1.0:
             low, high = (

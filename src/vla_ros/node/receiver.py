@@ -167,6 +167,7 @@ class StateReceiver:
         self.topics: dict[str, list[str]] = {}  # the arms covered by each topic
         for options in config.arms:
             self.topics.setdefault(options.joint_states, []).append(options.name)
+        self._unstamped: set[str] = set()
         # Fingers that no joint state has had yet, and when the first one arrived (steady clock, ns; 0 before).
         self._unseen = {arm.name: (frozenset(arm.measured_fingers), 0) for arm in config.arms}
         several = len(controller.arms) > 1  # then each message covers its own arm's joints
@@ -200,6 +201,12 @@ class StateReceiver:
         now, published = self._context.clock.now(), self._context.suspension.note_arrival(*origin)
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
+        if not stamp and topic not in self._unstamped:
+            self._unstamped.add(topic)
+            self._context.logger.warning(
+                f"{topic}: its joint states have the stamp 0, so their time of arrival is used: "
+                "timeouts.joint_state_age cannot detect old ones. Configure the driver to stamp them"
+            )
         for arm in self.topics[topic]:
             if self._unseen[arm][0]:
                 self._look_for_fingers(arm, joints, now.steady)

@@ -145,7 +145,7 @@ def _joints(parts: Sequence[Component], arm: Arm, control: ControlConfig) -> Ite
         return
     limits, options = arm.kinematics.velocity_limits, arm.config.limits
     trained = velocity_scale(control, limits) * (control.clip_at[0] if control.clip != "none" else 1.0)
-    allowed = limits * options.velocity_scale
+    allowed = limits * options.velocity_scale if options.velocity_scale else np.zeros(len(limits))
     slow: dict[str, list[str]] = {}
     for name, limit, speed in zip(arm.joints, allowed, trained, strict=True):
         if limit < speed * (1 - 1e-9):
