@@ -1,6 +1,7 @@
 """Checks the invariants on the robot's records. Pure logic.
 
-A motion has the stamp of a frame, and a hold has the stamp of a joint state; any other stamp is a violation.
+A motion has the stamp of a frame, and a hold has the stamp of a joint state; any other stamp is a violation. (A
+``JointTrajectory`` whose frame is stamped ahead of the clock would have the time of sending; no row sends one.)
 """
 
 import math
