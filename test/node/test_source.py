@@ -86,8 +86,8 @@ def test_a_new_task_resets_source_and_plan_but_keeps_the_grip() -> None:
     policy = TimedPolicy(horizon=3)
     policy.start_session = Counting  # type: ignore[method-assign]
     policy.last = -1.0  # closed
-    live = LiveLoop(policy, every(0.1, 3), robot__gripper_joint_names=["finger"])
-    finger = (*NAMES, "finger")
+    live = LiveLoop(policy, every(0.1, 3), robot__gripper_joint_names=["finger_left"])
+    finger = (*NAMES, "finger_left")
     live.states.accept(JointState(finger, np.append(POSITIONS, 0.013), live.clock.ros()), live.clock.ros())
     live.run(0.35)
     assert not live.pipeline.schedule.wants_chunk

@@ -43,11 +43,11 @@ def motion(config: Config, opening: float) -> list[tuple[float, FloatArray]]:
 @pytest.mark.parametrize("opening", [0.0, 0.3, 0.7, 1.0])
 def test_a_gripper_stays_as_it_is_until_all_joints_have_moved(opening: float) -> None:
     home = 1.0 - 2.0 * opening  # in the convention of the options: -1 is open
-    other = -1.0 if opening < 0.5 else 1.0
+    other = -1.0 if opening < 0.5 else 1.0  # the end that is further away
     for turn, action in motion(options(), opening):
         slot = turn % (JOINTS + 1)
-        moves = JOINTS <= slot < JOINTS + 0.5
-        assert action[-1] == pytest.approx(other if moves else home), turn
+        expected = home if slot < JOINTS else other if slot < JOINTS + 0.5 else -other
+        assert action[-1] == pytest.approx(expected), turn
         still = [joint for joint in range(JOINTS) if not joint <= slot < joint + 1]
         np.testing.assert_allclose(action[still], np.array([0.1, 0.2, 0.3])[still], atol=1e-12)
 

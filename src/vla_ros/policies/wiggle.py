@@ -46,8 +46,8 @@ class WigglePolicy(Policy):
     """Moves each joint of every arm back and forth, one at a time, then the grippers.
 
     In command order, joints follow :func:`offset` around their positions at the first frame. Grippers stay as they
-    were at the first frame until all joints have moved; then each goes to its other end, and back. The motion
-    repeats and does not depend on the images.
+    were at the first frame until all joints have moved; then each goes to its other end and to the nearer one. The
+    motion repeats and does not depend on the images.
     """
 
     Options = WiggleOptions
@@ -88,7 +88,7 @@ class WigglePolicy(Policy):
         for part in self.spec.action:
             home = self._joints(session.home, part.arm)
             if part.quantity == "gripper":
-                opening = other_end(turn, len(home), float(session.home[part.arm][-1]))
+                opening = both_ends(turn, len(home), float(session.home[part.arm][-1]))
                 closed, opened = self._gripper.closed_value, self._gripper.open_value
                 numbers.append(np.array([closed + opening * (opened - closed)]))
             else:
@@ -100,10 +100,12 @@ class WigglePolicy(Policy):
         return state[arm][:-1] if self._arms[arm] else state[arm]
 
 
-def other_end(turn: float, joints: int, opening: float) -> float:
-    """Return a gripper's opening: the other end in the first half of the last slot, otherwise where it was."""
-    moves = joints <= turn % (joints + 1) < joints + 0.5
-    return float(opening < 0.5) if moves else opening
+def both_ends(turn: float, joints: int, opening: float) -> float:
+    """Return a gripper's opening: its other end, then its nearer end in the last slot, otherwise where it was."""
+    slot, other = turn % (joints + 1) - joints, float(opening < 0.5)
+    if slot < 0:
+        return opening
+    return other if slot < 0.5 else 1.0 - other
 
 
 def offset(turn: float, joints: int) -> FloatArray:
