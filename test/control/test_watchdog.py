@@ -344,7 +344,8 @@ def test_after_any_history_inputs_in_time_clear_every_reason(events: list[str]) 
     world.watchdog.inference_began(world.now)
     world.watchdog.inference_ended(world.now)
     world.run(1.0)
-    assert world.active <= {Reason.CLOCK_JUMP}, "told once, where nobody asked before"
+    once = {Reason.CLOCK_JUMP, Reason.JOINT_STATE_INVALID}
+    assert world.active <= once, "told once, where nobody asked before"
     assert world.active == set()
 
 
@@ -375,3 +376,25 @@ def test_a_jump_is_reported_even_if_all_inputs_were_seen_again_meanwhile() -> No
     assert world.active == {Reason.CLOCK_JUMP}
     world.run(0.02)
     assert world.active == set()
+
+
+def test_a_single_wrong_joint_state_is_named_once_even_if_a_good_one_follows_at_once() -> None:
+    world = World()
+    world.watchdog.see_driver(1, world.now)
+    world.watchdog.see_heartbeat(world.now)
+    assert world.joints()
+    assert Reason.JOINT_STATE_INVALID not in world.active
+    world.wait(0.01)
+    assert not world.joints(wrong="joint 'j2' jumps")
+    world.wait(0.01)
+    assert world.joints(), "it may be used"
+    found = world.watchdog.active(world.now)
+    assert found[Reason.JOINT_STATE_INVALID] == "joint 'j2' jumps"
+    assert Reason.JOINT_STATE_INVALID not in world.active
+    for _ in range(3):
+        world.wait(0.01)
+        assert not world.joints(wrong="joint 'j2' jumps")
+        assert Reason.JOINT_STATE_INVALID in world.active
+    world.wait(0.01)
+    assert world.joints()
+    assert Reason.JOINT_STATE_INVALID not in world.active

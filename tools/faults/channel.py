@@ -187,7 +187,8 @@ def spoil_joints(
     """Return the names and positions of a joint state, with an error.
 
     ``kind`` is ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
-    (beyond the URDF's limits), ``renamed`` or ``none`` (no joints). ``rng`` chooses one of the first seven joints.
+    (beyond the URDF's limits), ``renamed``, ``none`` (no joints) or ``zero`` (every joint). ``rng`` chooses one of
+    the first seven joints.
     """
     names, positions = list(names), list(positions)
     index = rng.randrange(7)
@@ -201,6 +202,8 @@ def spoil_joints(
         names[index] = "elbow"
     elif kind == "none":
         names, positions = [], []
+    elif kind == "zero":
+        positions = [0.0] * len(positions)
     else:
         raise ValueError(f"unknown fault of joint states: '{kind}'")
     return names, positions

@@ -318,6 +318,7 @@ class Robot:
         names, positions = [*ARM, *FINGERS], self._positions.tolist()
         if self._content:
             names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
+            self._content = "" if self._content == "zero" else self._content  # a single message
         self._send_later(self._joints.push(joint_state(names, positions, self._now() & ~1)), "joints", "joints")
 
     def _send_person(self) -> None:

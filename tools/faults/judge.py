@@ -211,7 +211,12 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints."""
+        """Return True if a command may be based on this joint state; with ``pieces``, on one of its joints.
+
+        Never on one of zeros: no arm is there.
+        """
+        if not any(record.positions or (1.0,)):
+            return False
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 

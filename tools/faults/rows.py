@@ -269,6 +269,7 @@ ROWS: tuple[Row, ...] = (
     _state("reordered", _GOES_ON, "reorder", 4),
     _state("bits flip", _GOES_ON, "corrupt", 2, pieces=True),
     *(_content(kind) for kind in ("nan", "infinite", "missing", "short", "outside", "renamed", "none")),
+    _switched("joint states zero", _GOES_ON, ("joint_state_invalid",), "content", {"kind": "zero"}, {"kind": ""}),
     _policy("late", "late 0.5", "inference_late", within=0.3 + _SUPERVISION),
     _policy("raises", "raise", "inference_error"),
     _policy("answers NaN", "nan", "action_invalid"),

@@ -40,6 +40,10 @@ class _Camera(_Input):
 @dataclass
 class _Joints(_Input):
     wrong: str = ""
+    wrong_told: bool = (
+        True  # False until active() has returned ``wrong``, even if a good joint state arrives before
+    )
+    wrong_over: bool = False  # a good joint state has arrived since
     late: str = ""
     needed: bool = True
 
@@ -146,9 +150,13 @@ class Watchdog:
         with self._lock:
             self._check_clock(now)
             config, known = self._config, self._arms.setdefault(arm, _Joints(needed=False))
-            known.wrong = wrong
+            known.wrong_told = known.wrong_told and (not wrong or bool(known.wrong))
+            known.wrong_over = not wrong and not known.wrong_told
             if wrong:
+                known.wrong = wrong
                 return False
+            if known.wrong_told:
+                known.wrong = ""
             last, stale = known.stamp, _silent(known.seen, config.joint_state, now)
             if stamp and last is not None and (stamp == last or (stamp < last and not stale)):
                 return False
@@ -224,9 +232,12 @@ class Watchdog:
             stale = _silent(joints.seen, self._config.joint_state, now)
             if stale:
                 found[Reason.JOINT_STATE_STALE] = prefix + _since(joints.seen, now) + joints.late
+            good += not stale and not joints.wrong
             if joints.wrong:
                 found[Reason.JOINT_STATE_INVALID] = prefix + joints.wrong
-            good += not stale and not joints.wrong
+                joints.wrong_told = True
+                if joints.wrong_over:
+                    joints.wrong, joints.wrong_over = "", False
         return {} if good and self._options.current.control.arms_hold_alone else found
 
     def _of_others(self, now: Now) -> dict[Reason, str]:
