@@ -57,6 +57,7 @@ class Drivers:
         self._lock = threading.Lock()
         self._joints = {arm: {name: Joint(at, at) for name, at in own.items()} for arm, own in homes.items()}
         self._topics = {arm.name: arm.joint_states for arm in config.arms}
+        self._gauges = {arm.name: (arm, arm.gripper.gauge) for arm in config.arms if arm.gripper.gauge}
         self._states: dict[str, Any] = {}
         make, qos = self._graph.message, self._graph.qos
         self._cameras = [
@@ -145,6 +146,12 @@ class Drivers:
                         way = joint.velocity / RATE if now < joint.until else 0.0
                     joint.position += float(np.clip(way, -_FASTEST / RATE, _FASTEST / RATE))
                     by_topic.setdefault(topic, {})[name] = joint.position
+            for name, (options, gauge) in self._gauges.items():  # published next to the motor's joint
+                gripper, finger = options.gripper, options.robot.gripper_joint_names[0]
+                stroke = gripper.open_position - gripper.closed_position
+                opening = (self._joints[name][finger].position - gripper.closed_position) / stroke
+                shown = gauge.closed + opening * (gauge.open - gauge.closed)
+                by_topic[self._topics[name]][gauge.joint] = shown
             arms = {f"{arm}/{n}": j.position for arm, own in self._joints.items() for n, j in own.items()}
             self.log.states.append((now, arms))
         stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
