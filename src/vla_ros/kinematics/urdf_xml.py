@@ -19,7 +19,7 @@ Element = ElementTree.Element
 _MOST_BYTES = 16 << 20
 _MOST_LINKS = 3000  # Pinocchio's parser takes quadratic time, and a level of the stack for each link
 _DEEPEST = 100
-KINDS = ("revolute", "prismatic", "continuous", "fixed", "floating", "planar")
+_KINDS = ("revolute", "prismatic", "continuous", "fixed", "floating", "planar")
 _XACRO_TAGS = ("include", "macro")  # as in files from before xacro had a namespace
 _NUMBERS = {
     "origin": {"xyz": 3, "rpy": 3},
@@ -116,8 +116,8 @@ def _wrong_names(root: Element) -> Iterator[str]:
         ends = {which: end_of(joint, which) for which in ("parent", "child")}
         if not all(ends.values()):
             yield f"joint '{name}' has no parent or no child link"
-        if kind not in KINDS:
-            yield f"joint '{name}' has the type '{kind}', expected one of {', '.join(KINDS)}"
+        if kind not in _KINDS:
+            yield f"joint '{name}' has the type '{kind}', expected one of {', '.join(_KINDS)}"
         for which, link in ends.items():
             if link not in known:
                 yield (
