@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.collision.shapes import Piece, box_around, capsule_around, convex_pieces, corners, library
+from vla_ros.collision.surface import is_hollow, surface_of
 from vla_ros.collision.tree import Mimic, Tree, read_tree
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.urdf import Urdf, read_urdf
@@ -167,7 +168,12 @@ def pieces_of(shape: Any, place: FloatArray) -> list[Piece]:
     vertices = np.asarray(shape.vertices())
     triangles = np.array([[t[0], t[1], t[2]] for t in map(shape.tri_indices, range(shape.num_tris))], np.int64)
     hulls = convex_pieces(vertices, triangles)
-    return [Piece.of(each, place) for each in hulls] or [box_around(vertices).moved(place)]
+    if not hulls:
+        return [box_around(vertices).moved(place)]
+    surface = surface_of(library(), vertices[triangles])
+    if not is_hollow(library(), surface, hulls):
+        return [Piece.of(each, place) for each in hulls]
+    return [Piece.of(each, place, surface) for each in hulls]
 
 
 def _pieces(thing: Any, known: dict[tuple[str, str], list[Piece]]) -> list[Piece]:
