@@ -181,7 +181,7 @@ class _Sweep:
 
     def __init__(self, checker: Checker, samples: FloatArray, step: float = 0.0) -> None:
         self._c, self._samples, self._slack = checker, samples, 0.5 * step
-        self._query = Query(checker._solids)
+        self._query = Query(checker._solids, signed=not step)
         self._extra: dict[float, FloatArray] = {}
         self._at = self._transforms(samples)  # [P, K, 4, 4]
         self._turns, self._points = self._at[..., :3, :3], self._at[..., :3, 3]
@@ -360,7 +360,7 @@ class _Sweep:
                 self._extra[at] = self._transforms(q[None])
             turns, points = self._extra[at][..., :3, :3], self._extra[at][..., :3, 3]
             whole = 0
-        return self._query.distance(a, b, at, turns[:, whole], points[:, whole])
+        return self._query.distance(a, b, at, whole, turns, points)
 
 
 def _between(bounds: FloatArray, moved: FloatArray) -> FloatArray:

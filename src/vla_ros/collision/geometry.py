@@ -18,6 +18,7 @@ from vla_ros.kinematics.urdf import Urdf, read_urdf
 from vla_ros.types import FloatArray
 
 _BEFORE = "package://"
+_ROOM, _ROOM_OF_LINK = 0.005, 0.02  # m, radius of a ball that fits into what the pieces of a hollow mesh fill
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Body:
     is_support: bool = False  # an obstacle that fingertips may come near
     is_tip: bool = False  # a fingertip, or what the gripper holds
     held_by: str = ""  # the arm whose gripper holds it while closed
+    unknown: str = ""  # why its shape is not known, so that the arm holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,8 +163,12 @@ def load_mesh(path: Path, scale: list[float], loader: Any = None) -> Any:
     return loaded
 
 
-def pieces_of(shape: Any, place: FloatArray) -> list[Piece]:
-    """Return the convex pieces of a shape of the library."""
+def pieces_of(shape: Any, place: FloatArray, *, is_link: bool = False) -> list[Piece]:
+    """Return the convex pieces of a shape of the library; those of a hollow mesh have its surface.
+
+    A mesh is hollow if its pieces fill room that it does not. A link's mesh that is not closed is solid
+    nevertheless: what is inside counts as touching it.
+    """
     if not hasattr(shape, "num_tris"):
         return [Piece.of(shape, place)]
     vertices = np.asarray(shape.vertices())
@@ -171,7 +177,8 @@ def pieces_of(shape: Any, place: FloatArray) -> list[Piece]:
     if not hulls:
         return [box_around(vertices).moved(place)]
     surface = surface_of(library(), vertices[triangles])
-    if not is_hollow(library(), surface, hulls):
+    room = _ROOM_OF_LINK if is_link else _ROOM
+    if (is_link and not surface.is_closed) or not is_hollow(library(), surface, hulls, room):
         return [Piece.of(each, place) for each in hulls]
     return [Piece.of(each, place, surface) for each in hulls]
 
@@ -179,7 +186,7 @@ def pieces_of(shape: Any, place: FloatArray) -> list[Piece]:
 def _pieces(thing: Any, known: dict[tuple[str, str], list[Piece]]) -> list[Piece]:
     key = (str(thing.meshPath), str(thing.meshScale)) if hasattr(thing.geometry, "num_tris") else ("", thing.name)
     if key not in known:
-        known[key] = pieces_of(thing.geometry, np.eye(4))
+        known[key] = pieces_of(thing.geometry, np.eye(4), is_link=True)
     return [piece.moved(thing.placement.homogeneous) for piece in known[key]]
 
 

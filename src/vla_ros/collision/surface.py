@@ -9,7 +9,6 @@ import numpy as np
 from vla_ros.types import FloatArray
 
 _PART = 256  # triangles; a part is built within 2 ms, in which no other thread of Python runs
-_ROOM = 0.02  # m, radius of a ball that fits into what the pieces of a hollow mesh fill
 _TRIED = 400  # places of that ball
 _SAME = 1e-6  # m; nearer vertices are one
 _HALF = 0.5  # winding number, above which a point is inside
@@ -17,19 +16,25 @@ _HALF = 0.5  # winding number, above which a point is inside
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """The triangles of a mesh in several parts, each with a sphere around it, in the coordinates of the mesh."""
+    """The triangles of a mesh in several parts, each with a box around it, in the coordinates of the mesh."""
 
     parts: tuple[Any, ...]  # models of the collision library, [C]
-    centres: FloatArray  # [C, 3]
-    radii: FloatArray  # [C], m
-    solid: FloatArray  # the triangles [N, 3, 3] of a mesh that is closed, so that it has an inside; else none
+    low: FloatArray  # [C, 3], of the boxes, m
+    high: FloatArray  # [C, 3]
+    triangles: FloatArray  # [N, 3, 3]
+    is_closed: bool  # so that it has an inside
 
-    def near(self, point: FloatArray, most: float) -> Iterator[tuple[float, Any]]:
-        """Yield the parts that may be nearer than ``most`` to ``point`` [3], with the distance of their spheres.
+    def near(self, points: FloatArray, most: float) -> Iterator[tuple[float, Any]]:
+        """Yield the parts that may be nearer than ``most`` to the hull of ``points`` [N, 3], and a lower bound.
 
-        The nearest sphere comes first.
+        The bound is the gap along the direction from a part's box to the middle of the points; the lowest first.
         """
-        lower = np.linalg.norm(self.centres - point, axis=1) - self.radii
+        middle = 0.5 * (points.min(axis=0) + points.max(axis=0))
+        nearest = np.clip(middle, self.low, self.high)  # [C, 3]
+        away = middle - nearest
+        length = np.sqrt(np.einsum("ci,ci->c", away, away))
+        along = (away @ points.T).min(axis=1) - np.einsum("ci,ci->c", away, nearest)
+        lower = np.where(length > 0, along / np.maximum(length, 1e-9), -np.inf)
         for number in lower.argsort().tolist():
             if lower[number] >= most:
                 return
@@ -40,13 +45,16 @@ class Surface:
 
         The winding number, from each triangle's solid angle (Van Oosterom and Strackee 1983, equation 8).
         """
-        if not len(self.solid):
+        outside = (point < self.low.min(axis=0)) | (point > self.high.max(axis=0))
+        if not self.is_closed or outside.any():
             return False
-        a, b, c = (self.solid - point).swapaxes(0, 1)
+        a, b, c = (self.triangles - point).swapaxes(0, 1)
         lengths = [np.sqrt(np.einsum("ni,ni->n", each, each)) for each in (a, b, c)]
         across = np.einsum("ni,ni->n", a, np.cross(b, c))
         along = lengths[0] * lengths[1] * lengths[2]
-        for (first, second), length in zip(((a, b), (b, c), (c, a)), (lengths[2], lengths[0], lengths[1]), strict=True):
+        for (first, second), length in zip(
+            ((a, b), (b, c), (c, a)), (lengths[2], lengths[0], lengths[1]), strict=True
+        ):
             along += np.einsum("ni,ni->n", first, second) * length
         return abs(float(np.arctan2(across, along).sum()) / (2 * np.pi)) > _HALF
 
@@ -54,21 +62,19 @@ class Surface:
 def surface_of(fcl: Any, triangles: FloatArray) -> Surface:
     """Return the surface of a mesh from its ``triangles`` [N, 3, 3]; ``fcl`` is the collision library."""
     groups = list(_split(triangles))
-    middles = [0.5 * (group.min(axis=(0, 1)) + group.max(axis=(0, 1))) for group in groups]
-    radii = [np.linalg.norm(group - middle, axis=2).max() for group, middle in zip(groups, middles, strict=True)]
-    solid = triangles if _is_closed(triangles) else np.zeros((0, 3, 3))
-    return Surface(tuple(_model(fcl, group) for group in groups), np.array(middles), np.array(radii), solid)
+    low, high = (np.array([find(group, axis=(0, 1)) for group in groups]) for find in (np.min, np.max))
+    return Surface(tuple(_model(fcl, group) for group in groups), low, high, triangles, _is_closed(triangles))
 
 
-def is_hollow(fcl: Any, surface: Surface, pieces: Sequence[Any]) -> bool:
-    """Tell whether a ball of 2 cm fits into a convex piece [P] of a mesh without touching the mesh."""
-    rng, (ball, point) = np.random.default_rng(0), (fcl.Sphere(_ROOM), fcl.Sphere(1e-6))
+def is_hollow(fcl: Any, surface: Surface, pieces: Sequence[Any], room: float) -> bool:
+    """Tell whether a ball with the radius ``room``, m, fits into a convex piece of a mesh, beside its triangles."""
+    rng, (ball, point) = np.random.default_rng(0), (fcl.Sphere(room), fcl.Sphere(1e-6))
     for piece in pieces:
         corners = np.asarray(piece.points())
         for place in rng.uniform(corners.min(axis=0), corners.max(axis=0), (_TRIED, 3)):
             if (
                 distance(fcl, point, place, piece) < 0
-                and all(distance(fcl, ball, place, part) > 0 for _, part in surface.near(place, _ROOM))
+                and all(distance(fcl, ball, place, part) > 0 for _, part in surface.near(place[None], room))
                 and not surface.encloses(place)
             ):
                 return True
@@ -104,11 +110,11 @@ def _model(fcl: Any, triangles: FloatArray) -> Any:
 
 
 def _is_closed(triangles: FloatArray) -> bool:
-    """Tell whether each edge belongs to one triangle in either direction."""
+    """Tell whether each edge belongs to as many triangles in one direction as in the other."""
     grid = np.round(triangles.reshape(-1, 3) / _SAME).astype(np.int64)
     _, numbers = np.unique(grid, axis=0, return_inverse=True)
     corners = numbers.reshape(-1, 3)
     corners = corners[(corners != np.roll(corners, 1, axis=1)).all(axis=1)]
     edges = np.stack((corners, np.roll(corners, -1, axis=1)), axis=2).reshape(-1, 2)
-    there, back = (np.unique(way, axis=0) for way in (edges, edges[:, ::-1]))
-    return len(there) == len(edges) > 0 and np.array_equal(there, back)
+    there, back = (np.unique(way, axis=0, return_counts=True) for way in (edges, edges[:, ::-1]))
+    return len(edges) > 0 and all(np.array_equal(*both) for both in zip(there, back, strict=True))

@@ -279,7 +279,7 @@ class PolicyNode:
             self._throttled,
             self._logger,
         )
-        join_collision(self._context, wiring, pipeline.controller.collision)
+        self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
@@ -324,6 +324,9 @@ class PolicyNode:
         steady = self._clock.now().steady
         camera = self._cameras.competing(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
+        scene = self._scene.competing() if self._scene is not None else None
+        if scene is not None:
+            found.append((Reason.SCENE_CONTESTED, scene.subject, scene))
         joints = self._states.competing(steady)
         return found + [(Reason.JOINT_STATE_CONTESTED, topic, sources) for topic, sources in joints]
 
