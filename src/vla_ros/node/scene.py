@@ -139,7 +139,7 @@ class SceneQueue:
         self._waiting = deque[tuple[bytes, Origin, float]]()
         wiring.on_close(topic.close)
         self._thread = BesideThread(context, wiring, "vla_scene", _PERIOD, self.work)
-        wiring.subscribe_raw(MARKERS, topic.name, self.receive, "state")
+        wiring.subscribe_raw(MARKERS, topic.name, self.receive, "joint_states")  # a second publisher is heard
 
     def receive(self, cdr: Any, origin: Origin = _UNKNOWN) -> None:
         """Keep a message. Runs on the graph thread, so that it only looks at the size."""

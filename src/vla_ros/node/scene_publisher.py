@@ -26,7 +26,8 @@ class ScenePublisher:
         self._followed: bytes | None = None
         self._node, self._heard = "", 0.0  # of the one that is followed: its node's name, and its last message
         self._there = 0.0  # when a message or discovery has shown it
-        self._missed: float | None = None  # since when discovery does not show it
+        self._missed: float | None = None  # since when discovery does not show it any more
+        self._is_seen = False  # discovery has shown it
         self._others: dict[bytes, tuple[float, float]] = {}  # when their first and last messages came
         self._beside: frozenset[bytes] = frozenset()  # others during which the one that is followed was there
         self._found: Mapping[bytes, str] = {}  # publishers in discovery, with their nodes' names
@@ -39,10 +40,11 @@ class ScenePublisher:
         if self._followed is None:
             return
         self._is_known = self._is_known or self._followed in found or any(each in found for each in self._others)
-        if self._followed in found or (not self._is_known and len(found) > len(self._others)):
-            self._there, self._missed = now, None
-            self._node = self._node_of(self._followed) or self._node
-        elif self._missed is None:
+        more = not self._is_known and self._missed is None and len(found) > len(self._others)
+        if self._followed in found or more:  # without ids, more publishers than the others: it is there
+            self._there, self._is_seen = now, True
+            self._missed, self._node = None, self._node_of(self._followed) or self._node
+        elif self._missed is None and self._is_seen:
             self._missed = now
         self._others = {
             each: (first, last)
@@ -64,9 +66,9 @@ class ScenePublisher:
             return True
         if self._followed is None or publisher == self._followed or self._succeeds(publisher, now):
             if publisher != self._followed:
-                self._followed, self._node, self._missed = publisher, self._node_of(publisher), None
+                self._followed, self._node, self._is_seen = publisher, self._node_of(publisher), False
                 self._others = {each: times for each, times in self._others.items() if each != publisher}
-            self._heard = self._there = now
+            self._heard, self._there, self._missed = now, now, None
             return True
         first, _ = self._others.get(publisher, (now, now))
         others = {each: times for each, times in self._others.items() if each != publisher}
