@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable
 
@@ -23,6 +24,13 @@ def printable(text: str) -> str:
 def one_line(text: str, longest: int = 200) -> str:
     """Return a name from a message, a file or a peer: at most ``longest`` characters, no control characters."""
     return _OF_A_LINE.sub(_escape, text if len(text) <= longest else f"{text[:longest]}...")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log records as :func:`printable` text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Backend, Node, say
+from vla_ros.graph.node import Backend, Node, printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
@@ -68,7 +68,7 @@ class PolicyNode:
         self.safety.listen(self._on_event)
         self.stats = Stats()
         self.inputs = Inputs(self._clock, config.policy.instruction)
-        self._logger = node.get_logger()
+        self._logger = printable_logger(node.get_logger())
         self._source: ActionSource | None = None
         self._pipeline: ActionPipeline | None = None
         self._gate: DriverGate | None = None
