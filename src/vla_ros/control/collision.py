@@ -65,6 +65,7 @@ class CollisionCheck:
     Attributes:
         world: The bodies and pairs without the scene, or None if nothing is checked.
         last: What was found for the last command, or None before the first.
+        closest: The nearest two bodies at the last :meth:`look`, or None before the first.
         steady: The steady clock, s; by default that of the system.
 
     Raises:
@@ -75,6 +76,7 @@ class CollisionCheck:
         self.world = checked_world(config, kinematics) if config.collision.check else None
         self._kinematics = kinematics
         self.last: Clearance | None = None
+        self.closest: Clearance | None = None
         self.steady: Callable[[], float] = time.monotonic
         self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
         self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
@@ -263,6 +265,10 @@ class CollisionCheck:
     def nearest(self) -> Clearance | None:
         """Return the smallest distance at the last positions, or None if nothing is checked."""
         return None if self.world is None else self.checker.nearest(self.positions)
+
+    def look(self) -> None:
+        """Keep what :meth:`nearest` returns as :attr:`closest`; with many obstacles, that takes a while."""
+        self.closest = self.nearest()
 
     @property
     def why_not(self) -> str:

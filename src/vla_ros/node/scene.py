@@ -21,6 +21,7 @@ from vla_ros.types import JointState
 
 _UNKNOWN = Origin()  # of a message that a middleware without origins delivers
 _PERIOD = 0.1  # s between looks for obstacles whose lifetime has ended, for meshes and for publishers
+_LOOK = 1.0  # s between looks for the nearest two bodies, for diagnostics
 _NEAR = 0.05  # s between a marker's stamp and a joint state
 _MOST_BYTES = 128 << 10  # of a message; a scene of 200 markers has a third of this
 _WAITING = 16  # messages
@@ -31,6 +32,7 @@ def join_collision(context: Context, wiring: Wiring, check: CollisionCheck | Non
     if check is None or check.world is None:
         return None
     check.steady = context.clock.steady
+    BesideThread(context, wiring, "vla_collision", _LOOK, check.look)
     view = CollisionView(context, wiring, check)
     BesideThread(context, wiring, "vla_collision_view", SHOWN, view.show)
     name = context.options.current.collision.scene

@@ -126,7 +126,7 @@ class Telemetry:
         """Log new problems with topics and publish diagnostics and status, once a second."""
         self._look()
         if (check := self._controller.collision) is not None:
-            self._nearest = check.nearest()
+            self._nearest = check.closest
         outside = self._outside
         parts = [
             self._state_part(),
