@@ -28,6 +28,7 @@ _ROUNDING = 1e-5  # m; smaller changes of a distance are none
 _SLOWEST = 0.1  # share of the speed just above the hold distance
 _HARMLESS = 0.1  # share of its distance from the hold distance that a pair may lose without being slowed
 _ESCAPE = 25  # samples of a motion out of a collision, at least
+_DENSER = 10  # times as many as of any other motion, up to the most
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
 _PARTS = np.tile(_CURVED**2 * np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), (3, 1))  # turn and shift of a place
@@ -284,7 +285,7 @@ class _Sweep:
     def _not_escaping(self, below: Mapping[int, list[int]]) -> int | None:
         """Return None if the motion brings none of these pairs nearer and one of them apart; else a pair."""
         count = len(self._samples)
-        at = np.linspace(0, count - 1, max(_ESCAPE, count))
+        at = np.linspace(0, count - 1, max(_ESCAPE, min(_MOST, _DENSER * count), count))
         dense = [np.interp(at, np.arange(count), column) for column in self._samples.T]
         fine, apart = _Sweep(self._c, np.stack(dense, axis=1)), False
         for pair, rows in below.items():

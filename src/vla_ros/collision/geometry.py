@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -163,11 +163,11 @@ def load_mesh(path: Path, scale: list[float], loader: Any = None) -> Any:
     return loaded
 
 
-def pieces_of(shape: Any, place: FloatArray, *, is_link: bool = False) -> list[Piece]:
+def pieces_of(shape: Any, place: FloatArray, link: Literal["", "fixed", "moving"] = "") -> list[Piece]:
     """Return the convex pieces of a shape of the library; those of a hollow mesh have its surface.
 
-    A mesh is hollow if its pieces fill room that it does not. A link's mesh that is not closed is solid
-    nevertheless: what is inside counts as touching it.
+    A mesh is hollow if its pieces fill room that it does not. No mesh of a ``link`` that moves is, which spares
+    time, and none of a link that is not closed.
     """
     if not hasattr(shape, "num_tris"):
         return [Piece.of(shape, place)]
@@ -176,17 +176,21 @@ def pieces_of(shape: Any, place: FloatArray, *, is_link: bool = False) -> list[P
     hulls = convex_pieces(vertices, triangles)
     if not hulls:
         return [box_around(vertices).moved(place)]
-    surface = surface_of(library(), vertices[triangles])
-    room = _ROOM_OF_LINK if is_link else _ROOM
-    if (is_link and not surface.is_closed) or not is_hollow(library(), surface, hulls, room):
-        return [Piece.of(each, place) for each in hulls]
-    return [Piece.of(each, place, surface) for each in hulls]
+    if link != "moving":
+        surface = surface_of(library(), vertices[triangles])
+        room = _ROOM_OF_LINK if link else _ROOM
+        if (surface.is_closed or not link) and is_hollow(library(), surface, hulls, room):
+            return [Piece.of(each, place, surface) for each in hulls]
+    return [Piece.of(each, place) for each in hulls]
 
 
 def _pieces(thing: Any, known: dict[tuple[str, str], list[Piece]]) -> list[Piece]:
-    key = (str(thing.meshPath), str(thing.meshScale)) if hasattr(thing.geometry, "num_tris") else ("", thing.name)
+    link: Literal["fixed", "moving"] = "moving" if thing.parentJoint else "fixed"
+    key = (str(thing.meshPath), f"{thing.meshScale} {link}")
+    if not hasattr(thing.geometry, "num_tris"):
+        key = ("", thing.name)
     if key not in known:
-        known[key] = pieces_of(thing.geometry, np.eye(4), is_link=True)
+        known[key] = pieces_of(thing.geometry, np.eye(4), link)
     return [piece.moved(thing.placement.homogeneous) for piece in known[key]]
 
 
