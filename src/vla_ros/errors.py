@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import re
 from collections.abc import Iterable
 
 _LONGEST = 4000  # characters of a message
+# Characters that a terminal obeys or that change the order of what it shows, and halves of characters.
+_OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_OF_A_LINE, _OF_LINES = re.compile(f"[{_OBEYED}]"), re.compile(f"(?![\n\t])[{_OBEYED}]")
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with escapes (``\x1b``) for all control characters but newlines and tabs.
+
+    For text of messages, files and peers that a log or a terminal shows; see also :func:`one_line`.
+    """
+    return _OF_LINES.sub(_escape, text)
+
+
+def one_line(text: str, longest: int = 200) -> str:
+    """Return a name from a message, a file or a peer: at most ``longest`` characters, no control characters."""
+    return _OF_A_LINE.sub(_escape, text if len(text) <= longest else f"{text[:longest]}...")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log records as :func:`printable` text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 class VlaRosError(Exception):
     """Base of all errors that this package raises on purpose; the text is meant for users."""
 
     def __str__(self) -> str:
-        """Return the text; if it is very long, the middle is left out."""
+        """Return the text, as :func:`printable`; if it is very long, the middle is left out."""
         text = super().__str__()
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
+        return printable(
+            text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
+        )
 
 
 class ConfigError(VlaRosError):

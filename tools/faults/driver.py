@@ -30,7 +30,7 @@ from tools.faults.intruder import Intruder
 from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_frame
 from tools.faults.person import Person
 from tools.faults.records import Kind, Record
-from tools.faults.surroundings import Surroundings
+from tools.faults.surroundings import SCENE, Surroundings
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
@@ -232,8 +232,13 @@ class Robot:
                 raise VlaRosError(f"unknown order: {order}")
 
     def _intrude(self, what: str) -> None:
-        topic = {"joints": "/joint_states", "camera": TOPICS[0], "claim": _COMMANDS["command"]}
-        data = {"joints": self._other_joints, "camera": lambda: with_stamp(next(self._images), self._now() | 1)}
+        topic = {"joints": "/joint_states", "camera": TOPICS[0], "claim": _COMMANDS["command"], "scene": SCENE}
+        data: dict[str, Callable[[], Any]] = {
+            "joints": self._other_joints,
+            "camera": lambda: with_stamp(next(self._images), self._now() | 1),
+        }
+        if self._surroundings is not None:
+            data["scene"] = self._surroundings.cleared
         self._intruder = Intruder(self._graph, what, topic.get(what, _COMMANDS.get(what, "")), data.get(what))
 
     def _send_intruder(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from vla_ros.graph.node import Graph
 from vla_ros.node.claim import Claim
 
-_TYPES = {"joints": "JointState", "camera": "Image"}
-_QOS = {"joints": "state_publisher", "camera": "camera"}
+_TYPES = {"camera": "sensor_msgs/msg/Image", "scene": "visualization_msgs/msg/MarkerArray"}
+_QOS = {"joints": "state_publisher", "camera": "camera", "scene": "state_publisher"}
 
 
 class Intruder:
@@ -15,12 +15,12 @@ class Intruder:
 
     Args:
         graph: The graph.
-        what: ``claim``, ``name``, ``command``, ``gripper``, ``joints`` or ``camera``.
+        what: ``claim``, ``name``, ``command``, ``gripper``, ``joints``, ``camera`` or ``scene``.
         topic: Topic of the command or of the data.
         data: Makes false data. These are not recorded, because no command may be based on them.
     """
 
-    def __init__(self, graph: Graph, what: str, topic: str, data: Callable[[], bytes] | None) -> None:
+    def __init__(self, graph: Graph, what: str, topic: str, data: Callable[[], Any] | None) -> None:
         self._data, self._publisher = data, None
         if what == "claim":  # what a policy node does before its publisher is discovered
             self.close: Callable[[], Any] = Claim("command " + topic, "/intruder").close
@@ -28,7 +28,7 @@ class Intruder:
         node = graph.create_node("vla_policy" if what == "name" else "intruder")
         self.close = node.destroy_node
         if what != "name":
-            kind = graph.message(f"sensor_msgs/msg/{_TYPES.get(what, 'JointState')}")
+            kind = graph.message(_TYPES.get(what, "sensor_msgs/msg/JointState"))
             self._publisher = node.create_publisher(kind, topic, graph.qos(_QOS.get(what, "command")))
 
     def send(self) -> None:

@@ -226,10 +226,10 @@ def _walls(name: str, **more: Any) -> Row:
     return _switched(f"obstacle appears{name}", _GOES_ON, reasons, "scene", *words, **row)
 
 
-def _scene(name: str, kind: str) -> Row:
+def _scene(name: str, kind: str, reason: str = "scene_stale") -> Row:
     """Return a row in which no message tells the obstacles any more."""
     words, more = ({"kind": kind}, {"kind": ""}), {**_FALLS_SILENT, **WALLED}
-    return _switched(f"scene {name}", _HOLDS, ("scene_stale",), "scene", *words, **more)
+    return _switched(f"scene {name}", _HOLDS, (reason,), "scene", *words, **more)
 
 
 _RECORDED = {"record.what": "all"}
@@ -454,6 +454,7 @@ ROWS: tuple[Row, ...] = (
     _contested("gripper", _STOPS, "command_contested", **APART),
     _contested("joints", _HOLDS, "joint_state_contested"),
     _contested("camera", _HOLDS, "camera_contested"),
+    _contested("scene", _HOLDS, "scene_contested", **WALLED),
     _contested("name", _HOLDS, "name_contested"),
     *(
         # A node that is left behind would contest the next one.
@@ -515,7 +516,7 @@ ROWS: tuple[Row, ...] = (
     _walls(", no collision elements", urdf="visual"),
     _scene("stale", "silent"),
     _scene("malformed", "malformed"),
-    _scene("mesh broken", "mesh"),
+    _scene("mesh broken", "mesh", "collision_scene"),
     Row("mesh of the URDF broken", _STOPS, within=_SUPERVISION, refused="truncated", **WALLED),
     _instructed("two arms meeting", _GOES_ON, ("collision_self",), "meet", until=True, **MEETING),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),

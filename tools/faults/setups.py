@@ -5,7 +5,7 @@ from typing import Any
 
 from tools.faults.hand import NAME
 from tools.faults.person import JOY, LEADER
-from tools.faults.surroundings import SCENE
+from tools.faults.surroundings import BROKEN_MESH, SCENE
 
 OPTIONS: Mapping[str, str] = {
     "node.backend": "dds",
@@ -72,7 +72,8 @@ ARMS: Mapping[str, Any] = {
 _CHECKED = {"collision.check": "true", "collision.deceleration": "20.0"}
 WALLED: Mapping[str, Any] = {
     "options": _CHECKED
-    | {"collision.scene": SCENE, "collision.scene_required": "true", "collision.scene_timeout": "0.3"},
+    | {"collision.scene": SCENE, "collision.scene_required": "true", "collision.scene_timeout": "0.3"}
+    | {"collision.scene_meshes": f"['{BROKEN_MESH}']"},
     "robot_words": ("--scene",),
 }
 _MOUNTS = {"left.mount": "[0.0, 0.2, 0.0, 0.0, 0.0, 0.0]", "right.mount": "[0.0, -0.2, 0.0, 0.0, 0.0, 0.0]"}

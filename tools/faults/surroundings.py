@@ -13,6 +13,7 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
 SCENE = "/obstacles"
+BROKEN_MESH = Path(tempfile.gettempdir()) / "vla_ros_truncated.stl"
 # Boxes beside, before and below the tip: their edges, and their centres relative to it, m.
 _Box = tuple[Sequence[float], Sequence[float]]
 _WALLS: tuple[_Box, ...] = (
@@ -44,8 +45,7 @@ class Surroundings:
         self._array, self._publisher = array, node.create_publisher(array, SCENE, graph.qos("state_publisher"))
         self._arm = Kinematics.from_urdf("demo")
         self._fault, self._count, self._boxes = "", 0, [_FAR]
-        self._mesh = Path(tempfile.gettempdir()) / "vla_ros_truncated.stl"
-        self._mesh.write_bytes(TRUNCATED)
+        BROKEN_MESH.write_bytes(TRUNCATED)
 
     def become(self, fault: str, positions: FloatArray) -> None:
         """Begin ``walls``, ``silent``, ``malformed`` or ``mesh`` with the arm at ``positions`` [7]."""
@@ -63,11 +63,15 @@ class Surroundings:
             return
         wrong = dict[str, Any]()
         if self._fault == "mesh":
-            wrong = {"type": _MESH, "mesh_resource": str(self._mesh)}
+            wrong = {"type": _MESH, "mesh_resource": str(BROKEN_MESH)}
         elif self._fault == "malformed":
             wrong = _WRONG[self._count % len(_WRONG)]
         markers = [self._marker(number, *box, **wrong) for number, box in enumerate(self._boxes)]
         self._publisher.publish(self._array(markers=[self._marker(0, *_FAR, action=_DELETE_ALL), *markers]))
+
+    def cleared(self) -> Any:
+        """Return a message that deletes all obstacles, as a second publisher may send it."""
+        return self._array(markers=[self._marker(0, *_FAR, action=_DELETE_ALL)])
 
     def _marker(self, number: int, size: Sequence[float], at: Sequence[float], **more: Any) -> Any:
         """Return a box of edges ``size`` at ``at``; ``more`` are further fields, or what is wrong with it."""

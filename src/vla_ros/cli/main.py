@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from vla_ros import __version__
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, printable
 from vla_ros.process import end_process, use_environment
 
 COMMANDS = {
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(command: str, why: object, status: int = 1) -> int:
-    print(f"vla-ros {command}: {why}", file=sys.stderr)
+    print(printable(f"vla-ros {command}: {why}"), file=sys.stderr)
     return status
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STATE_COLOURS = {"armed": "bold green", "disarmed": "bold cyan", "holding": "bold yellow", "stopped": "bold red"}
 _LEVEL_COLOURS = {0: "green", 1: "yellow", 2: "red", 3: "bright_black"}
 _STALE = 3.0  # s without diagnostics, which are published once a second
+_LONGEST = 1000  # characters of a text
 _REFRESH = 0.25  # s
 
 
@@ -38,8 +39,9 @@ class View:
         prefix = f"{self.node.lstrip('/')}: "
         own = [status for status in message.status if status.name.startswith(prefix)]
         for status in own:
-            values = {pair.key: pair.value for pair in status.values}
-            self.parts[status.name[len(prefix) :]] = (_level(status.level), status.message, values)
+            values = {one_line(pair.key): one_line(pair.value, _LONGEST) for pair in status.values}
+            name = one_line(status.name[len(prefix) :])
+            self.parts[name] = (_level(status.level), one_line(status.message, _LONGEST), values)
         if own:
             self.received_at = self._clock()
             self._count(self.received_at)
@@ -74,8 +76,10 @@ class View:
         _, message, values = self.parts.get("state", (3, "", {}))
         state = str(self.status.get("state") or values.get("state", "unknown"))
         head = Table.grid(padding=(0, 2))
-        head.add_row("state", Text(str(self.status.get("explanation") or message), STATE_COLOURS.get(state, "")))
-        head.add_row("moved by", Text(f"{self.status.get('source', '')} ({self.status.get('mode', '')})"))
+        explained = one_line(str(self.status.get("explanation") or message), _LONGEST)
+        head.add_row("state", Text(explained, STATE_COLOURS.get(state, "")))
+        moved_by = f"{self.status.get('source', '')} ({self.status.get('mode', '')})"
+        head.add_row("moved by", Text(one_line(moved_by)))
         head.add_row("instruction", Text(values.get("instruction", "")))
         silence = self._clock() - self.received_at
         if silence > _STALE:
@@ -108,10 +112,11 @@ class View:
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*header, title=title)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.collision.query import Query, Solids
 from vla_ros.collision.shapes import library
 from vla_ros.collision.world import World, named
 from vla_ros.types import FloatArray, IntArray
@@ -27,6 +28,7 @@ _ROUNDING = 1e-5  # m; smaller changes of a distance are none
 _SLOWEST = 0.1  # share of the speed just above the hold distance
 _HARMLESS = 0.1  # share of its distance from the hold distance that a pair may lose without being slowed
 _ESCAPE = 25  # samples of a motion out of a collision, at least
+_DENSER = 10  # times as many as of any other motion, up to the most
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
 _PARTS = np.tile(_CURVED**2 * np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), (3, 1))  # turn and shift of a place
@@ -68,7 +70,7 @@ class Checker:
         self.world = world
         pieces = [(piece, index) for index, body in enumerate(world.bodies) for piece in body.pieces]
         body_of = np.array([index for _, index in pieces], np.int64)
-        self._shapes = [piece.shape for piece, _ in pieces]
+        self._solids = Solids(pieces)
         self._frames = np.array([world.bodies[index].frame for index in body_of], np.int64)
         self._places = np.array([piece.place for piece, _ in pieces]).reshape(-1, 4, 4)
         radii = np.array([piece.radius for piece, _ in pieces])
@@ -82,12 +84,12 @@ class Checker:
         self._first, self._second, self._pair = np.array(ordered, np.int64).reshape(-1, 3).T
         fcl = library()
         # Half-spaces and large boxes that do not move are treated as such when pairs are selected.
-        boxes = np.array([isinstance(shape, fcl.Box) for shape in self._shapes], bool) & (radii > _LARGE)
+        boxes = np.array([isinstance(shape, fcl.Box) for shape in self._solids.shapes], bool) & (radii > _LARGE)
         alone = np.flatnonzero((boxes | ~np.isfinite(radii)) & (self._frames == 0))  # [B]
         self._turned = self._places[alone, :3, :3].swapaxes(1, 2)
         self._moved = self._turned @ self._places[alone, :3, 3:]
         self._plane = ~np.isfinite(radii[alone])[:, None]
-        halves = [getattr(self._shapes[number], "halfSide", np.zeros(3)) for number in alone]
+        halves = [getattr(self._solids.shapes[number], "halfSide", np.zeros(3)) for number in alone]
         self._halves = np.array(halves).reshape(-1, 3, 1)
         which = np.full(len(pieces), -1)
         which[alone] = np.arange(len(alone))
@@ -179,11 +181,8 @@ class _Sweep:
     """Samples of a motion [K, J], and distances at them."""
 
     def __init__(self, checker: Checker, samples: FloatArray, step: float = 0.0) -> None:
-        fcl = library()
         self._c, self._samples, self._slack = checker, samples, 0.5 * step
-        place = getattr(fcl, "Transform3s", None) or fcl.Transform3f
-        self._places, self._distance_of = (place(), place()), fcl.distance
-        self._request, self._result = fcl.DistanceRequest(), fcl.DistanceResult()
+        self._query = Query(checker._solids, signed=not step)
         self._extra: dict[float, FloatArray] = {}
         self._at = self._transforms(samples)  # [P, K, 4, 4]
         self._turns, self._points = self._at[..., :3, :3], self._at[..., :3, 3]
@@ -286,7 +285,7 @@ class _Sweep:
     def _not_escaping(self, below: Mapping[int, list[int]]) -> int | None:
         """Return None if the motion brings none of these pairs nearer and one of them apart; else a pair."""
         count = len(self._samples)
-        at = np.linspace(0, count - 1, max(_ESCAPE, count))
+        at = np.linspace(0, count - 1, max(_ESCAPE, min(_MOST, _DENSER * count), count))
         dense = [np.interp(at, np.arange(count), column) for column in self._samples.T]
         fine, apart = _Sweep(self._c, np.stack(dense, axis=1)), False
         for pair, rows in below.items():
@@ -362,13 +361,7 @@ class _Sweep:
                 self._extra[at] = self._transforms(q[None])
             turns, points = self._extra[at][..., :3, :3], self._extra[at][..., :3, 3]
             whole = 0
-        self._places[0].setTransform(turns[a, whole], points[a, whole])
-        self._places[1].setTransform(turns[b, whole], points[b, whole])
-        self._result.clear()
-        found = self._distance_of(
-            checker._shapes[a], self._places[0], checker._shapes[b], self._places[1], self._request, self._result
-        )
-        return float(found)
+        return self._query.distance(a, b, at, whole, turns, points)
 
 
 def _between(bounds: FloatArray, moved: FloatArray) -> FloatArray:

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vla_ros.collision.shapes import Piece, box_around, capsule_around, convex_pieces, corners, library
+from vla_ros.collision.surface import is_hollow, surface_of
 from vla_ros.collision.tree import Tree, read_tree
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.native import with_reason
@@ -18,6 +19,7 @@ from vla_ros.kinematics.urdf import Urdf, read_urdf
 from vla_ros.types import FloatArray
 
 _BEFORE = "package://"
+_ROOM, _ROOM_OF_LINK = 0.005, 0.02  # m, radius of a ball that fits into what the pieces of a hollow mesh fill
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class Body:
     is_support: bool = False  # an obstacle that fingertips may come near
     is_tip: bool = False  # a fingertip, or what the gripper holds
     held_by: str = ""  # the arm whose gripper holds it while closed
+    unknown: str = ""  # why its shape is not known, so that the arm holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,20 +164,34 @@ def load_mesh(path: Path, scale: list[float], loader: Any = None) -> Any:
     return loaded
 
 
-def pieces_of(shape: Any, place: FloatArray) -> list[Piece]:
-    """Return the convex pieces of a shape of the library."""
+def pieces_of(shape: Any, place: FloatArray, link: Literal["", "fixed", "moving"] = "") -> list[Piece]:
+    """Return the convex pieces of a shape of the library; those of a hollow mesh have its surface.
+
+    A mesh is hollow if its pieces fill room that it does not. No mesh of a ``link`` that moves is, which spares
+    time, and none of a link that is not closed.
+    """
     if not hasattr(shape, "num_tris"):
         return [Piece.of(shape, place)]
     vertices = np.asarray(shape.vertices())
     triangles = np.array([[t[0], t[1], t[2]] for t in map(shape.tri_indices, range(shape.num_tris))], np.int64)
     hulls = convex_pieces(vertices, triangles)
-    return [Piece.of(each, place) for each in hulls] or [box_around(vertices).moved(place)]
+    if not hulls:
+        return [box_around(vertices).moved(place)]
+    if link != "moving":
+        surface = surface_of(library(), vertices[triangles])
+        room = _ROOM_OF_LINK if link else _ROOM
+        if (surface.is_closed or not link) and is_hollow(library(), surface, hulls, room):
+            return [Piece.of(each, place, surface) for each in hulls]
+    return [Piece.of(each, place) for each in hulls]
 
 
 def _pieces(thing: Any, known: dict[tuple[str, str], list[Piece]]) -> list[Piece]:
-    key = (str(thing.meshPath), str(thing.meshScale)) if hasattr(thing.geometry, "num_tris") else ("", thing.name)
+    link: Literal["fixed", "moving"] = "moving" if thing.parentJoint else "fixed"
+    key = (str(thing.meshPath), f"{thing.meshScale} {link}")
+    if not hasattr(thing.geometry, "num_tris"):
+        key = ("", thing.name)
     if key not in known:
-        known[key] = pieces_of(thing.geometry, np.eye(4))
+        known[key] = pieces_of(thing.geometry, np.eye(4), link)
     return [piece.moved(thing.placement.homogeneous) for piece in known[key]]
 
 

@@ -1,10 +1,11 @@
 """Convex pieces of meshes, and capsules that enclose them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from vla_ros.collision.surface import Surface
 from vla_ros.collision.tree import transform
 from vla_ros.errors import MissingDependencyError
 from vla_ros.types import FloatArray, IntArray
@@ -41,16 +42,18 @@ class Piece:
     shape: Any
     place: FloatArray  # [4, 4]
     radius: float  # of the sphere, m; infinite for a half-space
+    surface: Surface | None = None  # of the hollow mesh that it is a piece of; inside the piece, it decides
+    middle: FloatArray = field(default_factory=lambda: np.zeros(3))  # the piece's origin in the mesh's coordinates
 
     @classmethod
-    def of(cls, shape: Any, place: FloatArray) -> "Piece":
+    def of(cls, shape: Any, place: FloatArray, surface: Surface | None = None) -> "Piece":
         """Return a piece for a shape of the library; the points of a hull are moved to their middle."""
         if hasattr(shape, "points"):
             points = np.asarray(shape.points())
             middle = 0.5 * (points.min(axis=0) + points.max(axis=0))
             centred = points - middle
             radius = float(np.sqrt((centred**2).sum(axis=1).max()))
-            return cls(hull(centred), place @ transform(np.eye(3), middle), radius)
+            return cls(hull(centred), place @ transform(np.eye(3), middle), radius, surface, middle)
         shape.computeLocalAABB()
         return cls(shape, place, float(shape.aabb_radius))
 

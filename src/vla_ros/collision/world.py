@@ -15,7 +15,7 @@ from vla_ros.collision.tree import Tree, join, mounted, transform
 from vla_ros.config import ArmConfig, Config
 from vla_ros.config.collision import Obstacle
 from vla_ros.config.files import read_bytes
-from vla_ros.errors import ConfigError, did_you_mean
+from vla_ros.errors import ConfigError, did_you_mean, one_line
 from vla_ros.kinematics.rotations import euler_xyz_matrix
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
@@ -251,7 +251,7 @@ def link_of(world: World, link: str, what: str) -> tuple[int, FloatArray]:
         return 0, np.eye(4)
     if link not in world.links:
         hint = did_you_mean(link, world.links) or f"; expected one of {', '.join(world.links)}"
-        raise ConfigError(f"{what}: found the frame '{link}', which is no link{hint}")
+        raise ConfigError(f"{what}: found the frame '{one_line(link)}', which is no link{hint}")
     return world.links[link]
 
 

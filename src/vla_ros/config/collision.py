@@ -99,6 +99,11 @@ class CollisionConfig:
         "", "What the gripper holds while it is closed, as an obstacle without NAME, in the frame of the tip"
     )
     scene: str = option("", "In: visualization_msgs/MarkerArray of obstacles that move; empty: none")
+    scene_meshes: tuple[str, ...] = option(
+        (),
+        "Meshes that markers of the scene may name, as their mesh_resource; a file that changes is read again. Any "
+        "other mesh is an obstacle of unknown shape, which holds the arm",
+    )
     scene_required: bool = option(
         False, "true: without a scene, or with one older than scene_timeout, the arm holds", live=True
     )

@@ -65,6 +65,7 @@ class CollisionCheck:
     Attributes:
         world: The bodies and pairs without the scene, or None if nothing is checked.
         last: What was found for the last command, or None before the first.
+        closest: The nearest two bodies at the last :meth:`look`, or None before the first.
         steady: The steady clock, s; by default that of the system.
 
     Raises:
@@ -75,10 +76,12 @@ class CollisionCheck:
         self.world = checked_world(config, kinematics) if config.collision.check else None
         self._kinematics = kinematics
         self.last: Clearance | None = None
+        self.closest: Clearance | None = None
         self.steady: Callable[[], float] = time.monotonic
         self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
         self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
         self.scene: tuple[Body, ...] = ()
+        self._unknown = ""  # the first body of the scene whose shape is not known
         self._scene_at = -math.inf  # when the scene was published, s
         self.configure(config)
         if self.world is not None:
@@ -97,10 +100,16 @@ class CollisionCheck:
         self._arms = {arm.name: arm for arm in config.arms}
 
     def set_scene(self, bodies: Sequence[Body], *, age: float | None = 0.0) -> None:
-        """Replace the obstacles that move; ``age`` is that of the message in s, or None if there was none."""
+        """Replace the obstacles that move; ``age`` is that of the message in s, or None if there was none.
+
+        While the shape of one is not known, the arms hold.
+        """
         assert self.world is not None
         self.scene = tuple(bodies)
-        self.checker = Checker(with_bodies(self.world, self.scene))  # one assignment: limit() sees either
+        unknown = next((f"{body.name}: {body.unknown}" for body in bodies if body.unknown), "")
+        self._unknown = self._unknown or unknown  # before the checker changes, and until it has
+        self.checker = Checker(with_bodies(self.world, [body for body in bodies if not body.unknown]))
+        self._unknown = unknown
         self._scene_at = self._scene_at if age is None else self.steady() - age
 
     def limit(self, commands: Sequence[Command], joints: Mapping[str, JointState | None]) -> float:
@@ -120,6 +129,8 @@ class CollisionCheck:
         if options.scene_required and late > options.scene_timeout:
             old = f"{late:.2g} s old" if math.isfinite(late) else "none has arrived"
             raise Refused(Reason.SCENE_STALE, f"{options.scene}: {old}, allowed {options.scene_timeout:g} s")
+        if self._unknown:
+            raise Refused(Reason.COLLISION_SCENE, self._unknown)
         self._unseen -= {arm for arm, state in joints.items() if state is not None}
         if self._unseen:
             unseen = ", ".join(sorted(self._unseen))
@@ -227,6 +238,25 @@ class CollisionCheck:
             self._columns[key] = index, column
         return self._columns[key]
 
+    def placed(self, frame: int, joints: Mapping[str, JointState]) -> FloatArray:
+        """Return where a frame of the world's tree is, [4, 4], with each arm's joints at a joint state.
+
+        Raises ConfigError if an arm has none. Any thread may call it.
+        """
+        assert self.world is not None
+        if missing := self.world.joints.keys() - joints.keys():
+            raise ConfigError(f"no joint state of {', '.join(sorted(missing))}")
+        tree, q = self.world.tree, self.positions
+        for arm, state in joints.items():
+            own = self.world.joints.get(arm, {})
+            for name, position in zip(state.names, state.positions.tolist(), strict=True):
+                if name in own:
+                    q[own[name]] = position
+        if not np.isfinite(q).all():
+            raise ConfigError("a joint state that is not finite")
+        found: FloatArray = tree.forward(tree.follow(q)[None])[frame, 0]
+        return found
+
     @property
     def positions(self) -> FloatArray:
         """The newest positions [J] of the tree's joints."""
@@ -235,6 +265,10 @@ class CollisionCheck:
     def nearest(self) -> Clearance | None:
         """Return the smallest distance at the last positions, or None if nothing is checked."""
         return None if self.world is None else self.checker.nearest(self.positions)
+
+    def look(self) -> None:
+        """Keep what :meth:`nearest` returns as :attr:`closest`; with many obstacles, that takes a while."""
+        self.closest = self.nearest()
 
     @property
     def why_not(self) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vla_ros.errors import one_line
+
 ANY = "*"
 """Entry of ``topics.command_shared_with`` that allows every node."""
 
@@ -219,7 +221,7 @@ def node_of(endpoint: Any) -> str:
     """Return the full name of an endpoint's node, or "" if it is unknown."""
     if endpoint.node_name in _UNNAMED:
         return ""
-    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
+    return one_line(f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}")
 
 
 def other_publishers(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:

@@ -6,7 +6,7 @@
 
 from enum import Enum
 
-from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
+from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError, printable
 
 
 class Level(str, Enum):
@@ -81,6 +81,7 @@ class Reason(str, Enum):
     COLLISION_SELF = "collision_self", Level.HOLD, "parts of the robot would come too near each other"
     COLLISION_SCENE = "collision_scene", Level.HOLD, "the robot would come too near an obstacle"
     SCENE_STALE = "scene_stale", Level.HOLD, "no new scene for collision.scene_timeout"
+    SCENE_CONTESTED = "scene_contested", Level.HOLD, "a second publisher sends a scene as well"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"
 
     PERSON_RELEASED = "person_released", Level.HOLD, "a person corrects, and the dead-man button is not pressed"
@@ -117,7 +118,7 @@ LIMITS = frozenset(reason for reason in Reason if reason.value.startswith("limit
 OF_PERSON = frozenset(reason for reason in Reason if reason.value.startswith("person_"))
 """Reasons why the input of a person who corrects does not move the arm, which rests meanwhile."""
 
-OF_PATH = frozenset(reason for reason in Reason if reason.value.startswith(("collision_", "scene_")))
+OF_PATH = frozenset((Reason.COLLISION_SELF, Reason.COLLISION_SCENE, Reason.SCENE_STALE))
 """Reasons that lie in where a command leads to, not in what was measured."""
 
 OF_POLICY = frozenset(
@@ -142,7 +143,7 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
-        self.detail = detail
+        self.detail = printable(detail)
 
 
 def reason_of(error: BaseException) -> Reason:

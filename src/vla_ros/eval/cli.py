@@ -32,7 +32,7 @@ from rich.table import Table
 
 from vla_ros.config.control import SCHEDULES
 from vla_ros.config.show import add_config_arguments, number
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, printable
 from vla_ros.eval import report
 from vla_ros.eval.compare import compare_results
 from vla_ros.eval.protocols import published_score
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.shard:
                 _write(arguments, log.scores(), settings)
     for line in failed:
-        _CONSOLE.print(f"[red]{escape(line)}[/]", soft_wrap=True)
+        _CONSOLE.print(f"[red]{escape(printable(line))}[/]", soft_wrap=True)
     return 1 if failed else 0
 
 
@@ -135,8 +135,8 @@ def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
         def tell(score: Score, count: int) -> None:
             mark = "[yellow]error[/]" if score.success is None else "[red]failure[/]"
             mark = "[green]success[/]" if score.success else mark
-            note = f"  {escape(score.error)}" if score.error else ""
-            line = f"{escape(score.task)} {score.state}  {score.steps} steps  {mark}{note}"
+            note = f"  {escape(printable(score.error))}" if score.error else ""
+            line = f"{escape(printable(score.task))} {score.state}  {score.steps} steps  {mark}{note}"
             bar.console.print(line, soft_wrap=True)
             done[score.key] = score
             text = f"episodes, {summary_of(list(done.values())).rate:.0%} succeed"
@@ -144,7 +144,7 @@ def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
 
         def describe(suite: Suite, binding: str) -> None:
             for line in (*suite.notes, *binding.splitlines()):
-                bar.console.print(escape(line), soft_wrap=True)
+                bar.console.print(escape(printable(line)), soft_wrap=True)
 
         if arguments.shards > 1 and not arguments.shard:
             return run_shards(arguments, log, tell)
@@ -165,7 +165,7 @@ def _write(arguments: argparse.Namespace, scores: Sequence[Score], settings: dic
         _CONSOLE.width = _WIDTH
     _CONSOLE.print(_table(scores))
     if published:
-        _CONSOLE.print(escape(published), soft_wrap=True)
+        _CONSOLE.print(escape(printable(published)), soft_wrap=True)
     if arguments.json is not None:
         page.save(arguments.json, json.dumps(to_json(scores, name, settings), indent=2) + "\n")
     if arguments.report is not None:
@@ -179,7 +179,7 @@ def _table(scores: Sequence[Score]) -> Table:
         shown.add_column(heading, justify="right" if right else "left")
     tasks = by_task(scores)
     for task, each in tasks.items():
-        shown.add_row(escape(task), *report.cells(summary_of(each)))
+        shown.add_row(escape(printable(task)), *report.cells(summary_of(each)))
     if len(tasks) > 1:
         shown.add_row("total", *report.cells(summary_of(scores)), style="bold")
     return shown

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, printable
 from vla_ros.eval.intervals import mcnemar, wilson
 from vla_ros.eval.results import read_results
 
@@ -38,5 +38,5 @@ def compare_results(first: Path, second: Path, console: Console) -> int:
     )
     for mark, keys in (("lost", lost), ("gained", gained)):
         for task, state in keys[:_LISTED]:
-            console.print(f"  {mark}: {escape(task)}, state {state}", soft_wrap=True)
+            console.print(f"  {mark}: {escape(printable(task))}, state {state}", soft_wrap=True)
     return 0

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from logging import Logger
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, printable
 from vla_ros.graph.origin import Origin
 
 if TYPE_CHECKING:
@@ -40,6 +40,30 @@ def say(logger: Logger, message: str, severity: Severity) -> None:
         logger.warning(message)
     else:
         logger.info(message)
+
+
+def printable_logger(logger: Any) -> Logger:
+    """Return a logger whose text has no control characters; rclpy writes what it gets."""
+    return logger if isinstance(logger, Logger) else cast("Logger", _PrintableLogger(logger))
+
+
+class _PrintableLogger:
+    """The methods of rclpy's logger that the package uses; each severity has its own line, see :func:`say`."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def debug(self, message: str) -> None:
+        self._logger.debug(printable(message))
+
+    def info(self, message: str) -> None:
+        self._logger.info(printable(message))
+
+    def warning(self, message: str) -> None:
+        self._logger.warning(printable(message))
+
+    def error(self, message: str) -> None:
+        self._logger.error(printable(message))
 
 
 _DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

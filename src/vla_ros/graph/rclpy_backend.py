@@ -24,7 +24,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError, printable
 from vla_ros.graph.cdr import check_lengths
 from vla_ros.graph.names import rcl_reach
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, Graph
@@ -136,7 +136,8 @@ def spin_once(executor: Any, logger: Any, period: float) -> bool:
     except ExternalShutdownException:
         return False
     except Exception as error:  # one bad message must not stop the robot's node
-        logger.error(f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+        said = f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        logger.error(printable(said))
     return True
 
 

@@ -20,7 +20,7 @@ from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Backend, Node, say
+from vla_ros.graph.node import Backend, Node, printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node import graph_watch
@@ -68,7 +68,7 @@ class PolicyNode:
         self.safety.listen(self._on_event)
         self.stats = Stats()
         self.inputs = Inputs(self._clock, config.policy.instruction)
-        self._logger = node.get_logger()
+        self._logger = printable_logger(node.get_logger())
         self._source: ActionSource | None = None
         self._pipeline: ActionPipeline | None = None
         self._gate: DriverGate | None = None
@@ -276,7 +276,7 @@ class PolicyNode:
             self._throttled,
             self._logger,
         )
-        join_collision(self._context, wiring, pipeline.controller.collision)
+        self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
@@ -321,6 +321,9 @@ class PolicyNode:
         steady = self._clock.now().steady
         camera = self._cameras.competing(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
+        scene = self._scene.competing() if self._scene is not None else None
+        if scene is not None:
+            found.append((Reason.SCENE_CONTESTED, scene.subject, scene))
         joints = self._states.competing(steady)
         return found + [(Reason.JOINT_STATE_CONTESTED, topic, sources) for topic, sources in joints]
 

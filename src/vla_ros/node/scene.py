@@ -1,193 +1,168 @@
-"""Obstacles that move, from a topic of markers; and markers that show what the collision check sees."""
+"""Obstacles that move, from a topic of markers."""
 
-import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from vla_ros.collision.geometry import Body, find_mesh, load_mesh, pieces_of
-from vla_ros.collision.shapes import Piece, library
-from vla_ros.collision.tree import transform
-from vla_ros.collision.world import link_of
+from vla_ros.collision.meshes import SceneMeshes
 from vla_ros.control.collision import CollisionCheck
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.control.publishers import CompetingSources, gid_of, node_of
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
-from vla_ros.kinematics.rotations import read_rotation, write_rotation
 from vla_ros.kinematics.urdf import resolve
+from vla_ros.node.beside import BesideThread
+from vla_ros.node.collision_view import SHOWN, CollisionView
 from vla_ros.node.context import Context
-from vla_ros.types import FloatArray
+from vla_ros.node.markers import MARKERS, MarkerReader, Scene
+from vla_ros.node.scene_publisher import ScenePublisher
+from vla_ros.types import JointState
 
-_ADD, _DELETE, _DELETE_ALL = 0, 2, 3
-_CUBE, _SPHERE, _CYLINDER, _CUBES, _SPHERES, _MESH, _TRIANGLES = 1, 2, 3, 6, 7, 10, 11
-_ARRAY, _MARKER, _HERE = "visualization_msgs/msg/MarkerArray", "visualization_msgs/msg/Marker", np.eye(4)
-_MOST = 200  # shapes
 _UNKNOWN = Origin()  # of a message that a middleware without origins delivers
-_PERIOD = 0.1  # s between looks for obstacles whose lifetime has ended
-_SHOWN = 0.2  # s between markers
-_LINK, _OBSTACLE, _NEAR = (0.3, 0.6, 0.9, 0.4), (0.9, 0.6, 0.2, 0.5), (0.9, 0.1, 0.1, 1.0)
+_PERIOD = 0.1  # s between looks for obstacles whose lifetime has ended, for meshes and for publishers
+_LOOK = 1.0  # s between looks for the nearest two bodies, for diagnostics
+_NEAR = 0.05  # s between a marker's stamp and a joint state
+_MOST_BYTES = 128 << 10  # of a message; a scene of 200 markers has a third of this
+_WAITING = 16  # messages
 
 
-def join_collision(context: Context, wiring: Wiring, check: CollisionCheck | None) -> None:
+def join_collision(context: Context, wiring: Wiring, check: CollisionCheck | None) -> "SceneTopic | None":
     """Connect the collision check of a node with its clock, ``collision.scene`` and ``~/collision``."""
-    if check is not None and check.world is not None:
-        check.steady = context.clock.steady
-        CollisionMarkers(context, wiring, check)
-        if context.options.current.collision.scene:
-            SceneTopic(context, wiring, check)
+    if check is None or check.world is None:
+        return None
+    check.steady = context.clock.steady
+    BesideThread(context, wiring, "vla_collision", _LOOK, check.look)
+    view = CollisionView(context, wiring, check)
+    BesideThread(context, wiring, "vla_collision_view", SHOWN, view.show)
+    name = context.options.current.collision.scene
+    if not name:
+        return None
+    inputs, node = context.inputs, wiring.node
+
+    def joints_at(stamp: int) -> Mapping[str, JointState]:
+        return inputs.joints_at(stamp, _NEAR) if stamp else inputs.snapshot.arms
+
+    def publishers() -> dict[bytes, str]:
+        found = node.get_publishers_info_by_topic(node.resolve_topic_name(name))
+        return {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in found}
+
+    topic = SceneTopic(context, wiring, check, joints_at, publishers)
+    SceneQueue(context, wiring, topic)
+    return topic
 
 
 class SceneTopic:
-    """Takes the markers of ``collision.scene`` as obstacles. Its callbacks run on the graph thread."""
+    """Takes the markers of ``collision.scene`` as obstacles, those of one publisher.
 
-    def __init__(self, context: Context, wiring: Wiring, check: CollisionCheck) -> None:
-        assert check.world is not None
-        self._context, self._check, self._world = context, check, check.world
-        self._urdf = resolve(context.options.current.arms[0].robot.urdf)
-        self._bodies: dict[tuple[str, int], tuple[float, Body]] = {}  # with the time at which each one ends, s
-        self._meshes: dict[str, list[Piece]] = {}
-        wiring.subscribe_from(_ARRAY, context.options.current.collision.scene, self.take, "state")
-        wiring.timer(_PERIOD, self.expire)
+    One thread calls :meth:`take` and :meth:`refresh`; messages of another publisher change nothing.
+    """
 
-    def take(self, message: Any, origin: Origin = _UNKNOWN) -> None:
-        """Take a message. One that is not understood changes nothing, so that a required scene becomes stale."""
-        bodies, now, age = dict(self._bodies), self._check.steady(), 0.0
+    def __init__(
+        self,
+        context: Context,
+        wiring: Wiring,
+        check: CollisionCheck,
+        joints_at: Callable[[int], Mapping[str, JointState]] = lambda _: MappingProxyType({}),
+        publishers: Callable[[], Mapping[bytes, str]] | None = None,
+    ) -> None:
+        config = context.options.current
+        self._context, self._check = context, check
+        self.name = config.collision.scene
+        self._meshes = SceneMeshes(config.collision.scene_meshes, resolve(config.arms[0].robot.urdf))
+        self._reader = MarkerReader(check, self._meshes.find, joints_at)
+        self._scene: Scene = {}
+        self._unusable = set[str]()  # why meshes cannot be used, as it was logged
+        self._publisher = ScenePublisher(self.name)
+        if publishers is not None:
+            wiring.timer(_PERIOD, lambda: self._publisher.look(publishers(), check.steady()))
+
+    def take(self, message: Any, origin: Origin = _UNKNOWN, published: float | None = None) -> None:
+        """Take a message. One that is not understood changes nothing, so that a required scene becomes stale.
+
+        ``published`` is when it was published, s of ``Clock.awake``; by default, it arrives now.
+        """
+        age = 0.0
         if origin.published:  # a busy node may read it late
-            age = max(0.0, self._context.clock.awake() - self._context.suspension.note_arrival(*origin))
-        try:
-            for marker in message.markers:
-                key = str(marker.ns), int(marker.id)
-                if marker.action == _DELETE_ALL:
-                    bodies.clear()
-                elif marker.action == _DELETE:
-                    bodies.pop(key, None)
-                elif marker.action == _ADD:
-                    bodies[key] = now + (_seconds(marker.lifetime) or math.inf), self._body(marker)
-                else:
-                    raise ConfigError(f"marker {key}: found the action {marker.action}, expected 0, 2 or 3")
-            if sum(len(body.pieces) for _, body in bodies.values()) > _MOST:
-                raise ConfigError(f"found more than {_MOST} shapes")
-            self._check.set_scene([body for _, body in bodies.values()], age=age)
-        except (VlaRosError, ValueError, TypeError, OverflowError, RuntimeError) as error:
-            topic = self._context.options.current.collision.scene
-            self._context.throttled.log("scene", f"a message on {topic} was ignored: {error}", "error")
-            return
-        self._bodies = bodies
-
-    def expire(self) -> None:
-        """Remove obstacles whose lifetime has ended."""
+            if published is None:
+                published = self._context.suspension.note_arrival(*origin)
+            age = max(0.0, self._context.clock.awake() - published)
         now = self._check.steady()
-        kept = {key: each for key, each in self._bodies.items() if each[0] > now}
-        if len(kept) < len(self._bodies):
-            self._bodies = kept
-            self._check.set_scene([body for _, body in kept.values()], age=None)
-
-    def _body(self, marker: Any) -> Body:
-        name = f"{marker.ns}/{marker.id}" if marker.ns else str(marker.id)
-        frame, place = link_of(self._world, str(marker.header.frame_id) or self._world.base, f"marker {name}")
-        scale = _numbers(name, "scale", marker.scale, "xyz")
-        if (scale <= 0).any():
-            raise ConfigError(f"marker {name}: found the scale {scale.tolist()}, expected more than 0")
-        pieces = tuple(piece.moved(place @ _pose(name, marker.pose)) for piece in self._pieces(name, marker, scale))
-        return Body(f"scene:{name}", frame, pieces, is_scene=True)
-
-    def _pieces(self, name: str, marker: Any, scale: FloatArray) -> Iterator[Piece]:
-        fcl, kind = library(), int(marker.type)
-        if kind == _MESH:
-            key = f"{marker.mesh_resource} {scale.tolist()}"
-            if key not in self._meshes:
-                path = find_mesh(str(marker.mesh_resource), self._urdf, f"marker {name}")
-                self._meshes[key] = pieces_of(load_mesh(path, scale.tolist()), np.eye(4))
-            yield from self._meshes[key]
-        elif kind in (_CUBE, _CUBES, _SPHERE, _SPHERES):
-            cubes = kind in (_CUBE, _CUBES)
-            shape = fcl.Box(scale) if cubes else fcl.Sphere(0.5 * float(scale.max()))
-            points = [_numbers(name, "point", each, "xyz") for each in marker.points]
-            for point in points if kind >= _CUBES else [np.zeros(3)]:
-                yield Piece.of(shape, transform(np.eye(3), point))
-        elif kind == _CYLINDER:
-            yield Piece.of(fcl.Cylinder(0.5 * float(scale[:2].max()), float(scale[2])), np.eye(4))
-        else:
-            raise ConfigError(f"marker {name}: found the type {kind}, expected a cube, sphere, cylinder or mesh")
-
-
-def _numbers(name: str, what: str, message: Any, fields: str) -> FloatArray:
-    found = np.array([float(getattr(message, each)) for each in fields])
-    if not np.isfinite(found).all():
-        raise ConfigError(f"marker {name}: its {what} is {found.tolist()}, expected finite numbers")
-    return found
-
-
-def _pose(name: str, pose: Any) -> FloatArray:
-    turn = _numbers(name, "orientation", pose.orientation, "xyzw")
-    return transform(read_rotation(turn, "quaternion_xyzw"), _numbers(name, "position", pose.position, "xyz"))
-
-
-def _seconds(duration: Any) -> float:
-    return float(duration.sec) + 1e-9 * float(duration.nanosec)
-
-
-class CollisionMarkers:
-    """Publishes ``~/collision`` while anyone subscribes: all bodies where they are, and the nearest two in red."""
-
-    def __init__(self, context: Context, wiring: Wiring, check: CollisionCheck) -> None:
-        assert check.world is not None
-        self._make, self._check, self._clock = wiring.graph.message, check, context.clock
-        links = check.world.links.items()
-        roots = (name for name, (frame, place) in links if not frame and np.allclose(place, _HERE))
-        self._frame = next(roots, "world")
-        self._publisher = wiring.publisher(_ARRAY, context.options.current.topics.collision, "diagnostics")
-        wiring.timer(_SHOWN, self.show)
-
-    def show(self) -> None:
-        if not self._publisher.get_subscription_count():
+        if not self._publisher.follows(origin.publisher, now):
+            self.refuse("it comes from a second publisher; end one, and restart the other one")
             return
-        nearest, world = self._check.nearest(), self._check.checker.world
-        at = world.tree.forward(self._check.positions[None])[:, 0]
-        clear = self._make(_MARKER)()
-        clear.action = _DELETE_ALL
-        markers = [clear]
-        for body in world.bodies:
-            colour = _OBSTACLE if body.is_scene else _LINK
-            if nearest is not None and body.name in nearest.bodies:
-                colour = _NEAR
-            for piece in body.pieces:
-                markers.append(self._marker(len(markers), piece.shape, at[body.frame] @ piece.place, colour))
-        self._publisher.publish(self._make(_ARRAY)(markers=markers))
+        try:
+            scene = self._reader.apply(message.markers, self._scene, now)
+            self._check.set_scene([each.body for each in scene.values()], age=age)
+        except (VlaRosError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+            self.refuse(str(error))
+            return
+        self._scene = scene
+        self._say_what_is_unknown()
 
-    def _marker(self, number: int, shape: Any, place: FloatArray, colour: tuple[float, ...]) -> Any:
-        marker, stamp = self._make(_MARKER)(), self._clock.ros()
-        marker.header.frame_id, marker.ns, marker.id = self._frame, "collision", number
-        marker.header.stamp.sec, marker.header.stamp.nanosec = divmod(stamp, 10**9)
-        marker.type, scale, points = _drawn(shape)
-        position, orientation = marker.pose.position, marker.pose.orientation
-        position.x, position.y, position.z = place[:3, 3].tolist()
-        turn = write_rotation(place[:3, :3], "quaternion_xyzw").tolist()
-        orientation.x, orientation.y, orientation.z, orientation.w = turn
-        marker.scale.x, marker.scale.y, marker.scale.z = scale
-        marker.color.r, marker.color.g, marker.color.b, marker.color.a = colour
-        point = self._make("geometry_msgs/msg/Point")
-        marker.points = [point(x=x, y=y, z=z) for x, y, z in points]
-        return marker
+    def refuse(self, why: str) -> None:
+        """Log that a message is ignored."""
+        self._context.throttled.log("scene", f"a message on {self.name} was ignored: {why}", "error")
+
+    def refresh(self) -> None:
+        """Remove obstacles whose lifetime has ended, and take the meshes as they are now."""
+        unusable = self._meshes.prepare()
+        for why in set(unusable) - self._unusable:
+            self._context.throttled.log(f"scene mesh {why}", why, "warning")
+        self._unusable, now = set(unusable), self._check.steady()
+        kept = {key: each.renewed(self._meshes.find) for key, each in self._scene.items() if each.ends > now}
+        if len(kept) == len(self._scene) and all(each is self._scene[key] for key, each in kept.items()):
+            return
+        self._scene = kept
+        self._check.set_scene([each.body for each in kept.values()], age=None)
+        self._say_what_is_unknown()
+
+    def competing(self) -> CompetingSources | None:
+        """Return the publisher that is followed and another one, while there are two."""
+        return self._publisher.competing(self._check.steady())
+
+    def close(self) -> None:
+        self._meshes.close()
+
+    def _say_what_is_unknown(self) -> None:
+        for each in self._scene.values():
+            if each.body.unknown:
+                text = f"{self.name}: {each.body.name} holds the arm: {each.body.unknown}"
+                self._context.throttled.log("scene unknown", text, "warning")
+                return
 
 
-def _drawn(shape: Any) -> tuple[int, tuple[float, float, float], list[list[float]]]:
-    """Return type, scale and points of a marker; a capsule is drawn as a cylinder."""
-    if hasattr(shape, "polygons"):
-        corners = np.asarray(shape.points())
-        faces = [shape.polygons(index) for index in range(shape.num_polygons)]
-        return (
-            _TRIANGLES,
-            (1.0, 1.0, 1.0),
-            [corners[face[each]].tolist() for face in faces for each in range(3)],
-        )
-    if hasattr(shape, "halfSide"):
-        x, y, z = (2.0 * np.asarray(shape.halfSide)).tolist()
-        return _CUBE, (x, y, z), []
-    if hasattr(shape, "halfLength"):
-        capsule = 2.0 * shape.radius if "Capsule" in type(shape).__name__ else 0.0
-        return _CYLINDER, (2.0 * shape.radius, 2.0 * shape.radius, 2.0 * shape.halfLength + capsule), []
-    if hasattr(shape, "radius"):
-        return _SPHERE, (2.0 * shape.radius,) * 3, []
-    return _CUBE, (2.0, 2.0, 0.001), []  # a plane
+class SceneQueue:
+    """Passes the messages of ``collision.scene`` from the graph thread to a thread of its own."""
+
+    def __init__(self, context: Context, wiring: Wiring, topic: SceneTopic) -> None:
+        self._context, self._topic, self._graph = context, topic, wiring.graph
+        self._type = wiring.graph.message(MARKERS)
+        self._waiting = deque[tuple[bytes, Origin, float]]()
+        wiring.on_close(topic.close)
+        self._thread = BesideThread(context, wiring, "vla_scene", _PERIOD, self.work)
+        wiring.subscribe_raw(MARKERS, topic.name, self.receive, "joint_states")  # a second publisher is heard
+
+    def receive(self, cdr: Any, origin: Origin = _UNKNOWN) -> None:
+        """Keep a message. Runs on the graph thread, so that it only looks at the size."""
+        published = self._context.suspension.note_arrival(*origin)
+        if len(cdr) > _MOST_BYTES:
+            self._topic.refuse(f"found {len(cdr)} bytes, expected at most {_MOST_BYTES}")
+        elif len(self._waiting) >= _WAITING:
+            self._topic.refuse(f"{_WAITING} messages wait already; publish less often")
+        else:
+            self._waiting.append((bytes(cdr), origin, published))
+            self._thread.wake()
+
+    def work(self) -> None:
+        for _ in range(len(self._waiting)):
+            self._read(*self._waiting.popleft())
+        self._topic.refresh()
+
+    def _read(self, cdr: bytes, origin: Origin, published: float) -> None:
+        try:
+            message = self._graph.deserialize(cdr, self._type)
+        except Exception as error:  # a middleware raises whatever it likes on damaged bytes
+            self._topic.refuse(f"it cannot be read ({type(error).__name__}: {error})")
+            return
+        self._topic.take(message, origin, published)

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_ros.config.record import RecordConfig
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Graph
+from vla_ros.graph.node import Graph, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.record.bag import BagWriter, repair, unfinished
@@ -121,7 +121,7 @@ class Recorder:
     ) -> None:
         namespace, _, base = recorder_name(node).rpartition("/")
         self._node = graph.create_node(base, namespace or "/")
-        self._logger = self._node.get_logger()
+        self._logger = printable_logger(self._node.get_logger())
         self._text = graph.message("std_msgs/msg/String")
         self._wiring = wiring = Wiring(graph, self._node)
         self._what = options.what

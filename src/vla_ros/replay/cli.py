@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, one_line, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
 
         def ask(question: str, candidates: Sequence[str]) -> str:
             status.stop()
-            print("\n".join(f"  {number}  {name}" for number, name in enumerate(candidates, start=1)))
+            print("\n".join(f"  {number}  {one_line(name)}" for number, name in enumerate(candidates, start=1)))
             chosen = IntPrompt.ask(question, choices=[str(number) for number in range(1, len(candidates) + 1)])
             status.start()
             return candidates[chosen - 1]
@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
             say("trying other settings")
             result = explain(result, policy)
     lines = "\n".join(summary_lines(result.figures))
-    print(lines, file=sys.stderr if printed else sys.stdout)
+    print(printable(lines), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
         write_json(result, arguments.json)
     if arguments.report:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, printable
 
 SCHEMA = "vla_ros/replay/1"
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if differing:
         shown.append("Options that differ:")
         shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in differing.items()]
-    print("\n".join(shown), file=sys.stderr if printed else sys.stdout)
+    print(printable("\n".join(shown)), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
         page.save(arguments.json, json.dumps(content, indent=2) + "\n")
     return 0

@@ -7,6 +7,8 @@ instruction or a topic name from an untrusted bag never becomes part of the page
 import html
 from collections.abc import Iterable
 
+from vla_ros.errors import printable
+
 
 class Markup(str):
     """Text that already is HTML; every other string on a page is escaped."""
@@ -25,7 +27,7 @@ def render(content: Content) -> Markup:
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
-        return Markup(html.escape(content, quote=True))
+        return Markup(html.escape(printable(content), quote=True))
     return Markup("".join(render(item) for item in content))
 
 
@@ -41,7 +43,7 @@ def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
     head = name
     for key, value in attributes.items():
         if value is not None and value is not False:
-            text = "" if value is True else f'="{html.escape(number_text(value), quote=True)}"'
+            text = "" if value is True else f'="{html.escape(printable(number_text(value)), quote=True)}"'
             head += f" {key.rstrip('_').replace('_', '-')}{text}"
     if name in VOID and not content:
         return Markup(f"<{head}/>")

@@ -29,7 +29,7 @@ import yaml
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, PrintableFormatter, printable
 from vla_ros.policies.base import Progress, checkpoint_options, create
 from vla_ros.policies.remote import read_key
 
@@ -77,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     if arguments.with_parent:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    shown = logging.StreamHandler()
+    shown.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[shown])
     logging.getLogger("vla_ros").setLevel(logging.INFO)
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     config = load(arguments.config, [*options, *arguments.param])
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         ended = service.close(arguments.drain)
     if service.worker.error is not None:
-        print(f"vla-ros serve: {service.worker.error}", file=sys.stderr)
+        print(printable(f"vla-ros serve: {service.worker.error}"), file=sys.stderr)
         return 1
     return 0 if ended else 1
 

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from vla_ros.config import Config
-from vla_ros.errors import MissingDependencyError
+from vla_ros.errors import MissingDependencyError, printable
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.policies.base import SHIPPED
 from vla_ros.report.page import to_stdout
@@ -158,7 +158,7 @@ def _run_all(arguments: argparse.Namespace, config: Config, run: Callable[[int],
 def _header(config: Config, where: str) -> None:
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
-    _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", soft_wrap=True)
+    _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(printable(model))}, {where}", soft_wrap=True)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]
             mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
             note = f" ({last.touched})" if last.touched else ""
             bar.console.print(
-                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}",
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(printable(last.instruction))}",
                 soft_wrap=True,
             )
             share = sum(result.success for result in results) / len(results)

@@ -19,7 +19,7 @@ from vla_ros.control.robot import RobotController
 from vla_ros.control.safety import Safety
 from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched
-from vla_ros.graph.node import say
+from vla_ros.graph.node import printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import Problem, check_profile, receive_buffer
 from vla_ros.middleware.profiles import FrameLoad, sourced_distribution
@@ -49,7 +49,7 @@ class Telemetry:
         self._options, self._spec, self._controller = options, spec, controller
         self._safety, self._stats, self._inputs = safety, stats, inputs
         self._graph, self._node = wiring.graph, wiring.node
-        self._logger = self._node.get_logger()
+        self._logger = printable_logger(self._node.get_logger())
         self._trace = FrameTrace(config.node.trace, self._logger.error) if config.node.trace else None
         if self._trace is not None:
             wiring.on_close(self._trace.close)
@@ -126,7 +126,7 @@ class Telemetry:
         """Log new problems with topics and publish diagnostics and status, once a second."""
         self._look()
         if (check := self._controller.collision) is not None:
-            self._nearest = check.nearest()
+            self._nearest = check.closest
         outside = self._outside
         parts = [
             self._state_part(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Any, TypeVar
 
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError, printable
 from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
@@ -33,7 +33,7 @@ class _Format(logging.Formatter):
         name = record.name.removeprefix(_ROOT + ".")
         level = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(record.levelname, record.levelname)
         text = f"[{level}] [{record.created:.9f}] [{name}]: {record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return printable(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]

@@ -1,0 +1,49 @@
+"""Threads for work that must not keep the graph thread or the control thread."""
+
+import threading
+from collections.abc import Callable
+
+from vla_ros.control.reasons import Reason
+from vla_ros.graph.wiring import Wiring
+from vla_ros.node.context import Context
+
+
+class BesideThread:
+    """Calls ``work`` every ``period`` seconds and when woken, and rests for as long as that took.
+
+    An exception stops the arm. The thread ends when ``wiring`` closes.
+    """
+
+    def __init__(
+        self, context: Context, wiring: Wiring, name: str, period: float, work: Callable[[], None]
+    ) -> None:
+        self._context, self._period, self._work = context, period, work
+        self._awake, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        wiring.on_close(self.close)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let ``work`` be called soon."""
+        self._awake.set()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._awake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        steady, name = self._context.clock.steady, self._thread.name
+        try:
+            while True:
+                self._awake.wait(self._period)
+                self._awake.clear()
+                if self._ended.is_set():
+                    return
+                begin = steady()
+                self._work()
+                self._ended.wait(min(max(0.0, steady() - begin), self._period))
+        except BaseException as error:
+            self._context.safety.stop(Reason.THREAD_DIED, f"{name}: {type(error).__name__}: {error}")
+            self._context.logger.error(f"the thread {name} ended: {type(error).__name__}: {error}")
+            raise
