@@ -137,7 +137,7 @@ class CollisionMarkers:
         links = check.world.links.items()
         roots = (name for name, (frame, place) in links if not frame and np.allclose(place, _HERE))
         self._frame = next(roots, "world")
-        self._publisher = wiring.publisher(_ARRAY, context.options.current.topics.collision, "diagnostics")
+        self._publisher = wiring.teller(_ARRAY, context.options.current.topics.collision, "diagnostics")
         wiring.timer(_SHOWN, self.show)
 
     def show(self) -> None:
