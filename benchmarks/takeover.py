@@ -328,6 +328,8 @@ def main() -> int:
         for text in each.late[:5]:
             print(f"    {text}")
     requests = measure_requests(given.requests) if given.requests else {}
+    for text in requests.pop("late_commands", []):
+        print(f"late over the graph: {text}")
     found = {
         "handovers": [sum(getattr(e, w) for e in cases.values()) for w in ("takeovers", "releases")],
         "largest_jump_ratio": round(max(each.jump for each in cases.values()), 9),

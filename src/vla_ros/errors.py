@@ -72,6 +72,14 @@ class OutOfMemoryError(VlaRosError):
     """The model does not fit into the available memory; the text lists options that would fit."""
 
 
+class WriteError(VlaRosError):
+    """A command could not be written to its driver; ``arms`` are those that have got theirs, or a part of it."""
+
+    def __init__(self, text: str, arms: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.arms = arms
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``; did you mean 'x'?`` with the closest match in ``known``, or "" if there is none."""
     near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)

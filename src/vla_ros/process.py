@@ -1,10 +1,12 @@
-"""Prepares this process: a Python with the required libraries, the C allocator, a clean end."""
+"""Prepares this process: a Python with the required libraries, the C allocator, signals, a clean end."""
 
 import ctypes
 import importlib.util
 import os
+import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
@@ -65,3 +67,37 @@ def keep_freed_memory() -> None:
     mallopt(_TOP_PAD, _LARGEST // 2)
     if not mallopt(_MMAP_THRESHOLD, _KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST)
+
+
+REQUESTS: Mapping[signal.Signals, str] = {
+    signal.SIGUSR1: "arm",
+    signal.SIGUSR2: "disarm",
+    signal.SIGHUP: "reset",
+}
+
+
+_asked: list[str] = []  # by signals since they were taken last
+
+
+def record_requests() -> Mapping[signal.Signals, str]:
+    """Only record the signals that are requests, from now on; return them. By default, each would end the process.
+
+    In a terminal, SIGHUP is none: it says that the terminal was closed.
+    """
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    requests = {number: what for number, what in REQUESTS.items() if not (terminal and number == signal.SIGHUP)}
+    for number in requests:
+        signal.signal(number, lambda number, _: _asked.append(REQUESTS[signal.Signals(number)]))
+    return requests
+
+
+def record_end() -> None:
+    """Only record SIGTERM, from now on: what waits for a process that still starts must not be lost."""
+    signal.signal(signal.SIGTERM, lambda *_: _asked.append("end"))
+
+
+def take_requests() -> tuple[str, ...]:
+    """Return what signals have asked for since the last call, as in :data:`REQUESTS`, or ``end``."""
+    together = tuple(_asked)
+    del _asked[: len(together)]
+    return together

@@ -15,6 +15,7 @@ import numpy as np
 from vla_ros.cli.main import main as command
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.graph.dds.participant import Participant
 from vla_ros.node import run
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session, no_progress
@@ -58,6 +59,22 @@ def main(words: Sequence[str]) -> int:
     config = load(arguments.config, arguments.param)
     ros_args = ["--ros-args", *arguments.ros_args]
     return run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(ScriptedPolicy()))
+
+
+SPIN_FAILS = "VLA_ROS_TEST_SPIN_FAILS"
+"""Environment variable with a file: once it exists, the thread that spins fails outside of any callback."""
+
+
+def spin_fails(words: Sequence[str]) -> int:
+    wait = Participant.wait
+
+    def fail(participant: Participant, seconds: float) -> None:
+        if Path(os.environ[SPIN_FAILS]).exists():
+            raise RuntimeError("the wait set is gone")
+        wait(participant, seconds)
+
+    Participant.wait = fail  # type: ignore[method-assign]
+    return main(words)
 
 
 def vla_ros_run(words: Sequence[str]) -> int:

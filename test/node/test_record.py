@@ -192,3 +192,14 @@ def test_the_last_seconds_are_saved_when_a_person_asks(
         times = [record.time - asked for record in bag.records(["/camera/image_raw"])]
     assert -2.5e9 < min(times) < -1e9
     assert len(times) > 10
+
+
+def test_a_recorder_that_still_starts_when_the_node_ends_records_what_waits(
+    robot, inside: Callable[..., Any], options: list[str], tmp_path: Path
+) -> None:
+    node = inside("record.what:=all", *options)
+    for _ in range(5):
+        robot.send_frame()
+    robot.until(lambda: len(robot.commands) > 2, robot.send_frame)
+    node.cleanup()
+    assert len(bags(tmp_path)) == 1

@@ -417,7 +417,7 @@ def test_a_leader_with_motors_is_told_where_the_arm_is() -> None:
     publisher = SimpleNamespace(publish=told.append, get_subscription_count=lambda: 1)
     others = dict.fromkeys(("service", "subscribe", "subscribe_from", "on_close"), lambda *_: None)
     graph = SimpleNamespace(message=lambda name: Strict)
-    wiring: Any = SimpleNamespace(graph=graph, publisher=lambda *_: publisher, **others)
+    wiring: Any = SimpleNamespace(graph=graph, teller=lambda *_: publisher, **others)
     Takeover(live.context, wiring, live.person).tell({"arm": POSITIONS, "arm" + OPENING: np.ones(1)})
     assert told[0].name == list(NAMES)
     assert told[0].position == POSITIONS.tolist()

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,6 @@ from typing import Any
 
 from tools.faults.contact import contacts
 from tools.faults.judge import GRACE, Judge, Permission, Violation
-from tools.faults.processes import wait_until
 from tools.faults.rig import Rig
 from tools.faults.row import Reaction, Row
 from tools.faults.setups import OPTIONS
@@ -69,6 +68,7 @@ class Director:
         self._outcome = Outcome(row, seed)
         self._permissions: list[Permission] = []
         self._began = time.monotonic()
+        self._busy = 0.0  # longest time for which the node waited for a processor during a fault
         self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
         chunks = ("--horizon", str(row.horizon), "--seconds", str(row.seconds))
@@ -155,6 +155,7 @@ class Director:
         injection = Injection(time.monotonic())
         self._outcome.injections.append(injection)
         before = len(rig.motions)
+        waited, permissions = rig.node.starved, len(self._permissions)
         self._signal(0)
         injection.signalled = time.monotonic()
         size = 0
@@ -187,6 +188,12 @@ class Director:
         if row.traced and rig.trace.stat().st_size > max(size, 1):  # with the limit, an empty file can get one byte
             self._complain("disk: the recording grew on a disk that was full")
         injection.end = time.monotonic()
+        # What the node could not do for lack of a processor is no fault of it.
+        busy = max(0.0, rig.node.starved - waited)
+        self._busy = max(self._busy, busy)
+        self._permissions[permissions:] = [
+            replace(each, grace=each.grace + busy) for each in self._permissions[permissions:]
+        ]
         if row.recorded:
             self._check_recording(bags)
         self._recover()
@@ -195,6 +202,13 @@ class Director:
         """Complain if a killed recorder's ``bags`` are not repaired, or if one grows on a disk that is full."""
         if self._row.recorded == "repaired":
             self._rig.wait(lambda: not {*bags} & {*self._rig.unfinished_bags}, "repaired bag", _RECORDS)
+            return
+        if self._row.recorded == "removed":
+            self._rig.wait(
+                lambda: self._rig.said("the bag was removed or moved; ~/record") == len(self._outcome.injections),
+                "word of it",
+                _RECORDS,
+            )
             return
         sizes = [sum(file.stat().st_size for file in bag.glob("*.mcap")) for bag in bags]
         time.sleep(0.5)  # longer than from one write to the next
@@ -251,7 +265,7 @@ class Director:
         for order in row.end:
             rig.order(**order)
         if row.reaction is Reaction.ENDS:
-            if not wait_until(lambda: not rig.node.alive, _ENDED):
+            if not self._ends():
                 self._complain(f"lives: the node still runs {row.lasts[0] + _ENDED:g} s after its launcher ended")
             self._restart_node()
             return
@@ -269,6 +283,17 @@ class Director:
             self._moved_by("person" if row.corrects else "policy")
         rig.wait_for_motion("motion after the fault")
         rig.wait(lambda: bool(rig.status), "status")  # a new robot may hear it later than a command
+
+    def _ends(self) -> bool:
+        """Wait until the node has ended; what it waits for a processor meanwhile does not count."""
+        node, began = self._rig.node, time.monotonic()
+        before = waited = node.starved
+        while node.alive:
+            waited = max(waited, node.starved)
+            if time.monotonic() - began > _ENDED + waited - before:
+                return False
+            time.sleep(0.02)
+        return True
 
     def _restart_node(self) -> None:
         self._permissions.append(Permission(time.monotonic(), False, GRACE, "the node ended"))
@@ -291,6 +316,7 @@ class Director:
             period,
             lag=row.lag,
             memory=row.memory,
+            busy=self._busy,
             steps=row.horizon,
             simulated=row.simulated,
             pieces=row.pieces,

@@ -4,6 +4,7 @@ A motion has the stamp of a frame, and a hold has the stamp of a joint state; an
 ``JointTrajectory`` whose frame is stamped ahead of the clock would have the time of sending; no row sends one.)
 """
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ _RECORDED = 0.05  # s; by which the robot may record a joint state before it sen
 _SAG = 0.02  # rad; a hold keeps its position while the measured arm is within this distance
 _BELIEVABLE = 0.1  # rad; no command may be based on a joint measured further outside its limits
 _ROUNDING = 1e-6
+_CLOCKS = 1e6  # ns; rounding of what is computed from two clocks
 _CORRECTED = 1.0  # s; a command that was being sent during a suspension must be corrected within this time
 
 
@@ -59,6 +61,7 @@ class Judge:
         period: Duration of a step in seconds: ``1 / control.rate_hz``, or 1/30 s if that is 0.
         lag: Seconds by which the fault delays the robot's process.
         memory: Seconds for which the fault keeps the node from measuring, so that it holds an old measurement.
+        busy: Seconds for which the node may have waited for a processor when a velocity had to end.
         steps: Steps of a chunk; the frame of step k is k periods older.
         simulated: The ROS clock may jump, so the age of a frame is measured on the steady clock.
         pieces: The fault damages single joints of joint states. A command may be based on positions from different
@@ -80,6 +83,7 @@ class Judge:
         *,
         lag: float = 0.0,
         memory: float = 0.0,
+        busy: float = 0.0,
         steps: int = 1,
         simulated: bool = False,
         pieces: bool = False,
@@ -91,7 +95,7 @@ class Judge:
         self._arm = kinematics
         self._period = period
         self._slack = GRACE + lag
-        self._memory = memory
+        self._memory, self._busy = memory, busy
         self._steps = steps
         self._simulated = simulated
         self._pieces = pieces
@@ -117,6 +121,7 @@ class Judge:
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
         late = [*self._late(commands, frames)]
         commands = [command for command in commands if not self._was_interrupted(command)]
+        late += [] if self._simulated else self._after_stops(records, commands, frames, permissions)
         if self._config.control.output in VELOCITY_OUTPUTS:
             return [*late, *self._velocities(records, commands, frames, permissions)]
         measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
@@ -155,6 +160,33 @@ class Judge:
                 yield Violation(
                     "corrected", command.time, f"by a hold {took:.3g} s later, allowed {_CORRECTED:g} s"
                 )
+
+    def _after_stops(
+        self,
+        records: Sequence[Record],
+        commands: Sequence[Record],
+        frames: Mapping[int, float],
+        permissions: Sequence[Permission],
+    ) -> Iterator[Violation]:
+        """Check that no motion is sent after the node has said that it is stopped, however busy the machine is.
+
+        Both times are the node's: that of the status, and the middleware's of the command. The next arming ends it.
+        """
+        armings = [each.time for each in permissions if each.armed]
+        motions = [
+            (command.ros - command.delay * 1e9, command) for command in commands if self._moves(command, frames)
+        ]
+        for status in records:
+            said = json.loads(status.text) if status.kind == "status" else {}
+            if said.get("state") != "stopped":
+                continue
+            until = next((time for time in armings if time > status.time), math.inf)
+            for sent, command in motions:
+                if sent > said["stamp"] + _CLOCKS and command.time - command.delay < until:
+                    late = (sent - said["stamp"]) / 1e9
+                    yield Violation(
+                        "stopped", command.time, f"a motion {late:.4f} s after the node said it had stopped"
+                    )
 
     def _moves(self, command: Record, frames: Mapping[int, float]) -> bool:
         if self._config.control.output in VELOCITY_OUTPUTS:
@@ -241,7 +273,7 @@ class Judge:
         permissions: Sequence[Permission],
     ) -> Iterator[Violation]:
         """Check that velocities are permitted, within limits, based on a frame, and end in time."""
-        stands = (self._config.timeouts.velocity or 2 * self._period) + self._slack + self._memory
+        stands = (self._config.timeouts.velocity or 2 * self._period) + self._slack + self._memory + self._busy
         names = TWIST if self._config.control.output == "twist_stamped" else ARM
         for command, following in zip_longest(commands, commands[1:]):
             velocity = np.array(command.positions or ())
@@ -254,9 +286,10 @@ class Judge:
             if command.stamp not in frames:
                 yield Violation("stamp", command.time, f"a motion with stamp {command.stamp}, which no frame has")
                 continue
-            until = following.time if following else max(record.time for record in records)
-            if until - command.time > stands:
-                yield Violation("stands", command.time, f"for {until - command.time:.3f} s, allowed {stands:.3f} s")
+            until = following.time - following.delay if following else max(record.time for record in records)
+            stood = until - (command.time - command.delay)
+            if stood > stands:
+                yield Violation("stands", command.time, f"for {stood:.3f} s, allowed {stands:.3f} s")
             wrong = self._twist(velocity) if names == TWIST else self._joint_velocity(velocity)
             if wrong:
                 yield Violation("step", command.time, wrong)
@@ -390,16 +423,17 @@ class Judge:
 
 def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:
     """Check a motion that is based on a frame sent at ``sent``."""
-    index = bisect_right([each.time for each in permissions], command.time) - 1
+    told = command.time - command.delay  # when the node sent it; a busy robot reads it later
+    index = bisect_right([each.time for each in permissions], told) - 1
     if index < 0:
         yield Violation("disarmed", command.time, "a motion before the first arming")
         return
     last = permissions[index]
-    if not last.allowed and command.time > last.time + last.grace:
-        yield Violation("forbidden", command.time, f"a motion {command.time - last.time:.3f} s after: {last.why}")
+    if not last.allowed and told > last.time + last.grace:
+        yield Violation("forbidden", command.time, f"a motion {told - last.time:.3f} s after: {last.why}")
     if last.armed and sent < last.time - GRACE:
         yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before the arming")
-    if last.renewed and sent < last.time - GRACE and command.time > last.time + last.grace:
+    if last.renewed and sent < last.time - GRACE and told > last.time + last.grace:
         yield Violation("task", command.time, f"on a frame from {last.time - sent:.3f} s before the task changed")
 
 

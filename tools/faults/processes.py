@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,6 +71,18 @@ def _is_stopped(process: int) -> bool:
             for task in tasks.iterdir()
         )
     return True
+
+
+def starved(process: int) -> float:
+    """Return for how many seconds the threads of a process were ready to run, and waited for a processor.
+
+    The kernel counts this (``schedstat``); 0 if it does not, or if the process has ended.
+    """
+    total = 0
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            total += int(file.read_text().split()[1])
+    return total / 1e9
 
 
 @contextlib.contextmanager
@@ -190,10 +203,14 @@ class NodeProcess(Process):
     def signal(self, name: str) -> None:
         """Send a signal, or let the log stall (``LOG_STALLS``) and flow again (``LOG_FLOWS``).
 
-        ``RECORDER_KILLED`` kills the node's recorder, ``RECORDER_DISK_FULL`` prevents its files from growing.
+        ``RECORDER_KILLED`` kills the node's recorder, ``RECORDER_DISK_FULL`` prevents its files from growing,
+        ``BAGS_REMOVED`` removes its bags.
         """
         if name.startswith("LOG_"):
             self._pipe.stall(name == "LOG_STALLS")
+        elif name == "BAGS_REMOVED":
+            for bag in {file.parent for file in self.log.parent.glob("*/*.mcap")}:
+                shutil.rmtree(bag)
         elif name.startswith("RECORDER_"):
             for child in _children(self.process.pid):
                 if name == "RECORDER_KILLED":
@@ -202,6 +219,11 @@ class NodeProcess(Process):
                     resource.prlimit(child, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         else:
             super().signal(name)
+
+    @property
+    def starved(self) -> float:
+        """Seconds for which the node's threads have waited for a processor (:func:`starved`)."""
+        return starved(self.process.pid)
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
         self._pipe.stall(False)
@@ -241,6 +263,10 @@ class LaunchedNode(NodeProcess):
                 os.kill(self._node, getattr(signal, name))
 
     @property
+    def starved(self) -> float:
+        return starved(self._node)
+
+    @property
     def _node(self) -> int:
         if not wait_until(lambda: self._file.exists() and bool(self._file.read_text()), 20.0):
             raise VlaRosError("start: the launcher started no node")
@@ -267,6 +293,15 @@ class ServerProcess(Process):
             assert self.process.stdin is not None
             self.process.stdin.write(what + "\n")
             self._heard("done")
+
+    def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
+        try:
+            return super().end(name, patience)
+        finally:
+            for pipe in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    if pipe is not None:
+                        pipe.close()
 
     def _start(self, words: Sequence[str]) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}

@@ -201,6 +201,10 @@ class Rig(AbstractContextManager["Rig"]):
             self.records.clear()
             self.motions.clear()
 
+    def said(self, text: str) -> int:
+        """Return how often the node's log has ``text``."""
+        return self.log.read_text(encoding="utf-8", errors="replace").count(text)
+
     def last_words(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "log: " + " | ".join(lines[-3:])

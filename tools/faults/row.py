@@ -34,7 +34,7 @@ class Row:
     end: tuple[Order, ...] = ()  # orders to the robot that end the fault
     within: float = 0.0  # seconds after which no motion may arrive, timeouts included
     lasts: tuple[float, float] = (0.3, 0.6)  # minimum and maximum duration of the fault in seconds
-    # Signals that begin and end the fault; for the node, also ``DISK_FULL``, ``RECORDER_KILLED``,
+    # Signals that begin and end the fault; for the node, also ``DISK_FULL``, ``RECORDER_KILLED``, ``BAGS_REMOVED``,
     # ``FREEZE`` and ``LOG_STALLS`` (:mod:`tools.faults.processes`). A killed robot is started again.
     node: tuple[str, ...] = ()
     robot: tuple[str, ...] = ()
@@ -56,7 +56,8 @@ class Row:
     fresh: bool = False  # start a new node for each injection
     launched: bool = False  # a launcher starts the node, and gets the signals SIGTERM and SIGKILL
     traced: bool = False  # the node writes ``node.trace``
-    recorded: str = ""  # what becomes of the recorder's bag: it must be ``repaired``, or be ``left`` as it is
+    # What becomes of the recorder's bag: it must be ``repaired``, be ``left`` as it is, or be named as ``removed``.
+    recorded: str = ""
     lease: float = 0.0  # seconds after which DDS considers a silent process dead; 0 means 10
     renews: bool = False  # the fault changes the task: after ``within``, no earlier frame may move the arm
     person: str = ""  # a person holds a ``leader`` or a ``joy`` (:mod:`tools.faults.person`)

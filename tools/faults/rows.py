@@ -530,6 +530,14 @@ ROWS: tuple[Row, ...] = (
         fresh=True,
         recorded="left",
     ),
+    Row(
+        "recorder's bag removed",
+        _GOES_ON,
+        node=("BAGS_REMOVED",),
+        options=_RECORDED,
+        fresh=True,
+        recorded="removed",
+    ),
 )
 """Every row, in the order of the table."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vla_ros import __version__
 from vla_ros.errors import VlaRosError, printable
-from vla_ros.process import end_process, use_environment
+from vla_ros.process import end_process, record_end, record_requests, use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
@@ -39,8 +39,12 @@ _OF_FILES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; return its status, or 1 after an error, 2 after wrong usage, 130 after Ctrl-C."""
-    use_environment("vla_ros.cli")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and arguments[:1] == ["run"]:
+        record_requests()  # before the imports, which take seconds
+    elif argv is None and arguments[:1] == ["record"]:
+        record_end()
+    use_environment("vla_ros.cli")
     if not arguments or arguments[0] not in COMMANDS:
         _overview().parse_args(arguments or ["--help"])
         return 0

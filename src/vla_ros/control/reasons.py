@@ -83,6 +83,8 @@ class Reason(str, Enum):
     SCENE_STALE = "scene_stale", Level.HOLD, "no new scene for collision.scene_timeout"
     SCENE_CONTESTED = "scene_contested", Level.HOLD, "a second publisher sends a scene as well"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has arrived yet"
+    DRIVER_WRITE = "driver_write", Level.HOLD, "a command could not be written to the driver"
+    OPTIONS_REFUSED = "options_refused", Level.HOLD, "changed options could not be applied: the old ones stay"
 
     PERSON_RELEASED = "person_released", Level.HOLD, "a person corrects, and the dead-man button is not pressed"
     PERSON_STALE = "person_stale", Level.HOLD, "a person corrects, and nothing new came from the input"
@@ -99,9 +101,14 @@ class Reason(str, Enum):
     OPERATOR_STOP = "operator_stop", Level.STOP, "a person stopped the arm"
     HEARTBEAT_LOST = "heartbeat_lost", Level.STOP, "no heartbeat for timeouts.heartbeat"
     DRIVER_GONE = "driver_gone", Level.STOP, "the command topic has lost its subscriber"
+    DRIVER_UNREACHABLE = (
+        "driver_unreachable",
+        Level.STOP,
+        "several commands could not be written to the driver",
+    )
     COMMAND_CONTESTED = "command_contested", Level.STOP, "another node publishes commands for the same driver"
     MIDDLEWARE_GONE = "middleware_gone", Level.STOP, "new processes can no longer reach the node"
-    THREAD_DIED = "thread_died", Level.STOP, "a thread of the node ended with an error"
+    THREAD_DIED = "thread_died", Level.STOP, "a thread of the node, or a callback, failed with an unexpected error"
     DEVICE_ERROR = "device_error", Level.STOP, "the GPU reported an error"
     LIMIT_TRANSLATION = "limit_translation", Level.STOP, "a step beyond limits.max_translation_step"
     LIMIT_ROTATION = "limit_rotation", Level.STOP, "a step beyond limits.max_rotation_step"
@@ -126,7 +133,7 @@ OF_POLICY = frozenset(
     for reason in Reason
     if reason.level is Level.HOLD
     and reason.value.startswith(
-        ("no_instruction", "input_", "camera_", "frame_", "inference_", "server_", "action_")
+        ("no_instruction", "input_", "camera_", "frame_", "inference_", "server_", "action_", "options_")
     )
 )
 """Reasons that hold the policy, and nobody else."""

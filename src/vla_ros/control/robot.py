@@ -250,12 +250,13 @@ class RobotController:
             ]
             return self._all_or_none(tried, joints)
 
-    def sent(self) -> None:
-        """Record that the last commands were sent; later commands start from them."""
+    def sent(self, arms: Collection[str] | None = None) -> None:
+        """Record that the last commands of ``arms`` (None: all) were sent; later commands start from them."""
         with self._lock:
-            self._known |= self._used
             for arm in self.arms:
-                arm.sent()
+                if arms is None or arm.name in arms:
+                    self._known |= {name: used for name, used in self._used.items() if name == arm.name}
+                    arm.sent()
 
     def hold(
         self, joints: ArmJoints, arms: Collection[str] | None = None

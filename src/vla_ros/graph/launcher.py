@@ -66,7 +66,9 @@ def _poll_for_end(pid: int, timeout: float | None) -> bool:
 
 
 def _watch(launcher: int) -> None:
-    wait_for_end(launcher)
-    with contextlib.suppress(OSError):  # the launcher may have read this process's output
-        print(f"the launcher (process {launcher}) is gone: ending", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        wait_for_end(launcher)
+        with contextlib.suppress(OSError):  # the launcher may have read this process's output
+            print(f"the launcher (process {launcher}) is gone: ending", file=sys.stderr, flush=True)
+    finally:  # also if it cannot be watched: a node that nobody may end is worse than one that ends
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -175,6 +175,12 @@ class Backend:
     message, ``start`` receives the accepted :class:`ServedGoal`, ``cancel`` a goal that a client wants to cancel.
     """
 
+    on_error: Callable[[str, Exception], None] = staticmethod(lambda where, error: None)
+    """``(where, error)``: called, on the thread that spins, when a callback has failed.
+
+    A VlaRosError is that of a message, and is only logged.
+    """
+
     subscribe_raw: Callable[[Any, Any, str, Callable[[Any, Origin], None], Any], RawSubscription]
     """``(node, msg_type, topic, callback, qos_profile)``: passes each message's CDR bytes and its origin.
 

@@ -48,6 +48,8 @@ PROFILES: dict[str, QoSProfile] = {
     "camera": QoSProfile(_BEST_EFFORT, depth=1),
     # A command must arrive, and a newer one replaces it.
     "command": QoSProfile(_RELIABLE, depth=1),
+    # What a person asks for: a stop must not be replaced by what comes after it, such as a button that is released.
+    "request": QoSProfile(_RELIABLE, depth=1000),
     # A latched text: late subscribers still get it.
     "instruction": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=1),
     # For subscriptions: best effort matches every publisher. Publishers use state_publisher.

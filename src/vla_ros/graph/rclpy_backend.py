@@ -60,7 +60,10 @@ class RclpyBackend(Backend):
 
 def _deserialize(cdr: Any, msg_type: Any) -> Any:
     check_lengths(cdr, msg_type)
-    return deserialize_message(bytes(cdr), msg_type)
+    try:
+        return deserialize_message(bytes(cdr), msg_type)
+    except Exception as error:
+        raise VlaRosError(f"{msg_type.__name__}: found {len(cdr)} bytes that are none: {error}") from error
 
 
 def _qos(name: str) -> QoSProfile:
@@ -120,14 +123,16 @@ class RclpyGraph(RclpyBackend, Graph):
 
     def _spin_once(self, period: float) -> None:
         logger = self._nodes[0].get_logger() if self._nodes else rclpy.logging.get_logger("vla_ros")
-        if not spin_once(self._executor, logger, period):
+        if not spin_once(self._executor, logger, period, partial(self.on_error, "a callback")):
             self._closing = True
 
 
-def spin_once(executor: Any, logger: Any, period: float) -> bool:
+def spin_once(
+    executor: Any, logger: Any, period: float, on_error: Callable[[Exception], object] = lambda error: None
+) -> bool:
     """Run one callback, waiting at most ``period`` seconds; return False once the context is shut down.
 
-    An exception in the callback is logged, not raised.
+    An exception in the callback is logged, not raised; ``on_error`` gets it unless it is a VlaRosError.
     """
     try:
         executor.spin_once(timeout_sec=period)
@@ -138,6 +143,8 @@ def spin_once(executor: Any, logger: Any, period: float) -> bool:
     except Exception as error:  # one bad message must not stop the robot's node
         said = f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
         logger.error(printable(said))
+        if not isinstance(error, VlaRosError):
+            on_error(error)
     return True
 
 

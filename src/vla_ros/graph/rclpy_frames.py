@@ -22,6 +22,7 @@ from vla_ros.graph.origin import Origin
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
 _GID_BYTES = 16
+_MOST = 100  # messages that one poll takes
 _SPARE = 4  # buffers kept for reuse: one being filled, one waiting, one in use, one spare
 
 
@@ -156,7 +157,9 @@ class _Frames(Waitable):  # type: ignore[misc]
             self._callback(*taken_data)
 
     def poll(self) -> None:
-        while (taken := self.take_data()) is not None:
+        for _ in range(_MOST):
+            if (taken := self.take_data()) is None:
+                return
             self._callback(*taken)
 
     def destroy(self) -> None:

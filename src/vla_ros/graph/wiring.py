@@ -1,8 +1,10 @@
 """Creates the endpoints of a node one by one and destroys them together."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
+from logging import Logger
 from typing import Any
 
 from vla_ros.errors import VlaRosError
@@ -10,6 +12,7 @@ from vla_ros.graph.node import Backend, Node, RawSubscription
 from vla_ros.graph.origin import Origin
 
 _DISCOVERED = 2.0  # s; usually immediate
+_SAID = 1.0  # s
 
 
 class Wiring:
@@ -33,6 +36,10 @@ class Wiring:
         self.on_close(partial(self.node.destroy_publisher, publisher))
         tap = self.taps.pop(publisher.topic_name, None)
         return _Tapped(publisher, self.graph.serialize, tap) if tap else publisher
+
+    def teller(self, type_name: str, topic: str, qos: str) -> Any:
+        """Create a publisher for what is told, not commanded: what cannot be sent is logged, and not raised."""
+        return _Told(self.publisher(type_name, topic, qos), self.node.get_logger())
 
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
@@ -85,7 +92,18 @@ class Wiring:
         return self.subscribe_raw(type_name, topic, on_cdr, qos)
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
-        service = self.node.create_service(self.graph.service(type_name), name, callback)
+        """Serve ``std_srvs/srv/SetBool`` or ``Trigger``; if ``callback`` fails, the answer says why."""
+
+        def answer(request: Any, response: Any) -> Any:
+            try:
+                return callback(request, response)
+            except Exception as error:
+                self.node.get_logger().error(f"{name} failed: {type(error).__name__}: {error}")
+                self.graph.on_error(name, error)
+                response.success, response.message = False, f"failed: {type(error).__name__}: {error}"
+                return response
+
+        service = self.node.create_service(self.graph.service(type_name), name, answer)
         self.on_close(partial(self.node.destroy_service, service))
 
     def client(self, type_name: str, name: str) -> Any:
@@ -126,6 +144,25 @@ class Wiring:
         while self._closers:
             self._closers.pop()()
         self.taps.clear()
+
+
+class _Told:
+    """A publisher that logs, at most once in :data:`_SAID` seconds, what could not be sent, and raises nothing."""
+
+    def __init__(self, publisher: Any, logger: Logger) -> None:
+        self._publisher, self._logger, self._said = publisher, logger, -math.inf
+
+    def publish(self, message: Any) -> None:
+        try:
+            self._publisher.publish(message)
+        except Exception as error:
+            now = time.monotonic()
+            if now - self._said > _SAID:
+                self._said = now
+                self._logger.error(f"{self._publisher.topic_name}: not sent: {type(error).__name__}: {error}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
 
 
 class _Tapped:

@@ -34,6 +34,7 @@ _CURE = (
 )
 
 _PERIOD = 0.1
+_MOST = 64  # connections that one look accepts
 
 
 @dataclass
@@ -85,8 +86,8 @@ class Claim:
         if self._server is None and not self._others:
             self._take()
         with contextlib.suppress(OSError):  # no further connection
-            while self._server is not None:
-                self._meet(self._server.accept()[0])
+            for _ in range(_MOST if self._server is not None else 0):
+                self._meet(self._server.accept()[0])  # type: ignore[union-attr]
         return self._others
 
     @property

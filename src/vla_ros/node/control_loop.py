@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
+from vla_ros.config import Config
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import NO_TASK
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
-from vla_ros.errors import ImageError
+from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.node.context import Context
 from vla_ros.node.executor import StepExecutor
 from vla_ros.node.gate import CommandGate
@@ -67,6 +68,7 @@ class ControlLoop:
         self._ended = threading.Condition()
         self._inference = InferenceThread(context, source, pipeline, self._ended)
         self._unconfigured = False  # options changed during an inference
+        self._accepted = self._config  # the last options that every part has applied
         self._thread: threading.Thread | None = None
         self._configure()
 
@@ -76,8 +78,8 @@ class ControlLoop:
 
     @property
     def alive(self) -> bool:
-        """False before :meth:`start`, after :meth:`stop`, and after the thread ended with an error."""
-        return self._thread is not None and self._thread.is_alive()
+        """False before :meth:`start`, after :meth:`stop`, and after a thread ended with an error."""
+        return self._thread is not None and self._thread.is_alive() and not self._inference.died
 
     def stop(self, timeout: float = 10.0) -> bool:
         """Stop permanently after the current inference; return False if that takes over ``timeout`` seconds."""
@@ -197,12 +199,29 @@ class ControlLoop:
         """Apply changed options between steps; the policy gets them once it is not inferring."""
         config, inferring = self._context.options.current, self._inference.pending is not None
         if config is not self._config or (self._unconfigured and not inferring):
-            self._config, self._unconfigured = config, inferring
-            self._limiter.rate_hz = config.control.rate_hz
-            self._interpolator.rate_hz = config.control.command_rate_hz
-            self._configure()
+            try:
+                self._config, self._unconfigured = config, inferring
+                self._configure()
+                if not inferring:
+                    self._accepted = config
+                    self._safety.clear(Reason.OPTIONS_REFUSED)
+            except Exception as error:  # of a third party's policy, or a range that is empty
+                self._keep_options(config, error)
+
+    def _keep_options(self, refused: Config, error: Exception) -> None:
+        """Return to the options that every part has applied; the policy holds until it accepts others."""
+        self._config, self._unconfigured = self._accepted, True
+        if self._context.options.current is refused:
+            self._context.options.current = self._accepted
+        self._configure()
+        self._unconfigured = False
+        name = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "
+        self._safety.hold(Reason.OPTIONS_REFUSED, f"{name}{error}")
+        self._context.logger.error(f"changed options could not be applied, the old ones stay: {name}{error}")
 
     def _configure(self) -> None:
+        self._limiter.rate_hz = self._config.control.rate_hz
+        self._interpolator.rate_hz = self._config.control.command_rate_hz
         self._controller.configure(self._config)
         if self._controller.collision is not None:
             self._controller.collision.configure(self._config)
@@ -210,8 +229,8 @@ class ControlLoop:
             self._person_loop.configure(self._config)
         self._schedule.control = self._config.control
         if not self._unconfigured:
-            self._observer.timeouts = self._config.timeouts
             self._source.configure(self._config)
+            self._observer.timeouts = self._config.timeouts
 
     def _wait(self, seconds: float) -> None:
         """Wait until a step is due, but at most ``seconds`` and at most 0.1 s."""

@@ -15,6 +15,7 @@ from vla_ros.control.robot import RobotController
 from vla_ros.control.safety import State
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.control.suspension import LONGEST
+from vla_ros.errors import VlaRosError
 from vla_ros.node.camera_frames import NewestFrames
 from vla_ros.node.context import Context
 from vla_ros.node.gate import CommandGate
@@ -225,7 +226,11 @@ class StepExecutor:
             if not may_move or self.ended or not self._is_current(decelerates=bool(late)):
                 return False
             self._check(step, late or 0)
-            write()
+            try:
+                write()
+            except VlaRosError as error:
+                self._controller.sent(self._gate.write_failed(error))
+                return False
             if late is None:
                 self._schedule.sent()
             self._controller.sent()

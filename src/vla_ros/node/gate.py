@@ -5,6 +5,7 @@ once, and once a stop has returned, no motion is written.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import RobotController
 from vla_ros.control.suspension import LONGEST
+from vla_ros.errors import VlaRosError, WriteError
 from vla_ros.node.context import Context
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.outputs import Outputs
@@ -19,6 +21,8 @@ from vla_ros.types import JointState
 
 _SUPERVISION_VALID = 0.05  # s; after this time the inputs are supervised again
 _PERIOD = 0.005  # s
+_TRIES = 20  # times that one motion is supervised anew
+_FAILURES, _WITHIN = 3, 10.0  # so many writes that failed within so many seconds stop the arm
 
 
 class CommandGate:
@@ -37,21 +41,24 @@ class CommandGate:
         self._context, self._safety = context, context.safety
         self.prepare = prepare
         self.controller = controller  # makes the hold commands; another one may be assigned within sending()
+        self._failures: deque[float] = deque(maxlen=_FAILURES)  # when writes failed; steady clock, s
 
     @contextmanager
     def open(self) -> Iterator[bool]:
         """Context in which a motion is written; yields True if it may be written.
 
-        Supervises before, and once more if this thread was delayed since then.
+        Supervises before, and again if this thread was delayed since then; yields False if it always was.
         """
         clock = self._context.clock
-        while True:
+        for _ in range(_TRIES):
             self.supervise()
             supervised = clock.steady()
             with self.sending() as may_move:
                 if clock.steady() - supervised <= _SUPERVISION_VALID:
                     yield may_move
                     return
+        self._log(f"no command was sent: this thread was delayed {_TRIES} times by {_SUPERVISION_VALID:g} s")
+        yield False
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
@@ -66,9 +73,25 @@ class CommandGate:
             finally:
                 self._hold_if_suspended()
 
+    def write_failed(self, error: VlaRosError) -> frozenset[str]:
+        """Hold because a write within :meth:`sending` has failed, or stop; return the arms that got their command.
+
+        The hold lasts until a hold was written to every arm; here, where there is no driver, until the next look.
+        """
+        now = self._context.clock.steady()
+        self._failures.append(now)
+        self._safety.hold(Reason.DRIVER_WRITE, str(error))
+        if len(self._failures) == _FAILURES and now - self._failures[0] <= _WITHIN:
+            self._safety.stop(
+                Reason.DRIVER_UNREACHABLE, f"{_FAILURES} writes failed within {_WITHIN:g} s, at last: {error}"
+            )
+        self._log(f"a command could not be written: {error}")
+        return error.arms if isinstance(error, WriteError) else frozenset()
+
     def supervise(self) -> None:
         """Let safety react to the watchdog's findings."""
         now = self._context.clock.now()
+        self._safety.clear(Reason.DRIVER_WRITE)
         self._context.watchdog.see_driver(1, now)
         self._safety.follow(self._context.watchdog.active(now))
 
@@ -76,13 +99,16 @@ class CommandGate:
         """Hold while nothing may move after a suspension of the process; return True then."""
         return False
 
+    def _log(self, text: str) -> None:
+        self._context.throttled.log("hold", text, "error")
+
 
 class DriverGate(CommandGate):
     """The gate of real drivers: also sends a hold to every arm each time that motion ends, and ends velocities.
 
     An arm with a velocity output stops at once. The position of another one must have arrived within
     ``timeouts.joint_state`` and must have been published after the process last resumed (:class:`Suspension`);
-    until then, its hold is due.
+    until then, and until it could be written, its hold is due.
 
     Args:
         context: The node's context.
@@ -124,6 +150,8 @@ class DriverGate(CommandGate):
         with self._safety.sending():
             if not self._hold_if_suspended():
                 self._safety.clear(Reason.SUSPENDED)
+            if not self._due:
+                self._safety.clear(Reason.DRIVER_WRITE)
             self._safety.follow({**self._watch.found, **self._context.watchdog.active(now)})
         self.send_due_holds()  # another thread may be busy with the event
         self.end_expired_velocities()
@@ -134,11 +162,20 @@ class DriverGate(CommandGate):
             self._due = frozenset()
 
     def finish_holds(self, seconds: float) -> None:
-        """Wait up to ``seconds`` until every hold that is due was sent."""
+        """Wait up to ``seconds`` until every hold that is due was sent; log to whom none was."""
         until = self._context.clock.steady() + seconds
         while self._due and self._context.clock.steady() < until:
             self._context.clock.sleep(_PERIOD)
             self.send_due_holds()
+        if self._due:
+            self._log(f"no hold was sent to {' and '.join(sorted(self._due))}")
+
+    def write_failed(self, error: VlaRosError) -> frozenset[str]:
+        """Hold every arm as soon as that can be written (:meth:`CommandGate.write_failed`)."""
+        got = super().write_failed(error)
+        self._interruptions = self._safety.interruptions
+        self._due = frozenset(arm.name for arm in self.controller.arms)
+        return got
 
     def send_due_holds(self) -> None:
         """Send the holds that are due. Call it when motion has ended, and fifty times a second."""
@@ -164,12 +201,19 @@ class DriverGate(CommandGate):
     def _send_holds(self, fresh: Mapping[str, JointState]) -> None:
         resumed = self._suspension.resumed
         commands, refusals = self.controller.hold(fresh, self._due)
-        self.prepare(commands)()
+        failed = set[str]()
+        for command in commands:  # an arm that cannot be reached keeps no other from its hold
+            write = self.prepare([command])
+            try:
+                write()
+            except VlaRosError as error:
+                failed.add(command.arm)
+                super().write_failed(error)
         self._suspension.notice()
         if self._suspension.resumed != resumed:  # suspended while it sent: what was sent is corrected
             return
         # An arm whose measurement is unusable has nothing to hold; one without waits for a measurement.
-        self._due = self._due - {command.arm for command in commands} - fresh.keys()
+        self._due = self._due - ({command.arm for command in commands} | fresh.keys()) | failed
         for refused in refusals:
             self._log(f"no hold could be sent{' yet' if self._due else ''}: {refused.detail}")
 
@@ -179,7 +223,11 @@ class DriverGate(CommandGate):
             return
         with self.sending():  # a command sent meanwhile has replaced its velocity
             expired = self._outputs.expired()
-            self.prepare(expired)()
+            write = self.prepare(expired)
+            try:
+                write()
+            except VlaRosError as error:
+                self.write_failed(error)
         if expired:
             seconds = lifetime(self._context.options.current)
             self._safety.react(Reason.VELOCITY_EXPIRED, f"no new velocity for {seconds:.3g} s")
@@ -211,6 +259,3 @@ class DriverGate(CommandGate):
         lasted = self._suspension.lasted
         self._safety.hold(Reason.SUSPENDED, f"the process did not run for {lasted:.3g} s; {wanted}")
         return True
-
-    def _log(self, text: str) -> None:
-        self._context.throttled.log("hold", text, "error")

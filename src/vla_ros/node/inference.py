@@ -126,6 +126,7 @@ class InferenceThread:
         self._in_time = True
         self._jobs: queue.SimpleQueue[Callable[[], _Outcome] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.died = False  # the thread has ended with an error, and answers no request
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
 
     @property
@@ -219,10 +220,17 @@ class InferenceThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            assert self.pending is not None
-            began = self.pending.taken_at
-            self._end(job(), began)
+        try:
+            while (job := self._jobs.get()) is not None:
+                assert self.pending is not None
+                began = self.pending.taken_at
+                self._end(job(), began)
+        except BaseException as error:
+            self.died = True
+            found = f"the inference thread: {type(error).__name__}: {error}"
+            self._context.logger.error(f"{found}: start the node again")
+            self._context.safety.stop(Reason.THREAD_DIED, found)
+            raise
 
     def _end(self, outcome: _Outcome, began: float) -> None:
         self._in_time = self._context.watchdog.inference_ended(self._clock.now())

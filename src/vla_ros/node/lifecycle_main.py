@@ -1,61 +1,35 @@
 """``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
-Signals only set a flag, which is checked between callbacks and between steps of loading, because an exception
-raised inside an import may get lost. :data:`_PATIENCE` seconds later, KeyboardInterrupt is raised wherever the
-thread is.
+Signals (:mod:`vla_ros.node.signals`) only set a flag, which is checked between callbacks and between steps of
+loading, because an exception raised inside an import may get lost.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.node.signals import Signals
 from vla_ros.process import end_process, keep_freed_memory, use_environment
 
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
-_PATIENCE = 3.0
-"""Seconds from a signal to KeyboardInterrupt if the flag is not checked earlier."""
-
-
-class Signals:
-    """Handles SIGINT and SIGTERM; ``name`` is the name of the first one received, or ""."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.name:
-            self.name = signal.Signals(number).name
-            signal.setitimer(signal.ITIMER_REAL, _PATIENCE, 1.0)
-
-    def ignore(self) -> None:
-        """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM; return 1 if parameters are wrong or an autostarted node fails."""
-    use_environment("vla_ros.node.lifecycle_main")
     signals = Signals()
+    use_environment("vla_ros.node.lifecycle_main")
     end_with_launcher()
     try:
         return end_process(_run(signals, arguments))
     except BaseException:  # KeyboardInterrupt before the node was created; an import turns it into any other error
         if not signals.name:
             raise
-        signals.ignore()
+        signals.ending()
         _say(f"ended by {signals.name}: nothing was started")
         # Interrupted within exec(), as in dataclass(), Python ends by SIGINT although the exception was caught.
         os._exit(0)
@@ -89,15 +63,20 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
         node = VlaPolicyNode(
             interrupted=lambda: bool(signals.name), parameter_overrides=_overrides(arguments or sys.argv)
         )
-        status = _spin(node)
+        status = _spin(node, signals)
     except VlaRosError as error:
         _say(str(error))
         status = 1
     except KeyboardInterrupt:
         if node is None:
             raise
+    except BaseException as error:
+        if node is None:
+            raise
+        node.fail(error)
+        status = 1
     finally:
-        signals.ignore()
+        signals.ending()
         if node is not None:
             node.leave()
             node.get_logger().info(f"ended{' by ' + signals.name if signals.name else ''}: the arm holds")
@@ -126,14 +105,18 @@ def _say(text: str) -> None:
     print(f"vla_policy_node: {text}", file=sys.stderr, flush=True)
 
 
-def _spin(node: VlaPolicyNode) -> int:
+def _spin(node: VlaPolicyNode, signals: Signals) -> int:
     from rclpy.executors import SingleThreadedExecutor
 
     from vla_ros.graph.rclpy_backend import spin_once
 
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    while not node.interrupted() and spin_once(executor, node.get_logger(), 0.1):
+    ready = False
+    while not node.interrupted() and spin_once(executor, node.get_logger(), 0.1, node.fail):
+        for answer in node.follow(signals.take_requests(), ready=ready):
+            node.get_logger().info(answer)
+        ready = node.is_active
         if node.exit_status is not None:
             return node.exit_status
     return 0

@@ -19,7 +19,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.rclpy_backend import RclpyBackend
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.ros_parameters import changed, declare
-from vla_ros.node.run import NODE_NAME, log_progress
+from vla_ros.node.run import NODE_NAME, follow, log_progress
 from vla_ros.policies.base import Progress
 
 SUCCESS = TransitionCallbackReturn.SUCCESS
@@ -63,6 +63,22 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         """
         lost = self._policy_node is not None and self._policy_node.lost
         return 1 if self._start_failed or lost else None
+
+    @property
+    def is_active(self) -> bool:
+        """True while the node can be armed."""
+        return self._policy_node is not None and self._policy_node.is_active
+
+    def follow(self, requests: Sequence[str], *, ready: bool) -> list[str]:
+        """Carry out requests that came as signals (:func:`vla_ros.node.run.follow`)."""
+        if requests and self._policy_node is None:
+            return [f"void, because the node is not configured: {', '.join(requests)}"]
+        return [] if self._policy_node is None else follow(requests, self._policy_node, ready=ready)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the arm: a callback, or the thread that spins, has failed."""
+        if self._policy_node is not None:
+            self._policy_node.fail("a callback", error)
 
     # Transitions
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
-from vla_ros.errors import ImageError
+from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.graph.node import Backend, Node, RawSubscription
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.vision.messages import image_stamp
 
 _MOMENT = 1_000_000  # ns; what is due at a stamp may be due this much later, because times are rounded
+_MOST = 100_000  # iterations for one stamp; a second at 250 Hz takes a thousand
 _RESET = 1_000_000_000  # ns; a simulation that leaves out more time has reset its world
 
 
@@ -106,5 +107,8 @@ class LockstepWiring(Wiring):
                 deliver()
         self._supervise()
         self.clock.limit = stamp + _MOMENT
-        while self.clock.ros() < self.clock.limit:
+        for _ in range(_MOST):
+            if self.clock.ros() >= self.clock.limit:
+                return
             self._run_once()
+        raise VlaRosError(f"a step of the simulation did not end within {_MOST} iterations of the control loop")

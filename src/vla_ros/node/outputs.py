@@ -10,6 +10,7 @@ from typing import Any
 
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import Command, lifetime, message_type, split, to_message
+from vla_ros.errors import WriteError
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 from vla_ros.node.gripper_goals import GripperGoals
@@ -61,16 +62,18 @@ class Outputs:
         """Build the messages of all arms' commands; return a function that sends them.
 
         Call that function within ``CommandGate.sending()``: for a hold only if motion is *not* allowed, for motion
-        only if it is. If the process was suspended in the meantime, it sends nothing more.
+        only if it is. If the process was suspended in the meantime, it sends nothing more; nor does it after a
+        message that could not be written, for which it raises WriteError.
         """
-        sends: list[Callable[[], None]] = []
+        sends: list[tuple[Command, str, Callable[[], None]]] = []
         for command in commands:
             arm, now = self._arms[command.arm], self._context.clock.ros()
             body, fingers = self._split(command)
             topics = [(arm.command, body, arm.output)]
             if fingers is not None and arm.gripper_topic in self._goals:
                 # A hold sends no goal: the last goal remains in force.
-                sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
+                wanted = None if command.hold else fingers
+                sends.append((command, arm.gripper_topic, partial(self._goals[arm.gripper_topic].want, wanted)))
             elif fingers is not None:
                 topics.append((arm.gripper_topic, fingers, arm.gripper.output))
             for topic, part, output in topics:  # serialised already, so that sending takes as little as possible
@@ -78,21 +81,30 @@ class Outputs:
                 if output == "joint_trajectory" and ahead > _AHEAD:
                     self._context.throttled.log("ahead", f"{topic}: {_STARTS_NOW.format(ahead)}")
                 cdr = self._serialize(to_message(part, output, self._make, now))
-                sends.append(partial(self._publishers[topic].publish, cdr))
+                sends.append((command, topic, partial(self._publishers[topic].publish, cdr)))
 
         def send() -> None:
-            resumed = self._context.suspension.resumed
-            for each in sends:
-                self._context.suspension.notice()
-                if self._context.suspension.resumed != resumed:
-                    return
-                each()
-            expires = self._context.clock.steady() + lifetime(self._context.options.current)
-            commanded = {command.arm for command in commands}
-            others = {arm: each for arm, each in self._standing.items() if arm not in commanded}
-            self._standing = others | {each.arm: (each, expires) for each in commands if each.moves_on}
+            resumed, sent = self._context.suspension.resumed, dict[str, Command]()
+            try:
+                for command, topic, each in sends:
+                    self._context.suspension.notice()
+                    if self._context.suspension.resumed != resumed:
+                        return
+                    try:
+                        each()
+                    except Exception as error:  # of the middleware
+                        raise WriteError(f"{topic}: {error}", frozenset(sent)) from error
+                    sent[command.arm] = command
+            finally:
+                self._stand(sent)
 
         return send
+
+    def _stand(self, sent: Mapping[str, Command]) -> None:
+        """Remember when the velocities that were ``sent`` expire."""
+        expires = self._context.clock.steady() + lifetime(self._context.options.current)
+        others = {arm: each for arm, each in self._standing.items() if arm not in sent}
+        self._standing = others | {arm: (each, expires) for arm, each in sent.items() if each.moves_on}
 
     def _split(self, command: Command) -> tuple[Command, Command | None]:
         arm = self._arms[command.arm]

@@ -41,6 +41,22 @@ class ActionPipeline:
             *assumed,
         ]
 
+    @property
+    def summary(self) -> str:
+        """What moves which topics from which cameras, in one line."""
+        spec, config = self.binding.spec, self.binding.config
+        outputs = [
+            f"{topic} ({output})"
+            for arm in config.arms
+            for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output))
+            if topic
+        ]
+        return (
+            f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
+            f"{spec.dimension} numbers, {spec.horizon} step(s), {self.schedule.kind}; "
+            f"{', '.join(config.camera.topics)} -> {' and '.join(outputs)}"
+        )
+
     def describe(self) -> str:
         """Return how the source is bound to the robot, and how its actions will be executed."""
         table, executed = self.binding.table(), description(self.binding, self.arms, self.schedule.kind)

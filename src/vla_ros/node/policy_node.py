@@ -49,6 +49,9 @@ SUPERVISION_PERIOD = 0.02
 """Seconds between checks of the watchdog: a stale input is detected at most this late."""
 
 
+_LAST_HOLD = 2.0  # s; longest wait for a joint state to hold the arm at the end
+
+
 class PolicyNode:
     """Runs a policy on the graph.
 
@@ -69,6 +72,7 @@ class PolicyNode:
         self.stats = Stats()
         self.inputs = Inputs(self._clock, config.policy.instruction)
         self._logger = printable_logger(node.get_logger())
+        graph.on_error = self.fail
         self._source: ActionSource | None = None
         self._pipeline: ActionPipeline | None = None
         self._gate: DriverGate | None = None
@@ -106,7 +110,7 @@ class PolicyNode:
             self.cleanup()
             source.close()
             raise
-        self._logger.info(self._summary())
+        self._logger.info(f"{pipeline.summary} by {self._graph.backend}")
         self._logger.info(f"features:\n{pipeline.describe()}")
         if (wanted := self.config.control.schedule) not in ("auto", pipeline.schedule.kind):
             why = "returns single steps" if source.spec.horizon == 1 else "cannot continue the chunk being executed"
@@ -156,7 +160,7 @@ class PolicyNode:
         if self._lockstep:
             self._lockstep.end()
         if self._gate is not None:
-            self._gate.finish_holds(self.config.timeouts.joint_state)
+            self._gate.finish_holds(min(self.config.timeouts.joint_state, _LAST_HOLD))
         loop, self._loop = self._loop, None
         ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
         if not ended:
@@ -177,6 +181,16 @@ class PolicyNode:
     def lost(self) -> bool:
         """True if new processes can no longer reach the node; its process should be restarted."""
         return Reason.MIDDLEWARE_GONE in self.safety.status.blocks
+
+    @property
+    def is_active(self) -> bool:
+        """True between :meth:`activate` and :meth:`deactivate`."""
+        return self._loop is not None
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Stop the arm, because code of the node has failed with an error that nothing expects."""
+        self._logger.error(f"{where} has failed: {type(error).__name__}: {error}")
+        self.safety.stop(Reason.THREAD_DIED, f"{where}: {type(error).__name__}: {error}")
 
     # Requests from a person
 
@@ -298,7 +312,7 @@ class PolicyNode:
                 state_message_type(each.type), each.topic, partial(states.state_topic, each.name), "state"
             )
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
-        wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
+        wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
         image = IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
@@ -379,19 +393,3 @@ class PolicyNode:
             self._telemetry.changed()
         if self._takeover is not None:
             self._takeover.on_event(event)
-
-    def _summary(self) -> str:
-        assert self._pipeline is not None
-        spec, config = self._pipeline.binding.spec, self.config
-        outputs = [
-            f"{topic} ({output})"
-            for arm in config.arms
-            for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output))
-            if topic
-        ]
-        return (
-            f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
-            f"{spec.dimension} numbers, {spec.horizon} step(s), {self._pipeline.schedule.kind}; "
-            f"{', '.join(config.camera.topics)} -> {' and '.join(outputs)} "
-            f"by {self._graph.backend}"
-        )

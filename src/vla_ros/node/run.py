@@ -10,12 +10,12 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
 from logging import Logger
 from pathlib import Path
-from types import FrameType
 
 from vla_ros.collision.world import write_srdf
 from vla_ros.config import Config, load, read_file
@@ -29,6 +29,7 @@ from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import RosArguments, parse_ros_arguments
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.signals import Signals
 from vla_ros.node.source import ActionSource
 from vla_ros.policies.base import Progress, create
 
@@ -104,65 +105,59 @@ def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
 def serve(
     config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, source: ActionSource | None = None
 ) -> int:
-    """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once."""
-    ended, loading = False, True
+    """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once.
 
-    def end(number: int, frame: FrameType | None) -> None:
-        nonlocal ended
-        twice, ended = ended, True
-        if twice != loading:  # a second signal, or nothing to shut down yet
-            raise KeyboardInterrupt
-
-    # Handlers only record the request; the thread that spins carries it out.
-    asked: list[str] = []
-    requests: dict[int, str] = {signal.SIGUSR1: "arm", signal.SIGUSR2: "disarm", signal.SIGHUP: "reset"}
-    if sys.stdin is not None and sys.stdin.isatty():
-        del requests[signal.SIGHUP]
+    Whatever ends it, the arm gets a hold first. If the thread that spins fails, the status is 1.
+    """
+    signals, loading, status = Signals(interrupts=True), True, 0
     with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, end)
-        for number, request in requests.items():
-            signal.signal(number, lambda *_, request=request: asked.append(request))
         end_with_launcher()
         ros_node = graph.create_node(NODE_NAME)
         logger = ros_node.get_logger()
         node = PolicyNode(graph, ros_node, config)
 
         def until() -> bool:
-            together = tuple(asked)
-            del asked[: len(together)]
-            for answer in follow(together, node):
+            for answer in follow(signals.take_requests(), node):
                 logger.info(answer)
-            return ended or node.lost
+            return bool(signals.name) or node.lost
 
         try:
-            node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), source)
-            loading = False
-            asked.clear()  # discard requests from before the node could be armed
-            if not ended:
-                node.activate()
-                resets = ", -HUP resets" if signal.SIGHUP in requests else ""
-                logger.info(f"by signal: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
-            graph.spin(until, 0.05)
-            lost = node.lost
-        except KeyboardInterrupt:
-            if not loading:
-                raise
-            logger.info("ended while the policy was loading")
-            return 0
+            try:
+                node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), source)
+                loading = signals.interrupts = False
+                if not signals.name:
+                    node.activate()
+                    for answer in follow(signals.take_requests(), node, ready=False):
+                        logger.info(answer)
+                    resets = ", -HUP resets" if signal.SIGHUP in signals.requests else ""
+                    logger.info(f"by signal: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
+                    graph.spin(until, 0.05)
+                status = int(node.lost)
+            except KeyboardInterrupt:
+                if not loading:
+                    logger.error("a callback did not end: it was interrupted")
+            except BaseException as error:
+                if loading:
+                    raise
+                logger.error(traceback.format_exc())
+                node.fail("the graph thread", error)
+                status = 1
+            finally:
+                signals.ending()
         finally:
+            signals.ending()  # a signal may have interrupted the line above
             node.cleanup()
             if stats is not None:
                 write_file("--stats", stats, json.dumps(node.stats.summary()) + "\n")
-        logger.info("ended: the arm holds")
-    return 1 if lost else 0
+        logger.info("ended while the policy was loading" if loading else "ended: the arm holds")
+    return status
 
 
-def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
+def follow(requests: Sequence[str], node: PolicyNode, *, ready: bool = True) -> list[str]:
     """Carry out requests that arrived together as signals; return a sentence for each.
 
     Signals are not ordered: a busy process may see a reset before an earlier request to arm. A request to ``arm``
-    is therefore refused if ``disarm`` or ``reset`` came with it.
+    is therefore refused if ``disarm`` or ``reset`` came with it, and if it came before the node was ``ready``.
     """
     said = []
     if "disarm" in requests:
@@ -171,7 +166,8 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
         said.append(node.reset()[1])
     if "arm" in requests:
         late = "not armed: the signal came together with another, and signals have no order; send it again"
-        said.append(late if said else node.enable(True)[1])
+        early = "not armed: the signal came before the node was ready, and is void; send it again"
+        said.append(early if not ready else late if said else node.enable(True)[1])
     return said
 
 

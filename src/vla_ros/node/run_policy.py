@@ -46,7 +46,7 @@ class RunPolicy:
         kind = wiring.graph.action(_TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
         wiring.action_server(_TYPE, "~/run_policy", self._accept, self._start, self._cancel)
-        wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "command")
+        wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "request")
         wiring.timer(_PERIOD, self._look)
         wiring.on_close(self._close)
 

@@ -27,11 +27,11 @@ class Takeover:
     def __init__(self, context: Context, wiring: Wiring, source: PersonSource | None) -> None:
         self._context, self._source, self._wiring = context, source, wiring
         topics, takeover = context.options.current.topics, context.options.current.takeover
-        self._event = wiring.publisher("std_msgs/msg/String", topics.event, "event")
+        self._event = wiring.teller("std_msgs/msg/String", topics.event, "event")
         self._episodes = Episodes(context, self._publish)
         wiring.service("std_srvs/srv/SetBool", "~/takeover", self._on_takeover)
         wiring.service("std_srvs/srv/Trigger", "~/pause", self._on_pause)
-        wiring.subscribe("std_msgs/msg/String", topics.label, lambda message: self._label(message.data), "command")
+        wiring.subscribe("std_msgs/msg/String", topics.label, lambda message: self._label(message.data), "request")
         wiring.on_close(self._episodes.close)
         self._target = None
         if source is None:
@@ -42,7 +42,7 @@ class Takeover:
             hear = partial(self._on_input, followed, reader)
             wiring.subscribe_from(kind, topic, hear, "joint_states")  # a second publisher must be heard as well
         if source.input == "leader":
-            self._target = wiring.publisher("sensor_msgs/msg/JointState", topics.leader_target, "state_publisher")
+            self._target = wiring.teller("sensor_msgs/msg/JointState", topics.leader_target, "state_publisher")
 
     def request(self, mode: Mode) -> tuple[bool, str]:
         """Hand the arm over; return whether that succeeded, and a sentence for the caller."""

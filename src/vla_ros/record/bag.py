@@ -1,5 +1,8 @@
 """Writes rosbag2 bags, and finishes those that a killed recorder left."""
 
+import errno
+import os
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,14 +31,23 @@ class BagWriter:
         path.mkdir(parents=True)
         self.path = path
         self._file = RecordingFile((path / f"{path.name}_0.mcap").open("xb+", buffering=0))
-        self._file.begin(topics)
+        try:
+            self._file.begin(topics)
+        except BaseException:
+            self._file.__exit__()
+            raise
 
     def define(self, topic: Topic) -> None:
         """Add a topic to the bag's."""
         self._file.define([topic])
 
     def write(self, messages: Iterable[Recorded]) -> None:
-        """Append messages of the bag's topics; they outlive this process when this returns."""
+        """Append messages of the bag's topics; they outlive this process when this returns.
+
+        Raises OSError if the disk does not take them, or if the file was removed or moved.
+        """
+        if not self._file.is_there:
+            raise FileNotFoundError(errno.ENOENT, "the bag was removed or moved", str(self.path))
         size, waiting = 0, list[Recorded]()
         for message in messages:
             if waiting and size + len(message.data) > _LARGEST:
@@ -46,21 +58,37 @@ class BagWriter:
         if waiting:
             self._file.write(waiting)
 
+    @property
+    def is_removed(self) -> bool:
+        """True if what was written is lost."""
+        return self._file.is_removed
+
     def sync(self) -> None:
         """Wait until what was written is on the disk, and so outlives this machine."""
         self._file.sync()
 
     def close(self) -> None:
-        """Append the summary and write metadata.yaml."""
+        """Append the summary and write metadata.yaml. Raises OSError if the bag is not complete then."""
         with self._file as file:
+            if not file.is_there:
+                raise FileNotFoundError(errno.ENOENT, "the bag was removed or moved", str(self.path))
             file.finish()
             _write_metadata(self.path, [file])
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """Return the bags in ``folder`` that :func:`repair` can finish."""
-    found = sorted(path.parent for path in folder.glob("*/*.mcap") if path.stat().st_size)
-    return [path for path in dict.fromkeys(found) if not (path / METADATA).exists()]
+    """Return the bags in ``folder`` that :func:`repair` can finish; what cannot be read there is left alone."""
+    found = sorted(path.parent for path in folder.glob("*/*.mcap") if _has_content(path))
+    return [path for path in dict.fromkeys(found) if not os.path.lexists(path / METADATA)]
+
+
+def _has_content(path: Path) -> bool:
+    """Return True for a file with bytes in it; False for a link to nowhere, a folder or a device."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size > 0
 
 
 def repair(path: Path) -> str:

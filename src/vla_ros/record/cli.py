@@ -8,6 +8,7 @@ Bags of a killed recorder are repaired at the next start, or with --repair; then
 import argparse
 import contextlib
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from vla_ros.errors import MissingDependencyError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import expand_name
+from vla_ros.process import take_requests
 from vla_ros.record.topics import Topic, recorded_topics
 
 _NICE = 10  # the node and its driver go first
@@ -59,10 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     with open_graph(config.node.backend, log_level=config.node.log_level) as graph:
         recorder = Recorder(graph, arguments.node, options, topics, ring)
         end_with_launcher()
-        with contextlib.suppress(KeyboardInterrupt):
-            graph.spin(lambda: False)
-        end = time.monotonic() + _LAST
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                graph.spin(lambda: "end" in take_requests())
+            for number in (signal.SIGINT, signal.SIGTERM):  # another one must not keep the bag from being finished
+                signal.signal(number, lambda *_: None)
+            end = time.monotonic() + _LAST
             graph.spin(lambda: time.monotonic() >= end, 0.05)
-        recorder.close()
+        finally:
+            recorder.close()
     return 0

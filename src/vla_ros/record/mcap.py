@@ -68,6 +68,19 @@ class RecordingFile:
     def name(self) -> str:
         return Path(str(self._file.name)).name
 
+    @property
+    def is_there(self) -> bool:
+        """True while the file has its name; a removed or moved file can still be written, and nobody finds it."""
+        try:
+            return os.path.samestat(Path(str(self._file.name)).stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    @property
+    def is_removed(self) -> bool:
+        """True if the file has no name at all, so that its content is lost."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
     def sync(self) -> None:
         """Wait for the disk, and free the memory that the file had: nobody reads it now."""
         os.fdatasync(self._file.fileno())
@@ -246,7 +259,7 @@ class RecordingFile:
                 rest = memoryview(b"".join(some) if written < sum(map(len, some)) else b"")[written:]
                 while rest:
                     rest = rest[self._file.write(rest) :]
-        except OSError:
+        except BaseException:
             self._truncate()
             raise
         self._end += sum(map(len, parts))

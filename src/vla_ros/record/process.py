@@ -1,5 +1,6 @@
 """Runs a recorder as a process beside the node, and passes it what the node receives and sends."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from vla_ros.record.topics import LATCHED, Recorded, Topic, recorded_topics
 
 _PERIOD = 0.02  # s between passes to the recorder; a killed node loses the messages of one
 _AGAIN = 2.0  # s from one start of the recorder to the next
-_ENDS = 10.0  # s; the recorder finishes its bag
+_ENDS = 15.0  # s; the recorder, which may still be starting, finishes its bag
 _SHARE, _LEAST = 8, 64  # part of record.memory that is shared with the recorder, and at least so many MiB
 
 
@@ -75,15 +76,17 @@ class RecorderProcess:
     def close(self) -> None:
         """Tell the recorder to finish its bag, and wait for that."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_ENDS)
         self._process.terminate()
         try:
             self._process.wait(_ENDS)
         except subprocess.TimeoutExpired:
             self._logger.error(f"the recorder did not finish its bag within {_ENDS:g} s; the next one repairs it")
             self._process.kill()
-            self._process.wait()
-        self._ring.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDS)
+        if not self._thread.is_alive():
+            self._ring.close()
 
     def _start(self) -> None:
         """Start a recorder, with a ring that begins with what a late subscriber would get."""
@@ -106,8 +109,8 @@ class RecorderProcess:
                 self._pass_on()
                 why = self._watch()
             self._pass_on()
-        except OSError as error:
-            why = str(error)
+        except Exception as error:
+            why = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         if why:
             self._logger.error(f"{why}: nothing is recorded any more")
         self._waiting = deque(maxlen=0)
@@ -120,11 +123,14 @@ class RecorderProcess:
         self._ring.write(messages)
 
     def _watch(self) -> str:
-        """Start the recorder again if it was killed; it repairs its bag. Return why it would end again, or ""."""
-        status = self._process.poll()
-        if status is None or (status < 0 and time.monotonic() < self._started + _AGAIN):
+        """Start the recorder again if it has ended; it repairs its bag. Return why it would end again, or "".
+
+        One that was not killed, and ended within two seconds, does not start: its options or its Python are wrong.
+        """
+        status, early = self._process.poll(), time.monotonic() < self._started + _AGAIN
+        if status is None or (status < 0 and early):
             return ""
-        if status >= 0:
+        if status >= 0 and early:
             return f"the recorder has ended with status {status}"
         self._logger.error(f"the recorder has ended with status {status}: it is started again")
         before = self._ring

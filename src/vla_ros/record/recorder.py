@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging import Logger
 from pathlib import Path
@@ -30,7 +32,8 @@ _SYNC = 1.0  # s between requests that the disk keeps what was written
 class BagFolder:
     """Writes bags in a folder, named after the time. Call it from one thread; any thread may read the figures.
 
-    An OSError, such as a full disk, ends the bag; the next one is tried.
+    Whatever fails, such as a full disk or a folder that is removed, ends the bag and is the ``error``; the next bag
+    is tried.
     """
 
     def __init__(self, folder: Path, topics: Sequence[Topic], logger: Logger) -> None:
@@ -40,6 +43,7 @@ class BagFolder:
         self._waiting: list[Recorded] = []  # texts alone begin no bag
         self._synced = 0.0  # monotonic, s
         self._failed = False  # until the next bag
+        self._kept = 0  # messages of the bag that is open
         self.path = ""  # of the bag, or the last one
         self.error = ""
         self.messages = self.bytes = self.lost = 0
@@ -47,7 +51,13 @@ class BagFolder:
     def repair(self) -> None:
         """Finish the bags that a killed recorder left."""
         for path in unfinished(self._folder):
-            self._logger.info(_repaired(path))
+            self._repair(path)
+
+    def _repair(self, path: Path) -> None:
+        try:
+            self._logger.info(repair(path))
+        except Exception as error:  # whatever is wrong with it, what follows is recorded
+            self._logger.warning(f"{path}: not repaired: {_say(error)}")
 
     def write(self, items: Sequence[Recorded | Mark]) -> None:
         for item in items:
@@ -63,11 +73,33 @@ class BagFolder:
         bag, self._bag, self._waiting, self._failed = self._bag, None, [], False
         if bag is None:
             return
-        with contextlib.suppress(OSError):  # what cannot be finished now is repaired at the next start
+        why = ""
+        try:
             bag.close()
+        except Exception as error:
+            why = _say(error)
         if discard:
             shutil.rmtree(bag.path, ignore_errors=True)
-        self._logger.info(f"{'discarded' if discard else 'recorded'} {bag.path}")
+            if os.path.lexists(bag.path):
+                self._logger.error(f"{bag.path} could not be removed")
+            else:
+                self._logger.info(f"discarded {bag.path}")
+        elif why:
+            self.error = self.error or f"the bag is not complete: {why}"
+            kept = (
+                "repair it with `vla-ros record --repair`" if os.path.lexists(bag.path) else "nothing is left of it"
+            )
+            self._logger.error(f"{bag.path} is not complete: {why}; {kept}")
+        else:
+            self._logger.info(f"recorded {bag.path}")
+
+    def fail(self, error: BaseException, lost: int = 0) -> None:
+        """End the bag because of an error, which is reported with ``lost`` further messages."""
+        self.lost += lost
+        self.error = f"recording has stopped: {_say(error)}"
+        self._logger.error(f"{self._folder}: {self.error}; ~/record begins another bag")
+        self.close()
+        self._failed = True
 
     def _write(self) -> None:
         waiting = self._waiting
@@ -80,34 +112,32 @@ class BagFolder:
         try:
             if self._bag is None:
                 self._bag = BagWriter(self._new_path(), self._topics)
-                self.path, self.error = str(self._bag.path), ""
+                self.path, self.error, self._kept = str(self._bag.path), "", 0
             self._bag.write(waiting)
             if time.monotonic() - self._synced >= _SYNC:
                 self._bag.sync()
                 self._synced = time.monotonic()
-        except OSError as error:
-            self.lost += len(waiting)
-            self.error = f"recording has stopped: {error.strerror or error}"
-            self._logger.error(f"{self._folder}: {self.error}")
-            self.close()
-            self._failed = True
+        except Exception as error:
+            gone, self._kept = (self._kept if self._bag is not None and self._bag.is_removed else 0), 0
+            self.messages -= gone
+            self.fail(error, len(waiting) + gone)
         else:
+            self._kept += len(waiting)
             self.messages += len(waiting)
             self.bytes += sum(len(message.data) for message in waiting)
 
     def _new_path(self) -> Path:
         name = time.strftime("%Y_%m_%d-%H_%M_%S")
         number, path = 0, self._folder / name
-        while path.exists():
+        while os.path.lexists(path):
             number, path = number + 1, self._folder / f"{name}_{number + 1}"
         return path
 
 
-def _repaired(path: Path) -> str:
-    try:
-        return repair(path)
-    except (VlaRosError, OSError) as error:
-        return f"not repaired: {error}"
+def _say(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, VlaRosError) else f"{type(error).__name__}: {error}"
 
 
 class Recorder:
@@ -137,7 +167,7 @@ class Recorder:
         else:
             wiring.timer(_LOOKS, self._look)
         wiring.service("std_srvs/srv/SetBool", "~/record", self._on_record)
-        self._diagnostics = wiring.publisher("diagnostic_msgs/msg/DiagnosticArray", "/diagnostics", "diagnostics")
+        self._diagnostics = wiring.teller("diagnostic_msgs/msg/DiagnosticArray", "/diagnostics", "diagnostics")
         wiring.timer(1.0, self._report)
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write, name="vla_record", daemon=True)
@@ -145,10 +175,12 @@ class Recorder:
 
     def close(self) -> None:
         """Write what was received, and finish the bag."""
-        self._look()
-        self._wiring.close()
-        self._ended.set()
-        self._writer.join()
+        try:
+            self._look()
+            self._wiring.close()
+        finally:
+            self._ended.set()
+            self._writer.join()
 
     @property
     def report(self) -> PartStatus:
@@ -202,13 +234,24 @@ class Recorder:
         self._diagnostics.publish(diagnostic_array([self.report], name, now, self._wiring.graph.message))
 
     def _write(self) -> None:
-        self._bags.repair()
+        self._guarded(self._bags.repair)
         while not self._ended.wait(_PERIOD):
-            self._write_taken()
-        self._write_taken()
-        self._bags.close()
+            self._guarded(self._write_taken)
+        self._guarded(self._write_taken)
+        self._guarded(self._bags.close)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do something on the thread that writes; report what it raises: the thread never ends unnoticed."""
+        try:
+            act()
+        except Exception as error:
+            self._logger.error(traceback.format_exc())
+            self._bags.fail(error)
 
     def _write_taken(self) -> None:
         with self._lock:
             taken = self._selection.take()
-        self._bags.write(taken)
+        try:
+            self._bags.write(taken)
+        except Exception as error:
+            self._bags.fail(error, sum(isinstance(item, Recorded) for item in taken))

@@ -70,10 +70,10 @@ class FrameTrace:
             try:
                 file.write(f"{line}\n")
                 file.flush()
-            except OSError as error:
+            except Exception as error:  # mostly an OSError; a thread that ended would say nothing
                 self._failed = True
                 self.lost += 1
-                found = f"'{self._path}' can no longer be written ({error.strerror})"
+                found = f"'{self._path}' can no longer be written ({getattr(error, 'strerror', None) or error!r})"
                 self._complain(f"node.trace: {found}; recording has ended, the arm is not affected")
         self._failed = True
         with contextlib.suppress(OSError):  # the disk is still full, as reported

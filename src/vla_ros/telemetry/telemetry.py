@@ -61,11 +61,10 @@ class Telemetry:
             self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
         self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
         self._person_action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.person_action, "command")
-        self._diagnostics = wiring.publisher(
-            "diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics"
-        )
-        self._status = wiring.publisher("std_msgs/msg/String", topics.status, "instruction")
-        self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
+        self._diagnostics = wiring.teller("diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics")
+        self._status = wiring.teller("std_msgs/msg/String", topics.status, "instruction")
+        self._debug = wiring.teller("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
+        self._unsent = ""  # why an action was not published
         self._debug_wanted = False
         self._to_draw: StepResult | None = None
         self._said: tuple[str, ...] = ()  # state and blocks
@@ -86,7 +85,12 @@ class Telemetry:
         make = self._graph.message
         layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
         publisher = self._person_action if step.by_person else self._action
-        publisher.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
+        try:
+            publisher.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
+        except Exception as error:  # a write of the middleware that failed is no reason not to move
+            if str(error) != self._unsent:
+                self._unsent = str(error)
+                self._logger.error(f"an action was not published: {error}")
         if step.chunk is not None:
             self._answer = step.chunk.info
             self._outside += int(step.chunk.info.get("outside_bins", 0))
@@ -230,7 +234,7 @@ class Telemetry:
             for topic, output in outputs.items()
             if output not in GRIPPER_ACTIONS
         ]
-        may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
+        may_be_silent = (topics.stop, "request"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:

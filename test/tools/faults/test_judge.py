@@ -3,6 +3,7 @@
 Each test takes a good run and spoils one thing in it: a harness that finds nothing proves nothing.
 """
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -58,6 +59,21 @@ def joint(index: int, value: float) -> tuple[float, ...]:
 
 def test_a_good_run_has_no_violation() -> None:
     assert found(good()) == set()
+
+
+def test_a_command_counts_from_when_it_was_sent_not_from_when_a_busy_robot_reads_it() -> None:
+    stopped = [*PERMISSIONS, Permission(1.75, False, 0.1, "stop")]
+    assert found(spoiled(time=2.2, ros=at(2.2)), stopped) == {"forbidden"}
+    assert found(spoiled(time=2.2, ros=at(2.2), delay=0.4), stopped) == set()
+
+
+def test_no_motion_is_sent_after_the_node_has_said_that_it_stopped() -> None:
+    status = Record("status", 1.93, text=json.dumps({"state": "stopped", "stamp": at(1.91)}))
+    stopped = [*PERMISSIONS, Permission(1.9, False, 60.0, "stop")]
+    assert found([*good(), status], stopped) == {"stopped"}
+    assert found([*spoiled(delay=0.015), status], stopped) == set()
+    armed = [*stopped, Permission(1.915, True, armed=True)]
+    assert found([*good(), status], armed) == {"stopped"}, "the status came after the arming, and so did the motion"
 
 
 @pytest.mark.parametrize(

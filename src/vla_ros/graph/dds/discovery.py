@@ -5,7 +5,7 @@ ROS process publishes one for its nodes, transient-local, whenever something cha
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ _TOPIC = "ros_discovery_info"
 _WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
 # All participants write the same instance of the topic, so a KEEP_LAST reader would keep only one sample.
 _READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
+
+_ROUNDS, _SAMPLES = 32, 256  # what one look at the graph takes at most; the rest waits for the next
 
 PUBLISHERS, SUBSCRIPTIONS = 0, 1
 UNKNOWN_NODE = "_NODE_NAME_UNKNOWN_"
@@ -92,14 +94,12 @@ class Discovery:
         with self._lock:
             if self._closed:
                 return
-            while taken := self._reader.take(N=64):
-                for item in taken:
-                    if item.sample_info.valid_data:
-                        self._receive(item.cdr)
-            while gone := self._participants.take(N=64):
-                for participant in gone:
-                    if participant.sample_info.instance_state != InstanceState.Alive:
-                        self._remote.pop(participant.key.bytes, None)
+            for item in _taken(self._reader):
+                if item.sample_info.valid_data:
+                    self._receive(item.cdr)
+            for participant in _taken(self._participants):
+                if participant.sample_info.instance_state != InstanceState.Alive:
+                    self._remote.pop(participant.key.bytes, None)
 
     def nodes(self) -> list[tuple[str, str]]:
         self.update()
@@ -149,12 +149,11 @@ class Discovery:
         if self._closed:
             return []
         endpoints = self._endpoints[kind]
-        while taken := self._builtin[kind].take(N=256):
-            for endpoint in taken:
-                if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
-                    endpoints[endpoint.key] = endpoint
-                else:
-                    endpoints.pop(endpoint.key, None)
+        for endpoint in _taken(self._builtin[kind]):
+            if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
+                endpoints[endpoint.key] = endpoint
+            else:
+                endpoints.pop(endpoint.key, None)
         return list(endpoints.values())
 
     def _all_nodes(self) -> Iterable[NodeEntities]:
@@ -226,3 +225,11 @@ def _info(endpoint: Any, node: NodeEntities | None) -> TopicEndpointInfo:
         endpoint_gid=endpoint.key.bytes,
         topic_type_hash=fields.get("typehash", ""),
     )
+
+
+def _taken(reader: Any) -> Iterator[Any]:
+    for _ in range(_ROUNDS):
+        taken = reader.take(N=_SAMPLES)
+        yield from taken
+        if not taken:
+            return

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Any
 
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.action import DdsActionClient, DdsActionServer
 from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.endpoints import DdsSubscription
@@ -118,3 +119,5 @@ class DdsGraph(Graph):
             function(*args)
         except Exception as error:  # one bad message must not stop the robot's node
             logger.exception(f"callback of {what} failed: {type(error).__name__}: {error}")
+            if not isinstance(error, VlaRosError):
+                self.on_error(f"callback of {what}", error)

@@ -106,6 +106,13 @@ class DdsService(_End):
             threading.Thread(target=self._release, name="vla_responses", daemon=True).start()
 
     def _release(self) -> None:
+        try:
+            self._release_held()
+        except Exception as error:  # no response waits for ever
+            self._logger.exception(f"{self.srv_name}: {type(error).__name__}: {error}")
+            self._release_held()
+
+    def _release_held(self) -> None:
         deadline = time.monotonic() + _DISCOVERY
         while not self._reaches_all() and time.monotonic() < deadline:
             time.sleep(0.002)

@@ -115,17 +115,20 @@ class ServerProcess:
 
     def _supervise(self, process: subprocess.Popen[str]) -> None:
         """Log the output; when the process exits, restart it with exponential backoff."""
-        self._log(process)
-        failures = 0
-        while not self._closing.wait(pause(failures)):
-            logger.error("the policy process exited with status %d; restarting it", process.returncode)
+        failures, starts = 0, False
+        while True:
             try:
-                process = self._start()
-                self._log(process)
+                process = self._start() if starts else process
                 failures = 0
-            except ServerLostError as error:
-                logger.error("%s", error)
+                self._log(process)
+            except Exception as error:  # without this thread, nobody would restart it
+                logger.error("%s", error, exc_info=not isinstance(error, ServerLostError))
                 failures += 1
+            if self._closing.wait(pause(failures)):
+                return
+            starts = process.poll() is not None
+            if starts:
+                logger.error("the policy process exited with status %d; restarting it", process.returncode)
 
 
 def _environment() -> dict[str, str]:

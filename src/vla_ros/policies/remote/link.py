@@ -198,12 +198,17 @@ class Link:
             self._wake.clear()
             if self._closing:
                 return
-            connected = self._peer is not None
-            self._wait(self._wake, _LOOK if connected else pause(self._failures, self._chance()))
-            if connected:
-                self._look()
-            elif not self._closing:
-                self._attempt(_CONNECT)
+            try:
+                connected = self._peer is not None
+                self._wait(self._wake, _LOOK if connected else pause(self._failures, self._chance()))
+                if connected:
+                    self._look()
+                elif not self._closing:
+                    self._attempt(_CONNECT)
+            except Exception as error:  # without this thread, nobody would reconnect
+                logger.exception("policy.server: %s", error)
+                self._failures += 1
+                self.drop(f"{type(error).__name__}: {error}")
 
     def _look(self) -> None:
         peer = self._peer
