@@ -31,7 +31,7 @@ class CollisionView:
         links = check.world.links.items()
         roots = (name for name, (frame, place) in links if not frame and np.allclose(place, _HERE))
         self._frame = next(roots, "world")
-        self._publisher = wiring.publisher(MARKERS, context.options.current.topics.collision, "diagnostics")
+        self._publisher = wiring.teller(MARKERS, context.options.current.topics.collision, "diagnostics")
 
     def show(self) -> None:
         if not self._publisher.get_subscription_count():
