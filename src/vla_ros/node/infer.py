@@ -20,7 +20,8 @@ from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import NOW, PolicySpec
-from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.files import STANDARD_OUTPUT, check_output, save_text
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.decode import turned
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_output("--json", arguments.json)
     assignments = [*checkpoint_options(None, arguments.checkpoint, arguments.config), *arguments.param]
     if arguments.instruction is not None:
         assignments.append(assignment("policy.instruction", arguments.instruction))
@@ -66,12 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         config = load(arguments.config, [*assignments, f"policy.seed:={arguments.seed}"])
     result = ask(config, arguments.image, arguments.state, arguments.noise)
     text = json.dumps(result, indent=2)
-    if arguments.json is not None and str(arguments.json) != "-":
-        try:
-            arguments.json.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise VlaRosError(f"--json {arguments.json}: cannot be written ({error.strerror})") from None
-    print(text if str(arguments.json) == "-" else _render(result))
+    if arguments.json is not None:
+        save_text(arguments.json, text + "\n")
+    if arguments.json != STANDARD_OUTPUT:
+        print(_render(result))
     return 0
 
 

@@ -21,7 +21,8 @@ from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
 from vla_ros.control.collision import CollisionCheck
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError
+from vla_ros.files import check_output, save_text
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    for option, path in (("--srdf", arguments.srdf), ("--stats", arguments.stats)):
+        check_output(option, path)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -82,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
     if check is None or check.world is None:
         raise ConfigError(f"--srdf: no pairs are checked ({check.why_not if check else 'no arm'})")
-    write_file("--srdf", path, write_srdf(check.world))
+    save_text(path, write_srdf(check.world))
 
 
 def serve(
@@ -137,7 +140,7 @@ def serve(
         finally:
             node.cleanup()
             if stats is not None:
-                write_file("--stats", stats, json.dumps(node.stats.summary()) + "\n")
+                save_text(stats, json.dumps(node.stats.summary()) + "\n")
         logger.info("ended: the arm holds")
     return 1 if lost else 0
 
@@ -157,14 +160,6 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
         late = "not armed: the signal came together with another, and signals have no order; send it again"
         said.append(late if said else node.enable(True)[1])
     return said
-
-
-def write_file(option: str, path: Path, text: str) -> None:
-    """Write the file that an option of the command names. Raises VlaRosError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise VlaRosError(f"{option} {path}: cannot be written ({error.strerror})") from None
 
 
 def log_progress(logger: Logger) -> Progress:

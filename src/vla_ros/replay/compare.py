@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vla_ros.errors import VlaRosError
+from vla_ros.files import read_json_value, save_text
 
 SCHEMA = "vla_ros/replay/1"
 
@@ -79,14 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
         shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in differing.items()]
     print("\n".join(shown), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
-        page.save(arguments.json, json.dumps(content, indent=2) + "\n")
+        save_text(arguments.json, json.dumps(content, indent=2) + "\n")
     return 0
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a replay result; raises VlaRosError if the file is missing or is not a result."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_value(path)
     except OSError as error:
         raise VlaRosError(f"{path}: {error.strerror}; expected a file written by `vla-ros replay --json`") from None
     except ValueError as error:

@@ -17,6 +17,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
@@ -189,7 +191,12 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
             expected = _EXPECTED[type(usual[name])]
             raise CheckpointError(f"{path}: vision_towers: {name}: expected {expected}, got {value!r}")
         values[name] = tuple(map(float, value)) if isinstance(value, list) else value
-    return TowerShape(**values)
+    tower = TowerShape(**values)
+    if not np.isfinite([tower.mean, tower.std]).all() or min(tower.std) <= 0:
+        raise CheckpointError(
+            f"{path}: vision_towers: mean {tower.mean} and std {tower.std}: expected finite numbers, std above 0"
+        )
+    return tower
 
 
 def _llm(config: Fields, path: Path) -> DecoderShape:
