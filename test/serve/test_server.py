@@ -162,7 +162,7 @@ def test_a_reset_a_session_a_flag_or_an_instruction_begins_an_episode(serving: S
 def test_an_expired_request_is_answered_without_inference(serving: Start, policy) -> None:
     _, port = serving()
     with robot(port) as one:
-        assert "deadline exceeded: queued " in ask(one, request(vla_ros={"deadline_ms": -5.0}))
+        assert "deadline exceeded: " in ask(one, request(vla_ros={"deadline_ms": -5.0}))
         assert "actions" in ask(one, request())
     assert policy.batches == [1]
 

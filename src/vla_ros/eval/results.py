@@ -162,7 +162,7 @@ def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
 
 def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the policy server's port: a server may be started again at another one."""
-    words = [re.sub(r"^(policy\.server:=.*):\d+(?=/|$)", r"\1", word) for word in settings.get("param") or ()]
+    words = [re.sub(r"^(policy\.server:=.*):\d+(?=[/?]|$)", r"\1", word) for word in settings.get("param") or ()]
     return {**settings, "param": words}
 
 
