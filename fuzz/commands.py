@@ -57,7 +57,7 @@ _TEXTS = (
 )
 
 
-_OPTION = re.compile(r"vla-ros run: [a-z]+\.\w+: ")  # names the option of a parameter file
+_OPTION = re.compile(r"vla-ros run: [a-z]+\.\w+( and [a-z]+\.\w+)?: ")  # names the option of a parameter file
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _command(words: list[str], output: int) -> None:
 
 def judge(end: End, kind: Kind, path: Path, file: Path) -> str:
     """Return what is wrong with a command's end, or ""."""
-    if "Traceback (most recent call last)" in end.output or "panicked at" in end.output:
+    if "Traceback (most recent call last)" in end.output:
         return "traceback"
     if end.status == -1 or end.seconds > 2 * kind.sound + _SLACK:
         return f"{end.seconds:.1f} s, the sound file takes {kind.sound:.1f} s"
@@ -333,7 +333,7 @@ def main() -> int:
                 print(failures[-1], flush=True)
             if given.only is not None:
                 print(end.output, end)
-            (shutil.rmtree if path.is_dir() else os.unlink)(path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{accepted} accepted, {refused} refused, {len(failures)} failed; seed {given.seed}")
     return 1 if failures else 0
 

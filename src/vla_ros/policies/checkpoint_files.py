@@ -261,6 +261,9 @@ Harmless = Mapping[str, str]
 """Maps a reason to the keys that it applies to: names or patterns such as ``optimizer_*``, separated by spaces."""
 
 
+_COUNTS, _MOST_COUNT, _MOST_SIZE = ("layers", "depth", "steps", "horizon", "chunk_size"), 1000, 1 << 24
+
+
 class Fields(Mapping[str, Any]):
     """A JSON object that remembers which of its keys were read; ``where`` names it in messages.
 
@@ -289,11 +292,18 @@ class Fields(Mapping[str, Any]):
         return Fields(self.get(key) or {}, f"{self.where}: {key}", self.advice)
 
     def whole(self, key: str, default: int | None, least: int = 1) -> int:
-        """Return the whole number ``key`` of at least ``least``; ``default`` replaces a missing value or null."""
+        """Return the whole number ``key`` of at least ``least``; ``default`` replaces a missing value or null.
+
+        Sizes are at most 2^24, and counts of what is built or run one by one at most 1000: a damaged number must
+        not fill the memory.
+        """
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise CheckpointError(f"{self.where}: {key} is {value!r}, expected a whole number of at least {least}")
+        most = _MOST_COUNT if any(word in key for word in _COUNTS) else _MOST_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise CheckpointError(
+                f"{self.where}: {key} is {_shown(value)}, expected a whole number of {least} to {most}"
+            )
         return value
 
     def number(self, key: str, default: float, above: float = 0.0) -> float:

@@ -140,6 +140,10 @@ def _towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
     if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
         raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
     if "vision_towers" in config:
+        if not isinstance(config["vision_towers"], list):
+            raise CheckpointError(
+                f"{path}: vision_towers is {config['vision_towers']!r}, expected a list of objects"
+            )
         towers = tuple(_own_tower(entry, path) for entry in config["vision_towers"])
         config.expect("image_sizes", [tower.image_size for tower in towers], None)
     else:
@@ -194,7 +198,8 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
     tower = TowerShape(**values)
     if not np.isfinite([tower.mean, tower.std]).all() or min(tower.std) <= 0:
         raise CheckpointError(
-            f"{path}: vision_towers: mean {tower.mean} and std {tower.std}: expected finite numbers, std above 0"
+            f"{path}: vision_towers: found mean {tower.mean} and std {tower.std}, expected finite numbers, and std "
+            "above 0"
         )
     return tower
 
