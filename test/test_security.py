@@ -132,7 +132,7 @@ def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path, monkeypatch) -> N
     zstd = pytest.importorskip("backports.zstd")
     from vla_ros.replay import storage
 
-    monkeypatch.setattr(storage, "_MOST_FILE", 1 << 20)
+    monkeypatch.setattr(storage, "MAX_CHUNK", 1 << 20)
     bomb = zstd.compress(bytes(64 << 20))
     assert len(bomb) < 64 << 10
     (tmp_path / "bomb.db3.zstd").write_bytes(bomb)

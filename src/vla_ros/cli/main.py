@@ -1,16 +1,13 @@
 """The command ``vla-ros``; the module of a sub-command is imported only when the sub-command runs."""
 
 import argparse
-import contextlib
 import errno
 import importlib
-import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires
 
 from vla_ros import __version__
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, missing_library
 from vla_ros.process import end_process, use_environment
 
 COMMANDS = {
@@ -50,15 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _command(arguments[0], arguments[1:])
         return end_process(status) if argv is None else status
-    except (KeyboardInterrupt, VlaRosError) as error:
+    except (KeyboardInterrupt, VlaRosError, ImportError) as error:
         if isinstance(_first_cause(error), KeyboardInterrupt):
             return _fail(arguments[0], "interrupted", 130)
-        return _fail(arguments[0], error)
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module in ("", "vla_ros"):
+        told = missing_library(error) if isinstance(error, ImportError) else error
+        if told is None:
             raise
-        return _fail(arguments[0], f"the package {module} is not installed: {_advice(module)}")
+        return _fail(arguments[0], told)
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
@@ -72,21 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(command: str, why: object, status: int = 1) -> int:
     print(f"vla-ros {command}: {why}", file=sys.stderr)
     return status
-
-
-_DISTRIBUTIONS = {"cv2": "opencv-python-headless", "PIL": "Pillow", "yaml": "PyYAML", "zmq": "pyzmq"}
-_OTHERS = ("all", "dev", "test", "bench")  # extras that are not for one purpose
-
-
-def _advice(module: str) -> str:
-    """Return the command that installs a module: this package's extra that needs it, or else its distribution."""
-    name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
-    with contextlib.suppress(PackageNotFoundError):
-        for line in requires("vla_ros") or ():
-            found = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w-]+)", line)
-            if found and found[1].replace("_", "-").lower() == name and found[2] not in _OTHERS:
-                return f"pip install 'vla_ros[{found[2]}]'"
-    return f"pip install {name}"
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -60,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for option, path in (("--srdf", arguments.srdf), ("--stats", arguments.stats)):
-        check_output(option, path)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
     if check is None or check.world is None:
         raise ConfigError(f"--srdf: no pairs are checked ({check.why_not if check else 'no arm'})")
-    save_text(path, write_srdf(check.world))
+    write_file("--srdf", path, write_srdf(check.world))
 
 
 def serve(
@@ -140,7 +138,7 @@ def serve(
         finally:
             node.cleanup()
             if stats is not None:
-                save_text(stats, json.dumps(node.stats.summary()) + "\n")
+                write_file("--stats", stats, json.dumps(node.stats.summary()) + "\n")
         logger.info("ended: the arm holds")
     return 1 if lost else 0
 
@@ -160,6 +158,12 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
         late = "not armed: the signal came together with another, and signals have no order; send it again"
         said.append(late if said else node.enable(True)[1])
     return said
+
+
+def write_file(option: str, path: Path, text: str) -> None:
+    """Write the file that an option of the command names. Raises VlaRosError if it cannot be written."""
+    check_output(option, path)
+    save_text(path, text)
 
 
 def log_progress(logger: Logger) -> Progress:

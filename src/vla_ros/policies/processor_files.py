@@ -198,7 +198,7 @@ class Processors:
 
 def feature_size(features: Fields, name: str, limit: int) -> int:
     shape = features.object(name).get("shape")
-    if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= limit:
         raise CheckpointError(
             f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers; found "
             f"{sorted(features)}"

@@ -9,14 +9,12 @@ from typing import Any
 
 import yaml
 
-from vla_ros.config.files import check_regular, read_bytes
 from vla_ros.replay.mcap import McapFile
 from vla_ros.replay.sqlite import SqliteFile
 from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Loss, Record, decompress, expand_file
 
 _STORAGE = re.compile(r"\.(mcap|db3)(\.zstd)?$")
 _METADATA = "metadata.yaml"
-_MOST_METADATA = 16 << 20  # bytes
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
@@ -125,13 +123,13 @@ class Bag:
     def _read_metadata(self) -> dict[str, Any]:
         """Return the content of metadata.yaml; empty if the file is missing or damaged."""
         try:
-            text = read_bytes(self.path / _METADATA, _MOST_METADATA).decode("utf-8")
+            text = (self.path / _METADATA).read_text(encoding="utf-8")
             metadata: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
             [Path(name) for name in metadata["relative_file_paths"]]
             return metadata
         except FileNotFoundError:
             problem = "is missing"
-        except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
             problem = f"is damaged ({error})"
         self._lose(_METADATA, "whole file", f"{problem}; the storage files were read without it")
         return {}
@@ -149,7 +147,6 @@ class Bag:
     def _open(self, file: Path) -> None:
         path = file
         try:
-            check_regular(file)
             if file.suffix == ".zstd":
                 folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_bag_"))
                 path = Path(folder) / file.stem

@@ -10,13 +10,11 @@ from vla_ros.errors import MissingDependencyError, VlaRosError
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """First bytes of a zstd frame (RFC 8878); CDR starts with a zero byte, so these bytes mark a compressed message."""
 
-MAX_CHUNK = 1 << 28
+MAX_CHUNK = 1 << 30
 """Maximum decompressed size of a chunk or message in bytes; recorders stay far below it."""
 
 MAX_RATIO = 500
-"""Maximum compression ratio of what decompresses to more than a black image (64 MiB) or, for a file, 1 GiB."""
-
-_BLACK, _MOST_FILE = 1 << 26, 1 << 30
+"""Maximum compression ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
 
 _BLOCK = 1 << 20
 
@@ -61,10 +59,9 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None) -> 
     ``size`` is the exact size of the result if the format stores it. Raises BagError if the data are damaged, do
     not have this size or exceed :data:`MAX_CHUNK`.
     """
-    most = min(MAX_CHUNK, max(_BLACK, MAX_RATIO * len(data)))
-    limit = most if size is None else size
-    if limit > most:
-        raise BagError(f"declares {limit} decompressed bytes in {len(data)}; at most {most} are accepted")
+    limit = MAX_CHUNK if size is None else size
+    if limit > MAX_CHUNK:
+        raise BagError(f"declares {limit} decompressed bytes; at most {MAX_CHUNK} are accepted")
     damage: tuple[type[Exception], ...]
     if kind == "zstd":
         zstd = _zstd()
@@ -91,7 +88,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None) -> 
 def expand_file(source: Path, target: Path) -> str:
     """Decompress a ``.zstd`` file block by block until its end or the first damage; return the problem or ""."""
     zstd = _zstd()
-    written, limit = 0, max(_MOST_FILE, MAX_RATIO * source.stat().st_size)
+    written, limit = 0, max(MAX_CHUNK, MAX_RATIO * source.stat().st_size)
     with target.open("wb") as out, source.open("rb") as raw, zstd.open(raw, "rb") as stream:
         try:
             while block := stream.read1(_BLOCK):
