@@ -261,7 +261,7 @@ Harmless = Mapping[str, str]
 """Maps a reason to the keys that it applies to: names or patterns such as ``optimizer_*``, separated by spaces."""
 
 
-_COUNTS, _MOST_COUNT, _MOST_SIZE = ("layers", "depth", "steps", "horizon", "chunk_size"), 1000, 1 << 24
+_COUNTS, _MOST_COUNT, _MOST_SIZE = ("layers", "depth", "head", "steps", "horizon", "chunk_size"), 1000, 1 << 24
 
 
 class Fields(Mapping[str, Any]):

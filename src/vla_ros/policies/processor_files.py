@@ -118,7 +118,7 @@ class Pipeline:
             return "IDENTITY"
         else:
             kind = kinds[feature]
-        if bad := {key: value for key, value in modes.items() if value not in FORMS}:
+        if bad := {key: value for key, value in modes.items() if str(value) not in FORMS}:
             raise CheckpointError(f"{modes.where}: found {bad}, expected one of {sorted(FORMS)}; {ADVICE}")
         return str(modes.get(kind, "IDENTITY"))
 
