@@ -52,10 +52,15 @@ def check_output(option: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ConfigError(f"{option} {path}: is a folder, expected a file name")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{option} {path}: cannot be written, there is no folder {path.parent}; create it first")
+    check_parent(option, path)
     if not os.access(path if path.exists() and not keeps_files(path) else path.resolve().parent, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot be written; check its permissions and those of its folder")
+
+
+def check_parent(option: str, path: Path) -> None:
+    """Raise ConfigError if the folder that ``path``, a file or folder to write, would lie in does not exist."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: cannot be written, there is no folder {path.parent}; create it first")
 
 
 def save_text(path: Path, text: str) -> None:

@@ -128,7 +128,10 @@ HOLD = ["--config", "demo", "-p", "policy.name:=hold", "--topics", "truth=none"]
             ["replay", BAG, *HOLD, "--report", "/dev/null/r"],
             "--report /dev/null/r: cannot be written, there is no folder",
         ),
-        (["convert", "OFT", "--output", "/dev/null/new"], "/dev/null/new: Not a directory"),
+        (
+            ["convert", "OFT", "--output", "/dev/null/new"],
+            "--output /dev/null/new: cannot be written, there is no folder",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_written_ends_with_one_line(arguments: list[str], where: str, capsys) -> None:

@@ -118,6 +118,8 @@ def test_invalid_arguments_are_refused_with_the_expected_values(jpeg_bag, capsys
 
 def test_outputs_go_through_a_link_to_a_device_and_to_no_new_folder(jpeg_bag, tmp_path, capsys):
     before = sorted(Path("/dev").iterdir())
+    assert replay(jpeg_bag, "--write", tmp_path / "misspelt" / "bag") == 1
+    assert f"--write {tmp_path}/misspelt/bag: cannot be written, there is no folder" in capsys.readouterr().err
     for option in ("--json", "--report"):
         link = tmp_path / f"link{option}"
         link.symlink_to("/dev/null")

@@ -16,7 +16,7 @@ from pathlib import Path
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
-from vla_ros.files import keeps_files
+from vla_ros.files import check_parent, keeps_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +91,8 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     from vla_ros.report.page import to_stdout
 
     printed = to_stdout(json=arguments.json, report=arguments.report)
+    if arguments.write is not None:
+        check_parent("--write", arguments.write)
     if arguments.write is not None and arguments.write.exists():
         raise ConfigError(f"--write {arguments.write}: already exists; name a folder that does not exist yet")
     options = ReplayOptions(
