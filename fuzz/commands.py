@@ -70,7 +70,8 @@ class Kind:
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
-    """Return every kind of input; ``folder`` has further files that the commands need."""
+    """Return every kind of input; ``folder`` gets further files that the commands need."""
+    result = folder / "result.json"
     image = folder / "sound.png"
     if not image.exists():
         import numpy as np
@@ -101,6 +102,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         ),
         "yaml": Kind(ROOT / "config/demo.yaml", lambda path: (*wiggle, "--config", path)),
         "robot": Kind(ROOT / "config/robots/ur5e.yaml", lambda path: (*wiggle, "--config", path)),
+        "result": Kind(result, lambda path: ("compare", result, path)),
         "image": Kind(
             image,
             lambda path: (
@@ -306,6 +308,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz_commands_") as name:
         folder = Path(name)
         known = kinds(folder)
+        run((*known["bag"].command(known["bag"].source), "--json", folder / "result.json"), 120)
         chosen: dict[str, Kind] = {}
         for each in given.kind or known:
             kind = known[each]

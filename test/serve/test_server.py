@@ -262,7 +262,7 @@ def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path) -> Non
         (["--image", "front"], "expected KEY=NAME"),
         (["--image", "front=a", "--image", "front=b"], "found front=a front=b, expected each KEY once"),
         (["--image", "front=x"], "the policy has no feature front; its features are"),
-        (["--metadata", os.devnull], "expected a map"),
+        (["--metadata", os.devnull], "expected a regular file"),
         (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
     ],
 )

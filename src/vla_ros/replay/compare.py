@@ -94,8 +94,31 @@ def _read(path: Path) -> dict[str, Any]:
         raise VlaRosError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise VlaRosError(f"{path}: found {found!r}, expected a file written by `vla-ros replay --json` ({SCHEMA})")
+        found = repr(found)[:80]
+        raise VlaRosError(f"{path}: found {found}, expected a file written by `vla-ros replay --json` ({SCHEMA})")
+    try:
+        _check(content)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        why = f"{type(error).__name__}: {str(error)[:80]}"
+        raise VlaRosError(f"{path}: is damaged ({why}); write it again with `vla-ros replay --json`") from None
     return content
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """Raise one of the usual errors of Python unless a result has what is compared, of the right types."""
+    _frames(content)
+    dict(content.get("config", {}))
+    for name in ("level", "headline"):
+        if not isinstance(content["verdict"][name], str):
+            raise TypeError(f"the verdict's {name} is no text")
+    for path, _, _ in MEASURES:
+        section, _, key = f".{path}".rpartition(".")
+        interval = _get(content, f"{section}.intervals.{key}".lstrip("."))
+        for number in (_get(content, path), *(interval or ())):
+            if number is not None and type(number) not in (int, float):
+                raise TypeError(f"{path} is no number")
+        if interval and len(interval) != 2:
+            raise ValueError(f"the interval of {path} has {len(interval)} numbers")
 
 
 def _get(content: Mapping[str, Any], path: str) -> Any:
