@@ -222,8 +222,8 @@ def read_numbers(value: Any, where: str, dtype: type[np.floating[Any]] = np.floa
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
         return value.astype(dtype)
-    if isinstance(value, list) and all(type(one) in (int, float) for one in _leaves(value)):
-        with suppress(ValueError, OverflowError):
+    with suppress(ValueError, OverflowError, RecursionError):
+        if isinstance(value, list) and all(type(one) in (int, float) for one in _leaves(value)):
             return np.array(value, dtype)
     raise CheckpointError(f"{where}: found {_shown(value)}, expected a list of numbers")
 

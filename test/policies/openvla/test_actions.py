@@ -79,6 +79,10 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
     assert list(read_dataset_statistics(tmp_path)) == ["mine"]
 
 
+def deep(count):
+    return [deep(count - 1)] if count else [0.0]
+
+
 @pytest.mark.parametrize(
     ("statistics", "words"),
     [
@@ -89,6 +93,8 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
         ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q99 >= q01"),
         ({"a": {"action": {"q01": [float("nan")], "q99": [1.0]}}}, "finite"),
         ({"a": {"action": {"q01": ["x"], "q99": [1.0]}}}, "q01: found .*expected a list of numbers"),
+        ({"a": {"action": {"q01": [10**400], "q99": [1.0]}}}, "q01: found .*expected a list of numbers"),
+        ({"a": {"action": {"q01": deep(900), "q99": [1.0]}}}, "q01: found .*expected a list of numbers|too deeply"),
         ({"a": {"action": {"q01": [True], "q99": [True]}}}, "q01: found .True., expected a list of numbers"),
         (
             {"a": {"action": {"q01": [0], "q99": [1], "mask": ["false"]}}},
