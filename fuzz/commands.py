@@ -1,8 +1,8 @@
 """Fuzz the commands with damaged files, each in a process of its own: ``python fuzz/commands.py --count 300``.
 
-A command may accept a file or refuse it with one message that names the file; it ends within twice the time of the
-sound file and uses at most 2 GB. A traceback, a hang, another status or an unnamed file is a failure, which is
-printed with its number: the same seed makes the same files.
+A command may accept a file or refuse it with one message that names the file; it ends within twice the processor
+time of the sound file and uses at most 2 GB. A traceback, a hang, another status or an unnamed file is a failure,
+which is printed with its number: the same seed makes the same files.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from run import damage
 
 ROOT = Path(__file__).resolve().parents[1]
 _BYTES = 2 << 30  # of resident memory
-_SLACK = 3.0  # s beyond twice the sound file's time, for a busy machine
+_SLACK = 1.0  # s beyond twice the sound file's time, which is a few tenths of a second for small files
+_HANG = 60.0  # s of the wall clock, also on a busy machine
 _LARGEST = 1 << 20  # bytes of a file whose bytes are damaged; weights are cut or replaced
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 7, 0.5, -1e-9, 1_000_000, 1 << 31, 1 << 62, 1e308, float("inf"), float("nan")),
@@ -66,7 +67,7 @@ class Kind:
 
     source: Path  # a file or folder
     command: Callable[[Path], Sequence[object]]
-    sound: float = 0.0  # s that the command takes with the sound files
+    sound: float = 0.0  # s of processor time that the command takes with the sound files
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
@@ -219,7 +220,7 @@ class End:
     """How a command ended."""
 
     status: int  # as a shell shows it; -1: it was still running
-    seconds: float
+    seconds: float  # of processor time, so that other load does not count
     peak: int  # bytes of resident memory
     output: str
 
@@ -254,7 +255,8 @@ def run(words: Sequence[object], seconds: float) -> End:
         assert usage is not None
         output.seek(0)
         text = output.read(1 << 20).decode(errors="replace")
-        return End(-1 if status is None else status, time.monotonic() - began, usage.ru_maxrss << 10, text)
+        spent = usage.ru_utime + usage.ru_stime
+        return End(-1 if status is None else status, spent, usage.ru_maxrss << 10, text)
 
 
 def _command(words: list[str], output: int) -> None:
@@ -284,7 +286,9 @@ def judge(end: End, kind: Kind, path: Path, file: Path) -> str:
     """Return what is wrong with a command's end, or ""."""
     if "Traceback (most recent call last)" in end.output:
         return "traceback"
-    if end.status == -1 or end.seconds > 2 * kind.sound + _SLACK:
+    if end.status == -1:
+        return f"still running after {_HANG:g} s"
+    if end.seconds > 2 * kind.sound + _SLACK:
         return f"{end.seconds:.1f} s, the sound file takes {kind.sound:.1f} s"
     if end.peak > _BYTES:
         return f"{end.peak / 2**30:.1f} GB"
@@ -328,7 +332,7 @@ def main() -> int:
             path = path.with_suffix(kind.source.suffix)
             (shutil.copytree if kind.source.is_dir() else shutil.copyfile)(kind.source, path)
             file = mutate(path, rng)
-            end = run(kind.command(path), 2 * kind.sound + 4 * _SLACK)
+            end = run(kind.command(path), _HANG)
             accepted, refused = accepted + (not end.status), refused + bool(end.status)
             if wrong := judge(end, kind, path, file):
                 last = (end.output.strip().splitlines() or [""])[-1][:200]
