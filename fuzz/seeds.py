@@ -4,10 +4,12 @@ import base64
 import io
 import json
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 
 import cv2
+import msgpack
 import numpy as np
 from PIL import Image
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
@@ -37,17 +39,36 @@ def images() -> dict[str, bytes]:
             "yuv422_yuy2": rng.integers(0, 255, (6, 8, 2), dtype=np.uint8),
         }.items()
     }
+    planes = rng.integers(0, 255, (24, 16), dtype=np.uint8)
+    found["image/nv12"] = _of_height(encode_image(planes, STAMP, "camera", "nv12"), 16)
+    found["image/nv24"] = _of_height(encode_image(planes, STAMP, "camera", "nv24"), 8)
     found["image/padded"] = encode_image(colour, STAMP, "", "bgr8", step=64)
     jpeg = cv2.imencode(".jpg", colour)[1].tobytes()
     progressive = cv2.imencode(".jpg", colour, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
     for name, data in (
         ("jpeg", jpeg),
         ("progressive", progressive),
+        ("stray", _with_stray_bytes(colour)),
         ("png", _png(colour)),
         ("grey", _png(colour[..., 0])),
     ):
         found[f"compressed/{name}"] = encode_compressed(data, STAMP, "camera", "rgb8; jpeg compressed bgr8")
     return found
+
+
+def _of_height(image: bytes, height: int) -> bytes:
+    """Change the height of a serialised image, which has planes of several heights."""
+    at = image.index(struct.pack("<II", 24, 16))
+    return image[:at] + struct.pack("<I", height) + image[at + 4 :]
+
+
+def _with_stray_bytes(pixels: np.ndarray) -> bytes:
+    """A JPEG with three stray bytes before a restart marker."""
+    out = io.BytesIO()
+    Image.fromarray(np.tile(pixels, (4, 4, 1))).save(out, "JPEG", restart_marker_blocks=1, subsampling="4:2:0")
+    data = out.getvalue()
+    at = data.index(b"\xff\xd0")
+    return data[:at] + b"\0\0\0" + data[at:]
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -68,6 +89,8 @@ def wire() -> dict[str, bytes]:
         for layout in (openpi, npy, nd)
     }
     jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+    text = both | {"prompt": np.array("pick up the cup")}
+    found["request/text"] = msgpack.packb(text | dict.fromkeys(views, image), default=_any_array)
     extension = {"vla_ros": {"number": 1, "deadline_ms": 50.0, "begins": True}}
     found["request/jpeg"] = pack(both | dict.fromkeys(views, jpeg) | extension)
     chunk = rng.normal(size=(1, 4, 7)).astype(np.float32)
@@ -87,6 +110,11 @@ def wire() -> dict[str, bytes]:
         "answer/oft": json.dumps(rows).encode(),
         "answer/metadata": OPENPI.encode_metadata("openvla", spec),
     }
+
+
+def _any_array(value: np.ndarray) -> dict[bytes, object]:
+    """As openpi's client packs an array, also one of text."""
+    return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
 
 def messages() -> dict[str, bytes]:

@@ -13,10 +13,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from vla_ros.bench.cli import add_measurement_arguments, require_writable, show
+from vla_ros.bench.cli import add_measurement_arguments, show
 from vla_ros.bench.times import Stopwatch
 from vla_ros.config.show import number
 from vla_ros.errors import VlaRosError
+from vla_ros.files import check_output
 
 MODELS = {
     **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),
@@ -55,8 +56,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     arguments = parse(words)
     try:
-        require_writable("--json", arguments.json)
-        require_writable("--trace", arguments.trace)
+        check_output("--json", arguments.json)
+        check_output("--trace", arguments.trace)
         if arguments.model not in MODELS and not Path(arguments.model).is_dir():
             raise VlaRosError(f"{arguments.model}: expected a checkpoint's folder or one of {', '.join(MODELS)}")
         Stopwatch.pause = 1e-3 * arguments.pause

@@ -1,3 +1,7 @@
+from types import SimpleNamespace
+
+import pytest
+
 from vla_ros.graph.health import TopicHealth, Watched
 
 IMAGE = "sensor_msgs/msg/Image"
@@ -114,3 +118,19 @@ def test_a_publisher_of_another_type_is_named(graph, peer, spin_until):
     assert finding.kind == "wrong_type"
     assert "sensor_msgs/msg/CompressedImage, this node subscribes to sensor_msgs/msg/Image" in finding.text
     assert "camera.transport" in finding.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["foxglove_msgs/msg/CompressedVideo", "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"]
+)
+def test_a_camera_that_publishes_video_is_told_what_to_set(graph, kind):
+    """A stub of the node: the types are those of packages that need not be installed."""
+    camera = SimpleNamespace(
+        node_namespace="/", node_name="camera", topic_type=kind, qos_profile=graph.qos("camera")
+    )
+    node = SimpleNamespace(get_publishers_info_by_topic=lambda topic: [camera])
+    watched = Watched("/camera/h264", graph.qos("camera"), type_name="sensor_msgs/msg/CompressedImage")
+    (finding,) = TopicHealth(node, [watched], publisher_timeout=5.0).check()
+    assert finding.kind == "wrong_type"
+    assert f"it publishes {kind}, a video stream" in finding.text
+    assert "image_transport to compressed or raw" in finding.text

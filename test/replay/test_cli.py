@@ -116,6 +116,21 @@ def test_invalid_arguments_are_refused_with_the_expected_values(jpeg_bag, capsys
     assert message in capsys.readouterr().err
 
 
+def test_outputs_go_through_a_link_to_a_device_and_to_no_new_folder(jpeg_bag, tmp_path, capsys):
+    before = sorted(Path("/dev").iterdir())
+    assert replay(jpeg_bag, "--write", tmp_path / "misspelt" / "bag") == 1
+    assert f"--write {tmp_path}/misspelt/bag: cannot be written, there is no folder" in capsys.readouterr().err
+    for option in ("--json", "--report"):
+        link = tmp_path / f"link{option}"
+        link.symlink_to("/dev/null")
+        assert replay(jpeg_bag, option, link) == 0
+        assert link.is_symlink()
+        assert replay(jpeg_bag, option, tmp_path / "misspelt" / "a") == 1
+        assert f"{option} {tmp_path}/misspelt/a: cannot be written, there is no folder" in capsys.readouterr().err
+    assert sorted(Path("/dev").iterdir()) == before
+    assert not (tmp_path / "misspelt").exists()
+
+
 def test_a_dash_prints_only_the_json(jpeg_bag, capsys):
     assert replay(jpeg_bag, "--json", "-", "--limit", 2) == 0
     shown = capsys.readouterr()

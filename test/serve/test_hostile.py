@@ -1,3 +1,4 @@
+import io
 import resource
 import socket
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
+from PIL import Image
 from websockets.exceptions import ConnectionClosedError, WebSocketException
 from websockets.sync.client import connect
 
 from vla_ros.policies.remote.messages import WireError, pack, unpack
+from vla_ros.serve.service import Limits
 
 from .serving import PATIENCE, until
 from .test_server import Start, ask, get, request, robot
@@ -72,6 +75,46 @@ def test_a_jpeg_of_too_many_pixels_is_refused_without_decoding(serving: Start) -
         assert "found a JPEG of 4096x4096, allowed" in ask(one, request(image=image))
         large = simplejpeg.encode_jpeg(np.zeros((1080, 1920, 3), np.uint8))
         assert "actions" in ask(one, request(image=large))
+
+
+def test_a_policy_that_hangs_leaves_no_request_without_an_answer(serving: Start, policy) -> None:
+    _, port = serving(limits=Limits(seconds=0.3))
+    with robot(port) as one, robot(port) as other:
+        policy.may_answer.clear()
+        for client, more in ((one, {}), (other, {"vla_ros": {"deadline_ms": 100.0}})):
+            began = time.monotonic()
+            assert "deadline exceeded: the policy did not answer within" in ask(client, request(**more))
+            assert time.monotonic() - began < 5
+        policy.may_answer.set()
+        until(lambda: "actions" in ask(one, request()))
+
+
+def scans(count: int, side: int) -> bytes:
+    """A progressive JPEG with ``count`` scans more than usual."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((side, side, 3), np.uint8)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * count + b"\xff\xd9"
+
+
+def test_a_jpeg_of_many_scans_is_refused_and_delays_no_other(serving: Start) -> None:
+    _, port = serving()
+    small = simplejpeg.encode_jpeg(np.zeros((64, 64, 3), np.uint8))
+    with robot(port) as good, ExitStack() as stack:
+        hostile = [stack.enter_context(robot(port)) for _ in range(4)]
+        assert "found a damaged JPEG (12010 scans, allowed 64)" in ask(
+            hostile[0], request(image=scans(12_000, 1000))
+        )
+        for one in hostile:
+            one.send(request(image=scans(50, 2000)))
+        taken = []
+        for _ in range(5):
+            began = time.monotonic()
+            assert "actions" in ask(good, request(image=small))
+            taken.append(time.monotonic() - began)
+        assert sorted(taken)[2] < 0.5
+        assert all(isinstance(one.recv(PATIENCE), bytes | str) for one in hostile)
 
 
 @contextmanager

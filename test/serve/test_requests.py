@@ -95,6 +95,18 @@ def test_a_wrong_request_is_refused(changed: dict[str, Any], reason: str) -> Non
         read(message)
 
 
+def test_a_request_without_a_prompt_gets_the_servers() -> None:
+    """As openpi's servers have a default prompt, which its ALOHA clients rely on."""
+    known = RequestSchema(SPEC, instruction="uncap the pen")
+    without = {key: value for key, value in GOOD.items() if key != "prompt"}
+    assert read(without, known).instruction == "uncap the pen"
+    assert read(GOOD, known).instruction == GOOD["prompt"]
+    with pytest.raises(WireError, match="the prompt is the text"):
+        read({**without, "prompt": " "}, known)
+    with pytest.raises(WireError, match=r"-p policy\.instruction:=TEXT"):
+        read(without)
+
+
 def test_a_policy_without_instructions_needs_none() -> None:
     known = RequestSchema(PolicySpec((), (StateFeature("state", size=2),), uses_instruction=False))
     assert read({"state": [1, 2]}, known).instruction == ""

@@ -137,6 +137,60 @@ def test_a_failing_request_does_not_affect_its_batch(bench: Bench, text: str, re
     assert sum(isinstance(outcome, ActionChunk) for outcome in done.values()) == 3
 
 
+class Panic(BaseException):
+    """As a panic of a library in Rust: no Exception."""
+
+
+def too_few(answers: list[Any]) -> list[Any]:
+    return answers[:-1]
+
+
+def too_many(answers: list[Any]) -> list[Any]:
+    return [*answers, answers[-1]]
+
+
+def of_another_kind(answers: list[Any]) -> list[Any]:
+    return [None, *answers[1:]]
+
+
+def panic(answers: list[Any]) -> list[Any]:
+    raise Panic("a regular expression")
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("wrong", [too_few, too_many, of_another_kind, panic])
+def test_every_request_is_answered_whatever_the_policy_returns(bench: Bench, monkeypatch, wrong, single) -> None:
+    """``single``: also a batch of one goes wrong, so that no request can be computed."""
+    whole = bench.policy.infer_batch
+    monkeypatch.setattr(
+        bench.policy,
+        "infer_batch",
+        lambda requests: wrong(whole(requests)) if single or len(requests) > 1 else whole(requests),
+    )
+    first = bench.busy()
+    others = [bench.ask() for _ in range(5)]
+    done = bench.done(6)
+    assert {each.job for each in done} == {first, *others}
+    assert {isinstance(each.outcome, ActionChunk) for each in done} == {not single}
+    assert bench.worker.state is WorkerState.READY
+
+
+def test_requests_of_a_worker_that_dies_are_answered(bench: Bench, monkeypatch) -> None:
+    """Those of the batch, those that wait, and those that are sent meanwhile."""
+
+    def broken(*given: Any) -> None:
+        raise MemoryError
+
+    bench.busy()
+    waiting = [bench.ask() for _ in range(3)]
+    monkeypatch.setattr(bench.worker._rhythms, "answered", broken)
+    done = bench.done(4)
+    assert set(waiting) < {each.job for each in done}
+    assert all(isinstance(each.outcome, BusyError) for each in done)
+    with pytest.raises(BusyError):
+        bench.ask()
+
+
 def test_requests_of_disconnected_robots_are_not_computed(bench: Bench) -> None:
     bench.busy()
     left = bench.ask(wanted=lambda: False)

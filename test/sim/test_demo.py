@@ -54,10 +54,10 @@ def lockstep(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("demo")
     done = demo(
         *("--episodes", str(EPISODES), "--seed", str(SEED), "--policy", "expert", "--lockstep"),
-        *("--json", str(folder / "new" / "figures.json")),
+        *("--json", str(folder / "figures.json")),
         *("--record", str(folder / "bag")),
     )
-    figures = json.loads((folder / "new" / "figures.json").read_text())
+    figures = json.loads((folder / "figures.json").read_text())
     return Run(done.stdout, figures, folder / "bag")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import time
 import zlib
 
 import cv2
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vla_ros.errors import ImageError
-from vla_ros.vision.decode import ENCODINGS, MAX_PIXELS, decode_compressed, decode_image
+from vla_ros.vision.decode import ENCODINGS, MAX_PIXELS, decode_compressed, decode_image, warn_once
 from vla_ros.vision.messages import encode_compressed, encode_image
 
 CHANNELS = {
@@ -98,8 +99,8 @@ def test_rgb8_is_a_view_even_with_padding(sample):
         ("16UC1", "depth.*colour topic"),
         ("32FC1", "depth.*colour topic"),
         ("mono16", "more than 8 bits"),
-        ("8UC3", "expected one of rgb8.*which channel is red"),
-        ("nv21", "expected one of rgb8"),
+        ("8UC2", "expected one of rgb8.*nv12"),
+        ("yuv420", "expected one of rgb8"),
         ("", "expected one of rgb8"),
         ("x" * 5000, "xxx\\.\\.\\."),
     ],
@@ -130,12 +131,62 @@ def image_cdr(serialize, **changes) -> bytes:
         ({"height": 2**32 - 1, "step": 2**32 - 1}, "expected at most 16384 a side"),
         ({"height": 16384, "width": 16384}, f"{MAX_PIXELS} pixels"),
         ({"step": 2**32 - 1}, f"expected {4 * (2**32 - 1)}"),
+        (
+            {"encoding": "nv12", "step": 5},
+            "step 5 and 72 bytes of data with nv12, expected at least 6 and 30",
+        ),
+        ({"encoding": "nv21", "step": 6}, "found step 6 and 72 bytes .* expected at least 6 and 36"),
+        ({"encoding": "nv24", "step": 8}, "found step 8 and 72 bytes .* expected at least 6 and 96"),
+        ({"encoding": "nv12", "width": 5, "step": 5}, "found size 5 x 4 with nv12, expected even numbers"),
         ({"encoding": "yuv422_yuy2", "width": 5, "step": 10, "data": bytes(40)}, "width 5 .* multiple of 2"),
     ],
 )
 def test_wrong_sizes_are_named(serialize, changes, text):
     with pytest.raises(ImageError, match=text):
         decode_image(image_cdr(serialize, **changes))
+
+
+def by_formula(y: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """RGB of planes [H, W] each, BT.601 with limited range."""
+    y, u, v = 1.164383 * np.maximum(y.astype(float) - 16, 0), u.astype(float) - 128, v.astype(float) - 128
+    rgb = np.stack([y + 1.596027 * v, y - 0.391762 * u - 0.812968 * v, y + 2.017232 * u], axis=-1)
+    return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("encoding", ["nv12", "nv21", "nv24"])
+def test_a_plane_of_chroma_behind_a_plane_of_luma(serialize, encoding: str, padding: int) -> None:
+    rng, (height, width), each = np.random.default_rng(4), (8, 12), 1 if encoding == "nv24" else 2
+    luma = rng.integers(0, 256, (height, width), np.uint8)
+    u, v = rng.integers(0, 256, (2, height // each, width // each), np.uint8)
+    pairs = np.stack([v, u] if encoding == "nv21" else [u, v], axis=-1).reshape(height // each, -1)
+    rows = [np.pad(luma, ((0, 0), (0, padding))), np.pad(pairs, ((0, 0), (0, padding * 2 // each)))]
+    data = b"".join(one.tobytes() for one in rows)
+    fields = {"height": height, "width": width, "encoding": encoding, "step": width + padding, "data": data}
+    image = decode_image(image_cdr(serialize, **fields)).image
+    expected = by_formula(luma, *(one.repeat(each, axis=0).repeat(each, axis=1) for one in (u, v)))
+    assert levels(image, expected) <= 1
+    assert image.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("encoding", "meant"), [("8UC3", "bgr8"), ("8UC4", "bgra8"), ("8UC1", "mono8")])
+def test_opencvs_types_are_read_in_its_order_with_a_warning(sample, caplog, encoding: str, meant: str) -> None:
+    warn_once.cache_clear()
+    raw = np.dstack([sample, sample[..., :1]])[..., : ENCODINGS[meant].channels]
+    images = [decode_image(encode_image(raw, 1, "cam", name)).image for name in (encoding, encoding, meant)]
+    assert (images[0] == images[2]).all()
+    assert len(caplog.messages) == 1
+    assert f"read as {meant}" in caplog.text
+
+
+@pytest.mark.parametrize("big_endian", [False, True])
+def test_a_12_bit_camera_in_16_bits_is_reported_once(serialize, caplog, big_endian: bool) -> None:
+    warn_once.cache_clear()
+    values = np.random.default_rng(2).integers(0, 4096, (8, 8), np.uint16)
+    for scale in (16, 1, 1):
+        decode_image(with_16_bits(serialize, values * scale, "bayer_rggb16", big_endian))
+    assert len(caplog.messages) == 1
+    assert "no value of an image is above 4095 of 65535" in caplog.text
 
 
 # Compressed
@@ -210,6 +261,7 @@ def jpeg_of_size(width: int, height: int) -> bytes:
     [
         (b"", "found no data"),
         (b"GIF89a" + bytes(20), "that begin with 47 49 46"),
+        (b"\0\0\0\1\x67" + bytes(20), "a video stream .* image_transport to compressed"),
         (b"\xff\xd8\xff\xd9", "JPEG of 4 bytes is damaged"),
         (b"\x89PNG\r\n\x1a\n", "PNG of 8 bytes is damaged"),
         (png_of_size(50000, 50000), "found size 50000 x 50000, expected at most"),
@@ -224,6 +276,25 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 def test_damaged_or_oversized_files_are_named(data, text):
     with pytest.raises(ImageError, match=text):
         decompressed(data)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def two_headers(first: tuple[int, ...], second: tuple[int, ...]) -> bytes:
+    """A PNG that can be decoded by its second header, (width, height, bits, colour type)."""
+    width, height, bits, colours = second
+    headers = b"".join(chunk(b"IHDR", struct.pack(">IIBBBBB", *each, 0, 0, 0)) for each in (first, second))
+    row = bytes(1 + width * bits // 8 * (3 if colours == 2 else 1))
+    return b"\x89PNG\r\n\x1a\n" + headers + chunk(b"IDAT", zlib.compress(row * height)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("second", [(90, 90, 8, 2), (10, 10, 16, 2), (10, 10, 16, 0)])
+def test_a_png_with_two_headers_is_refused(second: tuple[int, ...]) -> None:
+    assert decompressed(two_headers((10, 10, 8, 2), (10, 10, 8, 2))).shape == (10, 10, 3)
+    with pytest.raises(ImageError, match="its headers differ"):
+        decompressed(two_headers((10, 10, 8, 2), second))
 
 
 def test_cmyk_is_refused(sample):
@@ -369,3 +440,71 @@ def test_any_size_gives_an_image_of_that_size(encoding: str, height: int, width:
     step = raw.shape[1] * raw.shape[2] + padding
     image = decode_image(encode_image(raw, 1, "cam", encoding, step=step)).image
     assert (image.shape, image.dtype) == ((height, width, 3), np.uint8)
+
+
+# Stray bytes and scans
+
+
+@pytest.fixture(scope="module")
+def smooth() -> np.ndarray:
+    noise = np.random.default_rng(1).integers(0, 255, (240, 320, 3), np.uint8)
+    return cv2.GaussianBlur(noise, (9, 9), 0)
+
+
+def markers(data: bytes) -> list[int]:
+    """Where the restart markers and the end of a file with one scan are."""
+    wanted = {bytes((0xFF, marker)) for marker in (*range(0xD0, 0xD8), 0xD9)}
+    return [at for at in range(data.index(b"\xff\xda"), len(data) - 1) if data[at : at + 2] in wanted]
+
+
+LAYOUTS = [
+    {"restart_marker_rows": 1},
+    {"restart_marker_blocks": 7, "subsampling": "4:2:2"},
+    {"restart_marker_blocks": 1000, "subsampling": "4:4:4"},
+    {},
+]
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_stray_bytes_before_markers_change_no_pixel(smooth, layout: dict, grey: bool, capfd) -> None:
+    clean = jpeg(smooth[..., 0] if grey else smooth, quality=90, **layout)
+    expected, rng = decompressed(clean), np.random.default_rng(3)
+    for stray in (b"\0", b"\0" * 9, bytes(rng.integers(0, 255, 5, np.uint8)), b"\x7f\xff\0\x11"):
+        dirty = clean
+        for at in reversed(markers(clean)[::3]):
+            dirty = dirty[:at] + stray + dirty[at:]
+        assert (decompressed(dirty) == expected).all()
+        opencv = cv2.imdecode(np.frombuffer(dirty, np.uint8), cv2.IMREAD_COLOR_RGB)
+        assert (opencv == expected).all()
+    capfd.readouterr()  # OpenCV prints libjpeg's warnings
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=str)
+def test_stray_bytes_do_not_hide_lost_data(smooth, layout: dict) -> None:
+    clean = jpeg(smooth, quality=90, **layout)
+    places = markers(clean)
+    dirty = clean[: places[0]] + bytes(9) + clean[places[0] :]
+    places = [at + 9 for at in places]
+    assert decompressed(dirty).shape == smooth.shape
+    damaged = {
+        "cut": dirty[: len(dirty) // 2],
+        "cut and ended": dirty[: len(dirty) // 2] + b"\xff\xd9",
+        "the end is missing": dirty[:-200],
+        "an interval is missing": dirty[: places[2]] + dirty[places[3] :],
+        "data are missing within an interval": dirty[: places[4] - 60] + dirty[places[4] - 20 :],
+    }
+    for name, data in damaged.items():
+        with pytest.raises(ImageError, match=r"JPEG of .* is damaged"):
+            print(name, decompressed(data).shape)
+
+
+def test_a_file_of_thousands_of_scans_is_refused_before_they_are_decoded() -> None:
+    data = jpeg(np.zeros((1020, 1024, 3), np.uint8), progressive=True)
+    last = data.rindex(b"\xff\xda")
+    hostile = data[:-2] + data[last:-2] * 3000 + b"\xff\xd9"
+    assert decompressed(data).shape == (1020, 1024, 3)
+    began = time.thread_time()
+    with pytest.raises(ImageError, match=r"30\d\d scans, allowed 64"):
+        decompressed(hostile)
+    assert time.thread_time() - began < 0.1

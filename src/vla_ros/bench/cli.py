@@ -7,7 +7,6 @@ vla-ros bench --model NAME    in a checkout of the repository: python -m benchma
 
 import argparse
 import json
-import os
 import sys
 from functools import partial
 from importlib import import_module
@@ -21,6 +20,7 @@ from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.contract.features import complete_spec
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.files import STANDARD_OUTPUT, check_output, save_text
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
@@ -53,7 +53,7 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> No
 def run(arguments: argparse.Namespace) -> int:
     if arguments.model:
         return _run_model(arguments)
-    require_writable("--json", arguments.json)
+    check_output("--json", arguments.json)
     Stopwatch.pause = 1e-3 * arguments.pause
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     result = measure(load(arguments.config, [*options, *arguments.param]), arguments.steps)
@@ -74,22 +74,14 @@ def _run_model(arguments: argparse.Namespace) -> int:
     return int(main([*given, *arguments.model]))
 
 
-def require_writable(option: str, path: Path | None) -> None:
-    """Raise VlaRosError if the file of ``option`` cannot be written, before minutes of measuring."""
-    if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
-        raise VlaRosError(f"{option} {path}: cannot be written; check that {path.parent} is a writable folder")
-
-
 def show(result: dict[str, Any], table: str, file: Path | None) -> None:
     """Print the table, or the figures if ``file`` is ``-``; write the figures to any other file."""
     rounded = json.loads(json.dumps(result), parse_float=lambda text: round(float(text), 5))
     text = json.dumps(rounded, indent=2)
-    print(text if str(file) == "-" else table)
-    if file is not None and str(file) != "-":
-        try:
-            file.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise VlaRosError(f"--json {file}: cannot be written ({error.strerror})") from None
+    if file is not None:
+        save_text(file, text + "\n")
+    if file != STANDARD_OUTPUT:
+        print(table)
 
 
 def measure(config: Config, steps: int) -> dict[str, Any]:

@@ -6,7 +6,9 @@ node's full name applies, in the order in which the keys first appear, so the la
 """
 
 import errno
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -130,12 +132,22 @@ def dump_yaml(value: Any) -> str:
     return text.strip().removesuffix("...").strip()
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError unless ``path`` is a regular file: a pipe may never have data, and a device never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, expected a regular file", str(path))
+
+
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """Return a file's content; raises OSError if it exceeds ``most`` bytes, as ``/dev/zero`` does."""
+    """Return a regular file's content; raises OSError for another kind of file, or one of over ``most`` bytes."""
+    check_regular(path)
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
     return content
 
 

@@ -286,6 +286,7 @@ def load(
     errors of :func:`~vla_ros.config.files.read_file` and :func:`build`.
     """
     layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments)), ros_values]
+    origins = {key: path for path, layer in zip((*files, None, None), layers, strict=True) for key in layer}
     name = PolicyConfig.name
     values: dict[str, Any] = {}
     for layer in layers:
@@ -293,7 +294,16 @@ def load(
         if name != below:
             values = {key: value for key, value in values.items() if not _is_own(key, below)}
         values.update(layer)
-    return build(values)
+    try:
+        return build(values)
+    except ConfigError as error:
+        raise ConfigError("\n".join(_with_origin(line, origins) for line in str(error).splitlines())) from None
+
+
+def _with_origin(problem: str, origins: Mapping[str, Path | None]) -> str:
+    """Add the file that an option's value came from, where it came from one."""
+    path = origins.get(problem.partition(":")[0])
+    return problem if path is None else f"{problem} ({path})"
 
 
 def _is_own(name: str, policy: str) -> bool:

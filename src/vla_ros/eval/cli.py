@@ -39,6 +39,7 @@ from vla_ros.eval.protocols import published_score
 from vla_ros.eval.results import Log, Score, by_task, summary_of, to_json
 from vla_ros.eval.run import NothingToDoError, run_here, run_shards
 from vla_ros.eval.suites import Suite
+from vla_ros.files import keeps_files, save_text
 from vla_ros.report import page
 
 _CONSOLE = Console(highlight=False)
@@ -123,7 +124,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _log_of(path: Path | None) -> Path | None:
-    return None if path is None or path == page.STANDARD_OUTPUT else path.with_suffix(".episodes.jsonl")
+    return path.with_suffix(".episodes.jsonl") if path is not None and keeps_files(path) else None
 
 
 def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
@@ -167,7 +168,7 @@ def _write(arguments: argparse.Namespace, scores: Sequence[Score], settings: dic
     if published:
         _CONSOLE.print(escape(printable(published)), soft_wrap=True)
     if arguments.json is not None:
-        page.save(arguments.json, json.dumps(to_json(scores, name, settings), indent=2) + "\n")
+        save_text(arguments.json, json.dumps(to_json(scores, name, settings), indent=2) + "\n")
     if arguments.report is not None:
         report.write_scores(scores, name, settings, published, arguments.report)
         _CONSOLE.print(f"report: {arguments.report}", markup=False, soft_wrap=True)

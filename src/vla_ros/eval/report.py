@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.eval.results import Score, Summary, by_task, summary_of
+from vla_ros.files import save_text
 from vla_ros.report import page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.report.versions import versions
@@ -46,7 +47,7 @@ def cells(found: Summary) -> tuple[str, ...]:
 def write_scores(
     scores: Sequence[Score], name: str, settings: Mapping[str, Any], published: str, path: Path
 ) -> None:
-    page.save(path, render_scores(scores, name, settings, published))
+    save_text(path, render_scores(scores, name, settings, published))
 
 
 def render_scores(scores: Sequence[Score], name: str, settings: Mapping[str, Any], published: str = "") -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.eval.intervals import wilson
-from vla_ros.report import page
+from vla_ros.files import read_json_value, save_text
 
 _VERSION = "0.8.0"  # of vla-eval, whose result format is written
 
@@ -144,7 +144,7 @@ def _episode(score: Score) -> dict[str, Any]:
 def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
     """Return each episode's outcome by task and initial state, from a file of this command or of vla-eval."""
     try:
-        tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
+        tasks = read_json_value(path)["tasks"]
         return {
             (task["task"], int(one["episode_id"])): None
             if one.get("failure_reason")
@@ -162,7 +162,7 @@ def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
 
 def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the policy server's port: a server may be started again at another one."""
-    words = [re.sub(r"^(policy\.server:=.*):\d+(?=/|$)", r"\1", word) for word in settings.get("param") or ()]
+    words = [re.sub(r"^(policy\.server:=.*):\d+(?=[/?]|$)", r"\1", word) for word in settings.get("param") or ()]
     return {**settings, "param": words}
 
 
@@ -187,9 +187,9 @@ class Log:
                     "options, or another --json"
                 )
             if alone:  # a line that was half written when a process was killed
-                page.save(path, "".join(path.read_text(encoding="utf-8").rpartition("\n")[:2]))
+                save_text(path, "".join(path.read_text(encoding="utf-8").rpartition("\n")[:2]))
         else:
-            page.save(path, json.dumps(plain) + "\n")
+            save_text(path, json.dumps(plain) + "\n")
 
     def append(self, score: Score) -> None:
         """Append an episode in one write, so that lines of several processes do not mix."""

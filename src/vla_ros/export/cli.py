@@ -20,6 +20,7 @@ import numpy as np
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.files import check_parent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from vla_ros.replay.bag import Bag, find_bags
 
     options, config = _options(arguments), load(arguments.config, arguments.param)
+    check_parent("--output", arguments.output)
     if arguments.restart:
         shutil.rmtree(arguments.output.with_name(arguments.output.name + ".partial"), ignore_errors=True)
     writer: DatasetWriter | None = None

@@ -10,6 +10,12 @@ from typing import Any
 
 from vla_ros.graph.qos import incompatibilities
 
+_VIDEO = ("foxglove_msgs/msg/CompressedVideo", "ffmpeg_image_transport_msgs/msg/FFMPEGPacket")
+_VIDEO_HINT = (
+    "a video stream, in which an image needs those before it, but a policy takes the newest image alone. Set the "
+    "driver's image_transport to compressed or raw, camera.topic to that topic, and camera.transport to its kind"
+)
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -95,6 +101,8 @@ def _obstacles(item: Watched, endpoint: Any) -> list[TopicProblem]:
         types += "(for images: camera.transport raw or compressed)"
         reasons = incompatibilities(item.profile, endpoint.qos_profile)
         fix = "Start that publisher with the requested policy (drivers often have a parameter), or relay the topic"
+        if theirs in _VIDEO:
+            types = f"it publishes {theirs}, {_VIDEO_HINT}"
     if theirs and ours and theirs != ours:
         return [TopicProblem(item.topic, "wrong_type", begin + types)]
     if reasons:

@@ -6,6 +6,7 @@ vla-ros infer --config robot.yaml --image front=a.png --image wrist=b.png --stat
 
 import argparse
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vla_ros.config import CameraConfig, Config, entries, load
+from vla_ros.config.files import read_bytes
 from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import NOW, PolicySpec
-from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.files import STANDARD_OUTPUT, check_output, save_text
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
-from vla_ros.vision.decode import turned
+from vla_ros.vision.decode import MAX_PIXELS, turned
 from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
+
+_MOST_IMAGE = 256 << 20  # bytes of an image file, and of a file with noise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_output("--json", arguments.json)
     assignments = [*checkpoint_options(None, arguments.checkpoint, arguments.config), *arguments.param]
     if arguments.instruction is not None:
         assignments.append(assignment("policy.instruction", arguments.instruction))
@@ -66,12 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         config = load(arguments.config, [*assignments, f"policy.seed:={arguments.seed}"])
     result = ask(config, arguments.image, arguments.state, arguments.noise)
     text = json.dumps(result, indent=2)
-    if arguments.json is not None and str(arguments.json) != "-":
-        try:
-            arguments.json.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise VlaRosError(f"--json {arguments.json}: cannot be written ({error.strerror})") from None
-    print(text if str(arguments.json) == "-" else _render(result))
+    if arguments.json is not None:
+        save_text(arguments.json, text + "\n")
+    if arguments.json != STANDARD_OUTPUT:
+        print(_render(result))
     return 0
 
 
@@ -152,10 +156,14 @@ def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str,
 
 def _read(path: Path) -> UInt8Array:
     try:
-        with Image.open(path) as image:
-            return turned(np.array(image.convert("RGB"), np.uint8), path)
-    except (OSError, UnidentifiedImageError) as error:
-        raise ImageError(f"--image {path}: cannot be read as an image ({error})") from None
+        content = read_bytes(path, _MOST_IMAGE)
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels, allowed {MAX_PIXELS}")
+            return turned(np.array(image.convert("RGB"), np.uint8), memoryview(content))
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ImageError(f"--image {path}: cannot be read as an image ({why})") from None
 
 
 def _stack(images: Sequence[RawImage]) -> UInt8Array:
@@ -213,8 +221,8 @@ def _noise(spec: PolicySpec, path: Path | None) -> FloatArray | None:
     if not spec.noise:
         raise ConfigError("--noise: the policy does not start from noise")
     try:
-        noise = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        noise = np.load(io.BytesIO(read_bytes(path, _MOST_IMAGE)), allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise ConfigError(f"--noise {path}: cannot be read as an array ({error})") from None
     if noise.shape != spec.noise or noise.dtype.kind != "f" or not np.isfinite(noise).all():
         raise ConfigError(

@@ -23,7 +23,8 @@ from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
 from vla_ros.control.collision import CollisionCheck
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError
+from vla_ros.files import check_output, save_text
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import RosArguments, parse_ros_arguments
@@ -173,10 +174,8 @@ def follow(requests: Sequence[str], node: PolicyNode, *, ready: bool = True) -> 
 
 def write_file(option: str, path: Path, text: str) -> None:
     """Write the file that an option of the command names. Raises VlaRosError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise VlaRosError(f"{option} {path}: cannot be written ({error.strerror})") from None
+    check_output(option, path)
+    save_text(path, text)
 
 
 def log_progress(logger: Logger) -> Progress:

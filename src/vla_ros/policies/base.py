@@ -5,7 +5,6 @@ that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.co
 ``Options`` is the dataclass of the policy's options (:mod:`vla_ros.config.registry`).
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from vla_ros.config import Config, PolicyConfig, registry
 from vla_ros.config.loading import assignment
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.files import read_json_value
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 T = TypeVar("T", bound=PolicyConfig)
@@ -184,7 +184,7 @@ def policy_of(checkpoint: str | Path) -> str:
     if str(checkpoint) in SHIPPED:
         return SHIPPED[str(checkpoint)]
     try:
-        config = json.loads((Path(checkpoint).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config = read_json_value(Path(checkpoint).expanduser() / "config.json")
     except (OSError, ValueError):
         config = {}
     return registry.claimant(config if isinstance(config, dict) else {})

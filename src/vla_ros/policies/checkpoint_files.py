@@ -8,9 +8,10 @@ they cannot change an inference's numbers.
 
 from __future__ import annotations
 
-import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,14 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from vla_ros.config.files import check_regular
 from vla_ros.errors import CheckpointError
+from vla_ros.files import read_json_value
 from vla_ros.policies.base import SHIPPED, folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_LONGEST_NAME = 255  # bytes of a file name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 Produce = Callable[[Sequence[str]], Iterator[tuple[str, "Tensor"]]]
@@ -37,14 +43,15 @@ Produce = Callable[[Sequence[str]], Iterator[tuple[str, "Tensor"]]]
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises CheckpointError if the file is missing or invalid."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json_value(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path}: no such file; policy.checkpoint must name a folder in the Hugging Face layout "
             "(config.json, *.safetensors, tokenizer.json)"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: not readable as JSON ({why}); download the file again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: found {type(value).__name__}, expected a JSON object")
     return value
@@ -112,10 +119,11 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty; download the file again")
+    for name in index.values():
+        if not isinstance(name, str) or Path(name).name != name or len(name) > _LONGEST_NAME:
+            shown = repr(name)[:80]
+            raise CheckpointError(f"{folder / INDEX}: names the file {shown}, expected one in the same folder")
     counts = Counter(index.values())
-    for name in counts:
-        if Path(name).name != name:
-            raise CheckpointError(f"{folder / INDEX}: names the file {name!r}, expected one in the same folder")
     absent = [name for name in sorted(counts) if not (folder / name).exists()]
     if absent:
         lost = sum(counts[name] for name in absent)
@@ -133,6 +141,10 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """List the tensors of one safetensors file; raises CheckpointError if it is damaged."""
+    try:
+        check_regular(file)
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}; download it again") from None
     try:
         with safe_open(str(file), framework="pt") as shard:
             stored = {}
@@ -161,10 +173,7 @@ def read_statistics(
         raise CheckpointError(
             f"{where}: no {missing}; found {list(found) if isinstance(found, Mapping) else found}"
         )
-    try:
-        first, second = (np.array(found[name], dtype) for name in names)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{where}: {names} are not lists of numbers ({error})") from error
+    first, second = (read_numbers(found[name], f"{where}: {name}", dtype) for name in names)
     if first.ndim != 1 or not first.size or first.shape != second.shape:
         raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected equal ones")
     least = 0.0 if names[1] == "std" else first
@@ -173,7 +182,70 @@ def read_statistics(
             f"{where}: expected finite numbers and {names[1]} >= {'0' if names[1] == 'std' else names[0]}, found "
             f"{names[0]} {first.tolist()} and {names[1]} {second.tolist()}"
         )
+    if told := _contradiction(found):
+        logger.warning("%s: %s: the file was damaged or edited; compare it with the one from training", where, told)
     return first, second
+
+
+_ORDERS = (("min", "q01"), ("q01", "q99"), ("q99", "max"), ("min", "max"), ("min", "mean"), ("mean", "max"))
+_ROUNDING = 1e-3  # of the range; statistics are stored in float32, and quantiles are estimated
+
+
+def _contradiction(found: Mapping[str, Any]) -> str:
+    """Describe the first two statistics of one feature that no data can have; "" if there are none.
+
+    Only those that a reader uses can be refused: published code reads no others.
+    """
+    known: dict[str, NDArray[np.float64]] = {}
+    for name in ("min", "max", "mean", "std", "q01", "q99"):
+        with suppress(CheckpointError):
+            known[name] = read_numbers(found.get(name), name)
+    for low, high in _ORDERS:
+        if {low, high} <= known.keys() and known[low].shape == known[high].shape:
+            slack = _ROUNDING * np.maximum(1.0, np.abs(known[high]))
+            if (bad := np.flatnonzero(known[low] > known[high] + slack)).size:
+                first, second = (float(np.ravel(known[name])[bad[0]]) for name in (low, high))
+                return f"number {bad[0]} has {low} {first:g} and {high} {second:g}"
+    if {"min", "max", "std"} <= known.keys() and known["min"].shape == known["max"].shape == known["std"].shape:
+        span = known["max"] - known["min"]
+        if (bad := np.flatnonzero(known["std"] > span * (0.5 + _ROUNDING) + _ROUNDING)).size:
+            first, second = (float(np.ravel(each)[bad[0]]) for each in (known["std"], span))
+            return f"number {bad[0]} has std {first:g}, but min and max are only {second:g} apart"
+    return ""
+
+
+def read_numbers(value: Any, where: str, dtype: type[np.floating[Any]] = np.float64) -> NDArray[Any]:
+    """Return a list of numbers, or lists of equal length of them, as an array; NaN and infinity are numbers.
+
+    ``value`` may also be a stored tensor. Raises CheckpointError, which begins with ``where``, for anything else: a
+    text or truth value is not a number.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        return value.astype(dtype)
+    with suppress(ValueError, OverflowError, RecursionError):
+        if isinstance(value, list) and all(type(one) in (int, float) for one in _leaves(value)):
+            return np.array(value, dtype)
+    raise CheckpointError(f"{where}: found {_shown(value)}, expected a list of numbers")
+
+
+def read_mask(value: Any, where: str) -> NDArray[np.bool_]:
+    """Return a list of truth values as an array [N]; raises CheckpointError, which begins with ``where``."""
+    if isinstance(value, list) and all(isinstance(one, bool) for one in value):
+        return np.array(value, np.bool_)
+    raise CheckpointError(f"{where}: found {_shown(value)}, expected a list of true and false")
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    for one in value:
+        if isinstance(one, list):
+            yield from _leaves(one)
+        else:
+            yield one
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def list_some(what: str, items: Iterable[str]) -> str:
@@ -187,6 +259,9 @@ def list_some(what: str, items: Iterable[str]) -> str:
 
 Harmless = Mapping[str, str]
 """Maps a reason to the keys that it applies to: names or patterns such as ``optimizer_*``, separated by spaces."""
+
+
+_COUNTS, _MOST_COUNT, _MOST_SIZE = ("layers", "depth", "head", "steps", "horizon", "chunk_size"), 1000, 1 << 24
 
 
 class Fields(Mapping[str, Any]):
@@ -217,11 +292,18 @@ class Fields(Mapping[str, Any]):
         return Fields(self.get(key) or {}, f"{self.where}: {key}", self.advice)
 
     def whole(self, key: str, default: int | None, least: int = 1) -> int:
-        """Return the whole number ``key`` of at least ``least``; ``default`` replaces a missing value or null."""
+        """Return the whole number ``key`` of at least ``least``; ``default`` replaces a missing value or null.
+
+        Sizes are at most 2^24, and counts of what is built or run one by one at most 1000: a damaged number must
+        not fill the memory.
+        """
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise CheckpointError(f"{self.where}: {key} is {value!r}, expected a whole number of at least {least}")
+        most = _MOST_COUNT if any(word in key for word in _COUNTS) else _MOST_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise CheckpointError(
+                f"{self.where}: {key} is {_shown(value)}, expected a whole number of {least} to {most}"
+            )
         return value
 
     def number(self, key: str, default: float, above: float = 0.0) -> float:

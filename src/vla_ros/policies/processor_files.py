@@ -118,7 +118,7 @@ class Pipeline:
             return "IDENTITY"
         else:
             kind = kinds[feature]
-        if bad := {key: value for key, value in modes.items() if value not in FORMS}:
+        if bad := {key: value for key, value in modes.items() if str(value) not in FORMS}:
             raise CheckpointError(f"{modes.where}: found {bad}, expected one of {sorted(FORMS)}; {ADVICE}")
         return str(modes.get(kind, "IDENTITY"))
 
@@ -198,7 +198,7 @@ class Processors:
 
 def feature_size(features: Fields, name: str, limit: int) -> int:
     shape = features.object(name).get("shape")
-    if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= limit:
         raise CheckpointError(
             f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers; found "
             f"{sorted(features)}"

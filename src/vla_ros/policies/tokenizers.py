@@ -3,10 +3,12 @@
 Nothing is downloaded, and the tokens depend neither on the version of transformers nor on code in the checkpoint.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_ros.config.files import check_regular
 from vla_ros.errors import CheckpointError, MissingDependencyError
 from vla_ros.policies.checkpoint_files import read_fields
 
@@ -37,11 +39,26 @@ def read_tokenizer(path: Path, control: bool = False) -> Tokenizer:
         _check_config(path.with_name("tokenizer_config.json"))
     kind = "tokenizer" if path.suffix == ".json" else "sentencepiece model"
     try:
-        return _json(path, control) if path.suffix == ".json" else _sentencepiece(path)
+        with _reported(f"{path}: not a {kind}"):
+            check_regular(path)
+            return _json(path, control) if path.suffix == ".json" else _sentencepiece(path)
     except ImportError as error:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'vla_ros[openvla]'") from error
-    except Exception as error:  # the libraries raise plain Exception, OSError or RuntimeError
-        raise CheckpointError(f"{path}: not a {kind} ({error}); download the file again") from error
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Convert the libraries' errors to CheckpointError, but for a missing library.
+
+    They raise plain Exception, OSError or RuntimeError; a panic of tokenizers, which a regular expression of the
+    file can cause, is no Exception.
+    """
+    try:
+        yield
+    except (ImportError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{what} ({error}); download the file again") from error
 
 
 def _check_config(path: Path) -> None:
@@ -64,7 +81,8 @@ def _json(path: Path, control: bool) -> Tokenizer:
     size -= int(image is not None and image == size - 1)
 
     def encode(text: str) -> list[int]:
-        return [int(token) for token in backend.encode(text, add_special_tokens=False).ids]
+        with _reported(f"{path}: cannot encode a text of {len(text)} characters"):
+            return [int(token) for token in backend.encode(text, add_special_tokens=False).ids]
 
     found = [str(token) for token in backend.get_added_tokens_decoder().values()] if control else []
     special = {name: backend.token_to_id(name) for name in ("<pad>", "<eos>", "<bos>")}

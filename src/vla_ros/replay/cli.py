@@ -16,6 +16,7 @@ from pathlib import Path
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, one_line, printable
+from vla_ros.files import check_parent, keeps_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +88,11 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
     from vla_ros.replay.topics import parse_overrides
     from vla_ros.replay.trials import explain
-    from vla_ros.report.page import STANDARD_OUTPUT, to_stdout
+    from vla_ros.report.page import to_stdout
 
     printed = to_stdout(json=arguments.json, report=arguments.report)
+    if arguments.write is not None:
+        check_parent("--write", arguments.write)
     if arguments.write is not None and arguments.write.exists():
         raise ConfigError(f"--write {arguments.write}: already exists; name a folder that does not exist yet")
     options = ReplayOptions(
@@ -103,7 +106,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     )
     config = load(arguments.config, arguments.param)
     partial = None
-    if arguments.json not in (None, STANDARD_OUTPUT):
+    if arguments.json is not None and keeps_files(arguments.json):
         partial = arguments.json.with_name(arguments.json.name + ".partial")
         if arguments.restart:
             shutil.rmtree(partial, ignore_errors=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vla_ros.errors import VlaRosError, printable
+from vla_ros.files import read_json_value, save_text
 
 SCHEMA = "vla_ros/replay/1"
 
@@ -79,22 +80,45 @@ def run(arguments: argparse.Namespace) -> int:
         shown += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in differing.items()]
     print(printable("\n".join(shown)), file=sys.stderr if printed else sys.stdout)
     if arguments.json:
-        page.save(arguments.json, json.dumps(content, indent=2) + "\n")
+        save_text(arguments.json, json.dumps(content, indent=2) + "\n")
     return 0
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a replay result; raises VlaRosError if the file is missing or is not a result."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_value(path)
     except OSError as error:
         raise VlaRosError(f"{path}: {error.strerror}; expected a file written by `vla-ros replay --json`") from None
     except ValueError as error:
         raise VlaRosError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise VlaRosError(f"{path}: found {found!r}, expected a file written by `vla-ros replay --json` ({SCHEMA})")
+        found = repr(found)[:80]
+        raise VlaRosError(f"{path}: found {found}, expected a file written by `vla-ros replay --json` ({SCHEMA})")
+    try:
+        _check(content)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        why = f"{type(error).__name__}: {str(error)[:80]}"
+        raise VlaRosError(f"{path}: is damaged ({why}); write it again with `vla-ros replay --json`") from None
     return content
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """Raise one of the usual errors of Python unless a result has what is compared, of the right types."""
+    _frames(content)
+    dict(content.get("config", {}))
+    for name in ("level", "headline"):
+        if not isinstance(content["verdict"][name], str):
+            raise TypeError(f"the verdict's {name} is no text")
+    for path, _, _ in MEASURES:
+        section, _, key = f".{path}".rpartition(".")
+        interval = _get(content, f"{section}.intervals.{key}".lstrip("."))
+        for number in (_get(content, path), *(interval or ())):
+            if number is not None and type(number) not in (int, float):
+                raise TypeError(f"{path} is no number")
+        if interval and len(interval) != 2:
+            raise ValueError(f"the interval of {path} has {len(interval)} numbers")
 
 
 def _get(content: Mapping[str, Any], path: str) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_ros.config import to_yaml
 from vla_ros.errors import ImageError
+from vla_ros.files import save_text
 from vla_ros.replay import metrics
 from vla_ros.replay.prepare import read_again
 from vla_ros.replay.result import Result, comparisons
@@ -74,7 +75,7 @@ def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[WorstFr
 
 def write_report(result: Result, path: Path) -> None:
     """Write the report as one HTML file, with images of the worst moments, which are read from the bags again."""
-    page.save(path, _render(result))
+    save_text(path, _render(result))
 
 
 def _render(result: Result) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from vla_ros.config import Config, flatten
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.files import save_text
 from vla_ros.replay import figures as figures_of
 from vla_ros.replay.evaluate import Outcome
 from vla_ros.replay.play import ReplayOptions
 from vla_ros.replay.samples import Samples, commanded, gather
 from vla_ros.replay.storage import BagError
 from vla_ros.replay.verdict import Verdict, judge
-from vla_ros.report import page
 from vla_ros.report.markup import significant
 from vla_ros.report.versions import versions
 
@@ -61,7 +61,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: ReplayOpti
 
 def write_json(result: Result, path: Path) -> None:
     """Write the figures atomically; NaN and infinity become null."""
-    page.save(path, json.dumps(_finite(result.figures), indent=2, allow_nan=False) + "\n")
+    save_text(path, json.dumps(_finite(result.figures), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

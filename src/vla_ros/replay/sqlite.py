@@ -90,6 +90,7 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
     problem: sqlite3.Error | None = None
     for mode in ("mode=ro", "immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, check_same_thread=False)
+        database.set_authorizer(_allowed)
         database.text_factory = lambda raw: raw.decode("utf-8", "replace")  # names in a damaged file
         try:
             for setting in _SETTINGS:
@@ -117,3 +118,11 @@ def _missing_bytes(path: Path) -> int:
     if not head.startswith(b"SQLite format 3\0") or changes != valid_for:  # no valid page count
         return 0
     return max(0, int(pages) * (65536 if page == 1 else int(page)) - size)
+
+
+_RECURSIVE = 33  # SQLITE_RECURSIVE of sqlite3.h: a recursive common table expression
+
+
+def _allowed(action: int, first: object, second: object, database: object, view: str | None) -> int:
+    """Deny SQLite what only a view can ask for: rosbag2 writes tables, and a view may have rows without end."""
+    return sqlite3.SQLITE_DENY if view is not None or action == _RECURSIVE else sqlite3.SQLITE_OK

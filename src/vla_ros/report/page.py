@@ -1,19 +1,17 @@
 """Lays out a report's page: document, verdict, tiles, tables, sections; one file that fetches nothing."""
 
-import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError
+from vla_ros.files import STANDARD_OUTPUT, check_output
 from vla_ros.report.markup import Content, Markup, render, significant, tag
 
 Cell = Content | float | int | None
 """Content of a table cell; floats are shown with three significant digits, None as a dash."""
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-STANDARD_OUTPUT = Path("-")
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 """Symbol of each level, for readers who do not see its colour."""
@@ -39,33 +37,14 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
 def to_stdout(**outputs: Path | None) -> bool:
     """Return whether an option's path is ``-``, standard output.
 
-    Raises ConfigError if two paths are ``-`` or a path is a folder.
+    Raises ConfigError if two paths are ``-``, a path is a folder, or its folder does not exist.
     """
     for name, path in outputs.items():
-        if path is not None and path.is_dir():
-            raise ConfigError(f"--{name} {path}: is a folder, expected a file name")
+        check_output(f"--{name}", path)
     printed = [f"--{name} -" for name, path in outputs.items() if path == STANDARD_OUTPUT]
     if len(printed) > 1:
         raise ConfigError(f"{' and '.join(printed)}: only one can go to standard output; name a file for the other")
     return bool(printed)
-
-
-def save(path: Path, text: str) -> None:
-    """Write a text file atomically and create its folder; the path ``-`` is standard output."""
-    if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    partial = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise VlaRosError(
-            f"{path}: cannot be written ({error.strerror}); check the path, permissions and free space"
-        ) from None
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:

@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from vla_ros.config import load
+from vla_ros.config.files import read_bytes
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, MissingDependencyError, PrintableFormatter, printable
 from vla_ros.policies.base import Progress, checkpoint_options, create
@@ -195,8 +196,8 @@ def read_metadata(path: Path | None) -> dict[str, object] | None:
     if path is None:
         return None
     try:
-        metadata = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        metadata = yaml.safe_load(read_bytes(path))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--metadata: {path}: {error}") from error
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         raise ConfigError(f"--metadata: {path}: found {type(metadata).__name__}, expected a map with string keys")

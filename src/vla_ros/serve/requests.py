@@ -16,6 +16,7 @@ from vla_ros.policies.remote.dialect import Request
 from vla_ros.policies.remote.images import MAX_SIDE, decode_encoded, encoded_size, is_encoded
 from vla_ros.policies.remote.messages import WireError, described, finite
 from vla_ros.types import Observation, RawImage, UInt8Array
+from vla_ros.vision.jpeg import count_scans
 from vla_ros.vision.preprocess import LazyImages, process
 from vla_ros.vision.processors import ResizeWithPad
 
@@ -30,6 +31,7 @@ class RequestSchema:
     # Feature key to the name that robots use instead.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_instruction_length: int = 500  # in characters
+    instruction: str = ""  # of requests without one, as openpi's servers have a default prompt; "" refuses them
     max_pixels: int = 1 << 22  # of one image
 
     @cached_property
@@ -89,14 +91,20 @@ def _stacked(images: Sequence[RawImage]) -> UInt8Array:
     return np.stack([process(image) for image in images])
 
 
+_SCANS = 10  # of an ordinary progressive JPEG
+
+
 def pixels_to_decode(request: Request) -> int:
-    """Return the number of pixels of all encoded images of a checked request; those that are damaged count 0."""
+    """Return the number of pixels of all encoded images of a checked request; those that are damaged count 0.
+
+    A JPEG of more scans than usual, or of more bytes than pixels, takes longer and counts as so many more pixels.
+    """
     total = 0
     for image in request.features.values():
         if isinstance(image, bytes):
             with contextlib.suppress(WireError):
                 height, width = encoded_size(image)
-                total += height * width
+                total += max(height * width * max(1, count_scans(image) // _SCANS), len(image))
     return total
 
 
@@ -180,11 +188,15 @@ def _check_previous(request: Request, spec: PolicySpec) -> None:
 
 def _instruction(request: Request, schema: RequestSchema) -> str:
     text, longest = request.instruction, schema.max_instruction_length
+    text = schema.instruction or None if text is None else text
     if text is None and not schema.spec.uses_instruction:
         return ""
     if text is None:
         found = list(request.features)[:20]
-        raise WireError(f"no instruction: found {found}, expected 'prompt' with the instruction as text")
+        raise WireError(
+            f"no instruction: found {found}, expected 'prompt' with the instruction as text, or a "
+            "server with a default (-p policy.instruction:=TEXT)"
+        )
     if not text.strip():
         raise WireError(f"the prompt is {described(text)}, expected the instruction as text")
     if len(text) > longest:

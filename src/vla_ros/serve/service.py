@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -30,9 +31,11 @@ from vla_ros.process import keep_freed_memory
 from vla_ros.serve.requests import RequestSchema, check_request, observation, pixels_to_decode
 from vla_ros.serve.vla_eval import Evaluation
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, RobotState, WorkerState
-from vla_ros.types import ActionChunk, FloatArray
+from vla_ros.types import ActionChunk, FloatArray, Observation
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -142,8 +145,9 @@ class Service:
         except VlaRosError:
             self.worker.stop()
             raise
-        longest = self._config.policy.max_instruction_length
-        self.schema = RequestSchema(spec, self._aliases, longest, self.limits.max_pixels)
+        options = self._config.policy
+        longest, usual = options.max_instruction_length, options.instruction
+        self.schema = RequestSchema(spec, self._aliases, longest, usual, self.limits.max_pixels)
         self.metadata = self.metadata or self._dialect.encode_metadata(self._config.policy.name, spec)
 
     def close(self, timeout: float) -> bool:
@@ -261,18 +265,19 @@ class Service:
     async def _infer(self, request: Request, arrived: float, known: _Conversation) -> Done:
         loop = asyncio.get_running_loop()
         arguments = request, self.schema, time.time_ns()
+        deadline = arrived + (request.deadline_s or self.limits.seconds)
         if any(isinstance(feature, bytes) for feature in request.features.values()):
             pool = self._large if pixels_to_decode(request) > _LARGE else self._pool
-            observed = await loop.run_in_executor(pool, observation, *arguments)
+            decoded = loop.run_in_executor(pool, _decoded, known.connected, *arguments)
+            observed = await _before(deadline, arrived, decoded, "its images were not decoded")
         else:
             observed = observation(*arguments)
-        deadline = arrived + (request.deadline_s or self.limits.seconds)
         job = Job(known.robot, observed, arrived, deadline, known.restart, known.connected)
         future: asyncio.Future[Done] = loop.create_future()
         self._futures[job] = future
         try:
             self.worker.submit(job, lambda: sum(not other.wanted() for other in self._futures))
-            return await future
+            return await _before(deadline, arrived, future, "the policy did not answer")
         finally:
             del self._futures[job]
 
@@ -298,6 +303,35 @@ class Service:
         if computed:
             self.metrics.batch.observe(computed[0].batch)
             self.metrics.inference.observe(computed[0].inference_ms / 1e3)
+
+
+def _decoded(connected: Callable[[], bool], *arguments: Any) -> Observation:
+    """Return the observation, with its images decoded; raises VlaRosError if the robot has left meanwhile."""
+    if not connected():
+        raise VlaRosError("the robot disconnected before its images were decoded")
+    return observation(*arguments)
+
+
+async def _before(deadline: float, arrived: float, future: asyncio.Future[T], what: str) -> T:
+    """Wait for a future until ``deadline``, then cancel it; raises ExpiredError, which says ``what`` failed.
+
+    A timer of the loop costs less than :func:`asyncio.wait_for`, which makes a task of each wait (Python 3.11).
+    """
+    expired = False
+
+    def expire() -> None:
+        nonlocal expired
+        expired = future.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), expire)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if not expired:
+            raise
+        raise ExpiredError(f"deadline exceeded: {what} within {deadline - arrived:.2f} s") from None
+    finally:
+        timer.cancel()
 
 
 def _row(conversation: _Conversation, request: Request) -> Response:

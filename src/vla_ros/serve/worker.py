@@ -103,6 +103,7 @@ class InferenceWorker:
         # A job comes with the time of its submission.
         self._inbox: SimpleQueue[tuple[Job, float] | RobotState | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
+        self._taken: Sequence[Job] = ()  # jobs of the current batch
         self._rhythms = Rhythms()
         self._ending = False
         self._loaded = threading.Event()
@@ -182,7 +183,9 @@ class InferenceWorker:
         finally:
             self._loaded.set()
             self.state = self.state if self.state is WorkerState.FAILED else WorkerState.ENDED
-            self._deliver([Done(job, BusyError("the server has ended")) for job in self._jobs])
+            while not self._inbox.empty():
+                self._accept(self._inbox.get())
+            self._deliver([Done(job, BusyError("the server has ended")) for job in (*self._taken, *self._jobs)])
             self.policy.close()
 
     def _prepare(self) -> None:
@@ -242,7 +245,7 @@ class InferenceWorker:
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         began = self._began = self._clock()
-        self.running = len(jobs)
+        self.running, self._taken = len(jobs), jobs
         done = [Done(job, error) for job in jobs if (error := _useless(job, began))]
         live = [job for job in jobs if job not in {each.job for each in done}]
         if live:
@@ -253,15 +256,18 @@ class InferenceWorker:
             for job, outcome in zip(live, outcomes, strict=True):
                 done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(live)))
             self._rhythms.answered({job.robot for job in live}, self._clock())
-        self.running = 0
+        self.running, self._taken = 0, ()
         self._deliver(done)
 
     def _infer(self, jobs: Sequence[Job]) -> list[ActionChunk | VlaRosError]:
-        """Return the policy's answers; if a batch fails as a whole, its requests are tried one by one."""
+        """Return one answer for each job; if a batch fails as a whole, its requests are tried one by one.
+
+        No exception of a policy ends the worker, not even one that is no Exception, such as a panic in Rust.
+        """
         try:
             requests = [(self._session(job), job.observation) for job in jobs]
-            return list(self.policy.infer_batch(requests))
-        except Exception as error:
+            return _checked(self.policy.infer_batch(requests), len(jobs))
+        except BaseException as error:
             if isinstance(error, DeviceLostError) or "CUDA error" in str(error):
                 self.error, self.state = error, WorkerState.FAILED
                 logger.exception("the device failed; restart the server")
@@ -284,6 +290,15 @@ class InferenceWorker:
             robot.session.reset()
         robot.instruction = job.observation.instruction
         return robot.session
+
+
+def _checked(answers: Sequence[ActionChunk | VlaRosError], count: int) -> list[ActionChunk | VlaRosError]:
+    """Return a policy's answers as a list; raises TypeError unless there is one for each of ``count`` requests."""
+    found = list(answers)
+    if len(found) != count or not all(isinstance(each, (ActionChunk, VlaRosError)) for each in found):
+        kinds = sorted({type(each).__name__ for each in found})
+        raise TypeError(f"infer_batch returned {len(found)} answers of {kinds} to {count} requests")
+    return found
 
 
 def _useless(job: Job, now: float) -> VlaRosError | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import MissingDependencyError, VlaRosError
+from vla_ros.files import check_parent
 
 _LATCHED = frozenset({"/vla_policy/instruction"})
 _CHUNK = 1 << 20  # bytes that wait to be written
@@ -29,6 +30,7 @@ class BagRecorder:
             ) from error
         if path.exists():
             raise VlaRosError(f"--record {path}: already exists; name a new folder")
+        check_parent("--record", path)
         self._path, self._message = path, Recorded
         with self._named_errors():
             self._writer = BagWriter(path, ())

@@ -11,6 +11,7 @@ import numpy as np
 
 from vla_ros.config import to_yaml
 from vla_ros.contract.components import Component
+from vla_ros.files import save_text
 from vla_ros.policies.base import SHIPPED
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
@@ -31,7 +32,7 @@ _DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
 def write(result: DemoResult, path: Path) -> None:
-    page.save(path, render_report(result))
+    save_text(path, render_report(result))
 
 
 def render_report(result: DemoResult) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.report import page
+from vla_ros.files import save_text
 from vla_ros.sim.expert import RATE_HZ, ExpertPolicy
 from vla_ros.telemetry.execution import Steadiness
 from vla_ros.types import FloatArray, IntArray, UInt8Array
@@ -165,4 +165,4 @@ class DemoResult:
 
     def write_json(self, path: Path) -> None:
         """Write :meth:`to_json` to a file and create its folder; ``-`` is standard output."""
-        page.save(path, json.dumps(self.to_json(), indent=2) + "\n")
+        save_text(path, json.dumps(self.to_json(), indent=2) + "\n")

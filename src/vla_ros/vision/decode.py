@@ -5,17 +5,20 @@
 
 import contextlib
 import io
+import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
 
 from vla_ros.errors import ImageError
 from vla_ros.types import UInt8Array
+from vla_ros.vision.jpeg import decode_jpeg
 from vla_ros.vision.messages import (
     COMPRESSED_IMAGE,
     IMAGE,
@@ -25,6 +28,8 @@ from vla_ros.vision.messages import (
     read_image,
     shown,
 )
+
+logger = logging.getLogger(__name__)
 
 _MAX_SIDE = 16384
 """Largest accepted width and height in pixels."""
@@ -78,6 +83,19 @@ ENCODINGS = {
 }
 
 
+_SEMI_PLANAR = {"nv12": cv2.COLOR_YUV2RGB_NV12, "nv21": cv2.COLOR_YUV2RGB_NV21, "nv24": cv2.COLOR_YUV2RGB_YUY2}
+"""YUV with a plane of luma and one of interleaved chroma. ``nv21`` and ``nv24`` are in image_encodings.hpp."""
+
+_WITHOUT_COLOURS = {"8UC1": "mono8", "8UC3": "bgr8", "8UC4": "bgra8"}
+"""OpenCV's types, which do not name the channels, and what they mean to cv_bridge's ``cvtColorForDisplay``."""
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, the first time only; a camera sends thirty images a second."""
+    logger.warning("%s", text)
+
+
 def to_rgb(rows: UInt8Array, layout: Encoding, *, big_endian: bool) -> UInt8Array:
     """Convert rows of bytes [height, width * layout.pixel_bytes] to RGB, uint8 [height, width, 3].
 
@@ -115,14 +133,23 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
-    layout = ENCODINGS.get(header.encoding)
+    if header.encoding in _SEMI_PLANAR:
+        return DecodedImage(_semi_planar(header, data), header.stamp)
+    if meant := _WITHOUT_COLOURS.get(header.encoding):
+        warn_once(
+            f"encoding {header.encoding} does not name its channels; they are read as {meant}, OpenCV's order"
+        )
+    layout = ENCODINGS.get(meant or header.encoding)
     if layout is None:
         raise _other(header)
     if header.width % layout.multiple:
         raise ImageError(
             f"{IMAGE}: found width {header.width} with {header.encoding}, expected a multiple of {layout.multiple}"
         )
-    image = to_rgb(_rows(header, data, layout.pixel_bytes), layout, big_endian=header.is_bigendian)
+    rows = _rows(header, data, layout.pixel_bytes)
+    if layout.value_bytes == 2:
+        _warn_of_few_bits(rows, header)
+    image = to_rgb(rows, layout, big_endian=header.is_bigendian)
     return DecodedImage(image, header.stamp)
 
 
@@ -151,6 +178,8 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
         image = _decode_jpeg(data)
     elif start == b"\x89PNG\r\n\x1a\n":
         image = _decode_png(data)
+    elif _is_video(start, header.format):
+        raise ImageError(f"{COMPRESSED_IMAGE}: found format {shown(header.format)}, {VIDEO_HINT}")
     else:
         raise ImageError(
             f"{COMPRESSED_IMAGE}: found data of format {shown(header.format)} that begin with {start.hex(' ')},"
@@ -161,6 +190,21 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     if "compressed rgb" in header.format.lower():
         image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return DecodedImage(image, header.stamp)
+
+
+VIDEO_HINT = (
+    "a video stream (H.264 or the like), in which an image needs those before it, but a policy takes the newest"
+    " image alone; set the driver's image_transport to compressed (JPEG or PNG) or raw, and camera.topic to that"
+    " topic"
+)
+"""What to do about a camera that publishes video."""
+
+_VIDEO = ("h264", "h.264", "avc", "hevc", "h265", "h.265", "av1", "vp8", "vp9")
+
+
+def _is_video(start: bytes, image_format: str) -> bool:
+    """Return whether data begin as an Annex B stream of H.264 or H.265, or are called a video."""
+    return start.startswith((b"\0\0\0\1", b"\0\0\1")) or any(one in image_format.lower() for one in _VIDEO)
 
 
 def _check_size(message: str, height: int, width: int) -> None:
@@ -192,12 +236,44 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
     return np.frombuffer(data, np.uint8).reshape(height, header.step)[:, :row]
 
 
+def _semi_planar(header: ImageHeader, data: memoryview) -> UInt8Array:
+    """Convert luma rows of ``step`` bytes and the chroma rows behind them, BT.601 with limited range, to RGB."""
+    height, width, step = header.height, header.width, header.step
+    full = header.encoding == "nv24"  # chroma for each pixel, otherwise for each block of 2 x 2
+    if not full and (height % 2 or width % 2):
+        raise ImageError(f"{IMAGE}: found size {width} x {height} with {header.encoding}, expected even numbers")
+    expected = height * step * 3 if full else height * step * 3 // 2
+    if step < width or len(data) != expected:
+        raise ImageError(
+            f"{IMAGE}: found step {step} and {len(data)} bytes of data with {header.encoding}, expected at least "
+            f"{width} and {expected}; step is the bytes of a luma row; the driver sets the image size or step "
+            "incorrectly"
+        )
+    values = np.frombuffer(data, np.uint8)
+    luma = values[: height * step].reshape(height, step)[:, :width]
+    if not full:
+        chroma = values[height * step :].reshape(height // 2, step)[:, :width].reshape(height // 2, -1, 2)
+        return np.asarray(cv2.cvtColorTwoPlane(luma, chroma, _SEMI_PLANAR[header.encoding]), np.uint8)
+    chroma = values[height * step :].reshape(height, 2 * step)[:, : 2 * width]
+    doubled = np.stack([np.repeat(luma, 2, axis=1), chroma], axis=2)  # each pixel as the two that share a chroma
+    return np.ascontiguousarray(cv2.cvtColor(doubled, _SEMI_PLANAR["nv24"])[:, ::2])
+
+
+def _warn_of_few_bits(rows: UInt8Array, header: ImageHeader) -> None:
+    """Warn of 16-bit values that use 12 bits or fewer; white is 65535."""
+    if int(rows[::4, int(not header.is_bigendian) :: 2].max(initial=0)) < 1 << 4:  # the upper bytes
+        warn_once(
+            f"{header.encoding}: no value of an image is above 4095 of 65535, so that it is nearly black; if the "
+            "camera has 10 or 12 bits, have the driver shift them to the upper bits, or publish 8 bits"
+        )
+
+
 def _other(header: ImageHeader) -> ImageError:
     _refuse_depth(IMAGE, "encoding", header.encoding)
-    known = ", ".join(name for name in ENCODINGS if not name.startswith("bayer_"))
+    known = ", ".join(name for name in (*ENCODINGS, *_SEMI_PLANAR) if not name.startswith("bayer_"))
     return ImageError(
         f"{IMAGE}: found encoding {shown(header.encoding)}, expected one of {known} or a Bayer mosaic; set the"
-        " camera driver to one of them (8UC3 and the like do not say which channel is red)"
+        " camera driver to one of them"
     )
 
 
@@ -226,12 +302,13 @@ def _decode_jpeg(data: memoryview) -> UInt8Array:
     _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
     if colorspace in ("CMYK", "YCCK"):
         raise ImageError(f"{COMPRESSED_IMAGE}: found a JPEG in {colorspace}, expected YCbCr or greyscale")
+    file = bytes(data)
     try:
         # Strict: an image whose lower half is missing must not steer an arm.
-        image = np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
+        image = decode_jpeg(file)
     except Exception as error:
         raise _damaged("JPEG", data, error) from error
-    return turned(image, data) if b"Exif\0\0" in bytes(data) else image  # opening it takes 0.1 ms
+    return turned(image, data) if b"Exif\0\0" in file else image  # opening it takes 0.1 ms
 
 
 def _decode_png(data: memoryview) -> UInt8Array:
@@ -246,9 +323,21 @@ def _decode_png(data: memoryview) -> UInt8Array:
         )
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            check_png(image, (width, height))
             return turned(np.asarray(image.convert("RGB"), np.uint8), data)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more
         raise _damaged("PNG", data, error) from error
+
+
+def check_png(opened: ImageFile.ImageFile, size: tuple[int, int]) -> None:
+    """Raise ValueError unless an opened PNG has the (width, height) of its first header, and 8 bits a channel.
+
+    A file may have a second header, which the decoder uses.
+    """
+    if opened.size != size:
+        raise ValueError(f"its headers differ: {size[0]} x {size[1]} and {opened.size[0]} x {opened.size[1]}")
+    if "16" in str(opened.tile[0][3] if opened.tile else ""):
+        raise ValueError("its headers differ: 8 and 16 bits a channel")
 
 
 def turned(image: UInt8Array, file: memoryview | Path) -> UInt8Array:

@@ -79,6 +79,10 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
     assert list(read_dataset_statistics(tmp_path)) == ["mine"]
 
 
+def deep(count):
+    return [deep(count - 1)] if count else [0.0]
+
+
 @pytest.mark.parametrize(
     ("statistics", "words"),
     [
@@ -88,7 +92,14 @@ def test_dataset_statistics_override_norm_stats(tmp_path):
         ({"a": {"action": {"q01": [0], "q99": [1], "mask": [True, False]}}}, "mask has the shape"),
         ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q99 >= q01"),
         ({"a": {"action": {"q01": [float("nan")], "q99": [1.0]}}}, "finite"),
-        ({"a": {"action": {"q01": ["x"], "q99": [1.0]}}}, "not lists of numbers"),
+        ({"a": {"action": {"q01": ["x"], "q99": [1.0]}}}, "q01: found .*expected a list of numbers"),
+        ({"a": {"action": {"q01": [10**400], "q99": [1.0]}}}, "q01: found .*expected a list of numbers"),
+        ({"a": {"action": {"q01": deep(900), "q99": [1.0]}}}, "q01: found .*expected a list of numbers|too deeply"),
+        ({"a": {"action": {"q01": [True], "q99": [True]}}}, "q01: found .True., expected a list of numbers"),
+        (
+            {"a": {"action": {"q01": [0], "q99": [1], "mask": ["false"]}}},
+            "mask: found ..false.., expected a list of true",
+        ),
         ({"a": {"action": {"q01": [0], "q99": [1], "scale": 2.0}}}, "'a': found scale: 2.0"),
         ({"a": {"action": {"q01": [0], "q99": [1]}, "normalization": "z"}}, "'a': found normalization: 'z'"),
         ({"a": [1]}, "'a': found .1., expected a JSON object"),
@@ -98,3 +109,32 @@ def test_damaged_statistics_are_refused(tmp_path, statistics, words):
     (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
     with pytest.raises(CheckpointError, match=words):
         read_dataset_statistics(tmp_path)
+
+
+def test_statistics_that_contradict_each_other_are_reported(tmp_path, caplog):
+    sound = {"q01": [0.0, -1.0], "q99": [1.0, 1.0], "min": [-0.5, -1.0], "max": [1.5, 1.0], "mean": [0.5, 0.0]}
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps({"a": {"action": {**sound, "std": [0.3, 0.5]}}}))
+    read_dataset_statistics(tmp_path)
+    assert not caplog.messages
+    for change, words in (
+        ({"mean": [0.5, 7.0]}, "number 1 has mean 7 and max 1"),
+        ({"min": [0.4, -1.0]}, "number 0 has min 0.4 and q01 0"),
+        ({"std": [0.3, 1.5]}, "number 1 has std 1.5, but min and max are only 2 apart"),
+    ):
+        caplog.clear()
+        (tmp_path / "dataset_statistics.json").write_text(json.dumps({"a": {"action": {**sound, **change}}}))
+        read_dataset_statistics(tmp_path)
+        assert words in caplog.text
+
+
+def test_two_files_with_other_bounds_of_one_data_set_are_reported(tmp_path, caplog):
+    entry = {"action": {"q01": [0.0], "q99": [1.0]}}
+    for name, content in (("dataset_statistics", {"a": entry}), ("config", {"norm_stats": {"a": entry}})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    read_dataset_statistics(tmp_path)
+    assert not caplog.messages
+    (tmp_path / "config.json").write_text(
+        json.dumps({"norm_stats": {"a": {"action": {"q01": [0.0], "q99": [2.0]}}}})
+    )
+    assert read_dataset_statistics(tmp_path)["a"].high == [1.0]
+    assert "q99 of 'a' differs from dataset_statistics.json, whose value is used" in caplog.text

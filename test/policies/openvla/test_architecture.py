@@ -139,3 +139,42 @@ def test_a_missing_or_damaged_config_is_refused(tmp_path):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(CheckpointError, match=words):
             read_architecture(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"std": [float("inf")] * 3},
+        {"std": [-1.0, 0.2, 0.2]},
+        {"std": [0.0, 1.0, 1.0]},
+        {"mean": [float("nan")] * 3},
+    ],
+)
+def test_a_tower_needs_finite_constants(change):
+    config = json.loads((folder_of("demo") / "config.json").read_text())
+    assert parse_architecture(config, PATH).towers
+    config["vision_towers"][0].update(change)
+    with pytest.raises(CheckpointError, match="expected finite numbers, and std above 0"):
+        parse_architecture(config, PATH)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 1_000_000, "of 1 to 1000"),
+        ("hidden_size", 1 << 40, "of 1 to 16777216"),
+        ("vocab_size", 10**400, "of 1 to 16777216"),
+    ],
+)
+def test_a_damaged_size_is_refused_before_anything_is_built(config, key, value, words):
+    config["text_config"][key] = value
+    with pytest.raises(CheckpointError, match=words) as caught:
+        parse_architecture(config, PATH)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", {}, [None]])
+def test_towers_are_a_list_of_objects(value):
+    config = json.loads((folder_of("demo") / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="vision"):
+        parse_architecture({**config, "vision_towers": value}, PATH)

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import sentencepiece
@@ -6,7 +7,9 @@ from tokenizers import Tokenizer
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.base import folder_of
 from vla_ros.policies.openvla.prompt import close_prompt, format_prompt, load_prompt_encoder, load_tokenizer
+from vla_ros.policies.tokenizers import read_tokenizer
 
 V1 = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
@@ -124,3 +127,26 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tiny, small):
 def test_the_tokenizer_of_another_checkpoint_is_refused(shared_tiny):
     with pytest.raises(CheckpointError, match="belong to another checkpoint"):
         load_tokenizer(shared_tiny, tiny_architecture(vocabulary=270, padding=10, empty_token=265))
+
+
+def test_a_pattern_that_panics_ends_one_request(tmp_path):
+    """The library's regular expressions panic at a limit; a panic is no Exception."""
+    content = json.loads((folder_of("demo") / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    encode = read_tokenizer(path).encode
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: cannot encode a text of 401 characters"):
+        encode("a" * 400 + "b")
+    assert encode("go")
+
+
+def test_a_tokenizer_that_is_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="a pipe, socket or device"):
+        read_tokenizer(tmp_path / "tokenizer.json")

@@ -279,6 +279,7 @@ def test_oft_speaks_json_numpy_as_recorded() -> None:
     [
         ("ws://127.0.0.1:8000", "openpi"),
         ("wss://host/any", "openpi"),
+        ("wss://host/any?token=a", "openpi"),
         ("ws://host:8000/v1/realtime/robot/openpi", "vllm_omni"),
         ("ws://host:30000/openpi/policy", "sglang"),
         ("zmq://host:5555", "gr00t"),
@@ -294,12 +295,16 @@ def test_the_address_chooses_the_dialect(server: str, name: str) -> None:
     [
         *((server, "auto", r"policy\.server: found") for server in ("", "host:8000", "ftp://host", "ws://")),
         ("grpc://robot:8080", "auto", "pickle"),
+        ("ws://user:secret@robot:8000", "auto", "the address has a user"),
+        ("zmq://robot:5555?token=secret", "auto", "the address has a query"),
+        ("ws://robot:8000/#secret", "auto", "the address has a fragment"),
         ("ws://robot", "gr00t", r"found 'ws://robot', expected zmq://, tcp:// for policy.dialect 'gr00t'"),
     ],
 )
 def test_an_address_that_does_not_fit_is_refused(server: str, name: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
         by_address(server, name)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_metadata_choose_the_dialect() -> None:

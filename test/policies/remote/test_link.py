@@ -1,4 +1,5 @@
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -9,8 +10,10 @@ from websockets.sync.server import ServerConnection
 
 from test.serve.serving import PATIENCE, until
 from vla_ros.errors import ServerLostError, VlaRosError
+from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, pause
 from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.policies.remote.transport import Target
 
 from .links import GOOD, REQUEST, connected, link_to, linked, obliging, websocket
 
@@ -190,3 +193,25 @@ def test_a_missing_server_is_reported_within_the_timeout() -> None:
     with pytest.raises(ServerLostError, match=r"Connection refused \(tried for 0.3 s\); check that the server"):
         link_to(port).start(0.3)
     assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("address", "path"), [("", "/"), ("?key=a%20b&n=1", "/?key=a%20b&n=1"), ("/robots/7?key=a", "/robots/7?key=a")]
+)
+def test_the_query_of_the_address_is_sent_and_not_logged(address: str, path: str, caplog) -> None:
+    asked: list[str] = []
+
+    def answer(connection: ServerConnection) -> None:
+        asked.append(connection.request.path if connection.request else "")
+        obliging(connection)
+
+    with websocket(answer) as port, caplog.at_level(logging.INFO, "vla_ros"):
+        link = Link(Target(f"ws://127.0.0.1:{port}{address}", OPENPI))
+        link.start(PATIENCE)
+        try:
+            link.request(REQUEST, PATIENCE)
+        finally:
+            link.close()
+    assert asked == [path]
+    assert "connected to" in caplog.text
+    assert "key=" not in caplog.text

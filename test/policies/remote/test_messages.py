@@ -71,10 +71,15 @@ ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4
         ({**ARRAY, b"shape": None}, "up to 8 lengths"),
         ({**ARRAY, b"dtype": "|O"}, "dtype"),
         ({**ARRAY, b"dtype": "<f4,<f4"}, "dtype"),
-        ({**ARRAY, b"dtype": "<U2"}, "dtype"),
+        ({**ARRAY, b"dtype": "<U1"}, "expected one text"),
+        ({**ARRAY, b"dtype": "<U2", b"shape": [], b"data": b"\xff\xff\xff\xff" * 2}, "no text"),
+        ({**ARRAY, b"dtype": "|S2", b"shape": [], b"data": "ab"}, "expected one text"),
+        ({**ARRAY, b"dtype": "<U99999999"}, "dtype"),
         ({**ARRAY, b"dtype": None}, "dtype"),
         ({**ARRAY, b"data": "text"}, "expected bytes"),
         ({b"nd": True, b"type": "<f4", b"kind": b"O", b"shape": [1], b"data": b""}, "objects and records"),
+        ({b"nd": True, b"type": "<f4", b"kind": "i", b"shape": [1], b"data": bytes(4)}, "kind i and type '<f4'"),
+        ({b"nd": True, b"type": "<f4", b"kind": 5, b"shape": [1], b"data": bytes(4)}, "kind 5"),
         ({b"nd": True, b"type": [["a", "<f4"]], b"kind": b"V", b"shape": [1], b"data": b""}, "objects and records"),
         ({b"__npgeneric__": True, b"dtype": "|u1", b"data": 300}, "number of dtype"),
         ({b"__npgeneric__": True, b"dtype": "<f4", b"data": "x"}, "number of dtype"),
@@ -136,3 +141,24 @@ def test_a_state_must_be_finite_numbers(values: tuple[Any, ...], reason: str) ->
 def test_the_limits_leave_room_for_real_messages() -> None:
     images = {f"image_{i}": np.zeros((1080, 1920, 3), np.uint8) for i in range(4)}
     assert len(unpack(pack(images))) == 4
+
+
+@pytest.mark.parametrize("text", ["pick up the cup", "hebe die Tasse für mich auf", "", "カップ"])
+def test_a_text_in_an_array_is_that_text(text: str) -> None:
+    """As openpi's client packs NumPy's strings: an array of no or one axis, or a scalar."""
+    for held in (np.array(text), np.array([text]), np.array(text).astype(">U40"), np.array(text.encode())):
+        entry = {b"__ndarray__": True, b"data": held.tobytes(), b"dtype": held.dtype.str, b"shape": held.shape}
+        assert unpack(msgpack.packb({"prompt": entry})) == {"prompt": text}
+        entry = {b"nd": True, b"type": held.dtype.str, b"kind": b"", b"shape": held.shape, b"data": held.tobytes()}
+        assert unpack(msgpack.packb({"prompt": entry})) == {"prompt": text}
+    scalar = {b"__npgeneric__": True, b"data": np.str_(text).item(), b"dtype": np.str_(text).dtype.str}
+    assert unpack(msgpack.packb({"prompt": scalar})) == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("<f4", "f"), ("<f8", b"f"), ("<i8", "i"), ("|u1", b"u"), ("|b1", "b")]
+)
+def test_an_array_may_state_its_kind(dtype: str, kind: str | bytes) -> None:
+    held = np.ones((2, 7), dtype)
+    entry = {"nd": True, "type": dtype, "kind": kind, "shape": [2, 7], "data": held.tobytes()}
+    np.testing.assert_array_equal(unpack(msgpack.packb({"a": entry}))["a"], held)

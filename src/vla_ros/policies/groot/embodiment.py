@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import Fields, read_fields
+from vla_ros.policies.checkpoint_files import Fields, read_fields, read_numbers
 from vla_ros.policies.groot.architecture import GrootArchitecture
 from vla_ros.policies.groot.processing import ActionPart, Bounds, GrootResize, Processing, fit_units
 from vla_ros.policies.processor_files import (
@@ -102,10 +102,7 @@ def _bounds(statistics: Fields, name: str, keys: tuple[str, str]) -> Bounds:
     missing = [key for key in keys if key not in one]
     if missing:
         raise CheckpointError(f"{one.where}: no {missing}; found {sorted(one)}")
-    try:
-        low, high = (np.array(one[key], np.float32) for key in keys)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{one.where}: {keys} are not lists of numbers ({error})") from error
+    low, high = (read_numbers(one[key], f"{one.where}: {key}", np.float32) for key in keys)
     if low.shape != high.shape or low.ndim not in (1, 2) or not low.size or not np.isfinite([low, high]).all():
         raise CheckpointError(
             f"{one.where}: {keys} have the shapes {low.shape} and {high.shape}, expected equal ones of finite "

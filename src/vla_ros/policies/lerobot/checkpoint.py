@@ -4,7 +4,6 @@ Uses these functions of LeRobot 0.6.1: ``PreTrainedConfig.from_pretrained``, ``g
 ``make_pre_post_processors``, ``predict_action_chunk``.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
+from vla_ros.files import read_json_value
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.types import PreviousChunk
 
 _WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
@@ -128,7 +129,7 @@ def read_spec(folder: Path) -> PolicySpec:
 
 def _statistics(folder: Path, feature: str) -> list[tuple[float, ...]]:
     """Return ``middle`` and ``largest`` of a feature's training data, each () if the preprocessor lacks it."""
-    steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
+    steps = read_json(folder / _PROCESSORS[0]).get("steps", ())
     stats: dict[str, Any] = {}
     for file in filter(None, (step.get("state_file") for step in steps)):
         stats = _tensors(folder / file, feature) | stats
@@ -170,7 +171,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ConfigError(f"policy.checkpoint: found '{folder}', expected a folder that LeRobot wrote")
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json_value(folder / "config.json")
         config["type"], config["input_features"], config["output_features"]["action"]
     except FileNotFoundError:
         nested = folder / "pretrained_model"
@@ -191,7 +192,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
     """Return the overrides that set the tokenizer's folder; raises CheckpointError if it had to be downloaded."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
-    steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
+    steps = read_json(folder / _PROCESSORS[0]).get("steps", ())
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
     for name in (*names, config.get(_BACKBONE)):
         if name and not tokenizer and not Path(name).is_dir():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vla_ros.errors import ConfigError
+from vla_ros.files import check_parent
 
 SHARD_BYTES = 4_000_000_000
 _FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "dataset_statistics.json")
@@ -38,6 +39,7 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
     checkpoint_folder(str(folder))
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"--output {output}: not empty; name another folder, so that nothing is overwritten")
+    check_parent("--output", output)
     architecture = read_architecture(base or folder)
     weights = read_weights(folder, base)
     output.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import policy_of
@@ -138,6 +140,10 @@ def _towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
     if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
         raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
     if "vision_towers" in config:
+        if not isinstance(config["vision_towers"], list):
+            raise CheckpointError(
+                f"{path}: vision_towers is {config['vision_towers']!r}, expected a list of objects"
+            )
         towers = tuple(_own_tower(entry, path) for entry in config["vision_towers"])
         config.expect("image_sizes", [tower.image_size for tower in towers], None)
     else:
@@ -189,7 +195,13 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
             expected = _EXPECTED[type(usual[name])]
             raise CheckpointError(f"{path}: vision_towers: {name}: expected {expected}, got {value!r}")
         values[name] = tuple(map(float, value)) if isinstance(value, list) else value
-    return TowerShape(**values)
+    tower = TowerShape(**values)
+    if not np.isfinite([tower.mean, tower.std]).all() or min(tower.std) <= 0:
+        raise CheckpointError(
+            f"{path}: vision_towers: found mean {tower.mean} and std {tower.std}, expected finite numbers, and std "
+            "above 0"
+        )
+    return tower
 
 
 def _llm(config: Fields, path: Path) -> DecoderShape:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
-from vla_ros.policies.checkpoint_files import Fields, read_json, read_statistics
+from vla_ros.policies.checkpoint_files import Fields, read_json, read_mask, read_statistics
 from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def read_dataset_statistics(
     path = folder / "dataset_statistics.json"
     if path.exists():
         raw = read_json(path)
+        _warn_of_others(raw, folder / "config.json", group, bounds)
     else:
         path = folder / "config.json"
         raw = read_json(path).get("norm_stats") or {}
@@ -113,6 +114,21 @@ def read_dataset_statistics(
             f"{folder}: no action statistics; expected dataset_statistics.json or norm_stats in config.json"
         )
     return {key: _parse(key, entry, path, group, bounds, margin) for key, entry in raw.items()}
+
+
+def _warn_of_others(raw: Mapping[str, Any], config: Path, group: str, bounds: tuple[str, str]) -> None:
+    """Warn of data sets for which ``config.json`` states other bounds."""
+    stated = read_json(config).get("norm_stats") if config.exists() else {}
+    if not isinstance(stated, dict):
+        return
+    for key, entry in raw.items():
+        mine, theirs = (each.get(group) if isinstance(each, dict) else None for each in (entry, stated.get(key)))
+        if not isinstance(mine, dict) or not isinstance(theirs, dict):
+            continue
+        for name in (*bounds, "mask"):
+            if mine.get(name) != theirs.get(name, mine.get(name)):
+                text = "%s: %s of '%s' differs from dataset_statistics.json, whose value is used"
+                logger.warning(text, config, name, key)
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
@@ -152,7 +168,7 @@ def _parse(
     found = whole.get(group, {})
     low, high = read_statistics(found, bounds, where)
     fields = Fields(found, where, "the published code does not read it, but training may have used it")
-    mask = np.asarray(fields.get("mask", [True] * low.size), dtype=np.bool_)
+    mask = read_mask(fields.get("mask", [True] * low.size), f"{where}: mask")
     fields.finish({"statistics of the same data": "mean std min max q* num_*"})
     if mask.shape != low.shape:
         raise CheckpointError(f"{where}: mask has the shape {mask.shape}, but the bounds have {low.shape}")

@@ -64,7 +64,7 @@ def read_checkpoint(
     statistics have another name.
     """
     config = read_config(folder)
-    is_lerobots = config.get("type") in PROMPT_TOKENS and "input_features" in config
+    is_lerobots = str(config.get("type")) in PROMPT_TOKENS and "input_features" in config
     if not is_lerobots and ("action_horizon" not in config or "type" in config):
         raise CheckpointError(
             f"{config.where}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and input_features; "

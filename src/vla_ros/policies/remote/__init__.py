@@ -42,16 +42,20 @@ class RemoteOptions(PolicyConfig):
     max_response: int = option(64, "Maximum size of a response", unit="MiB", low=1, high=1024)
 
 
+_MOST_KEY = 4096  # characters
+
+
 def read_key(path: Path, name: str, least: int = 1) -> str:
     """Read an API key of at least ``least`` characters without spaces from a file.
 
     Raises ConfigError, which names the option ``name``, if the file does not contain such a key.
     """
     try:
-        key = path.expanduser().read_text(encoding="ascii").strip()
+        with path.expanduser().open("rb") as file:  # a pipe is allowed: the key need not be on a disk
+            key = file.read(_MOST_KEY + 1).decode("ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from None
-    if len(key) < least or len(key.split()) != 1:
+    if not least <= len(key) <= _MOST_KEY or len(key.split()) != 1 or not key.isprintable():
         raise ConfigError(f"{name}: {path} does not contain a key of at least {least} characters without spaces")
     return key
 

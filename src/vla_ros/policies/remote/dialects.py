@@ -39,6 +39,14 @@ def by_address(server: str, name: str = "auto") -> Dialect:
         raise ConfigError(
             f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
         )
+    unsent = {"user": address.username, "fragment": address.fragment}
+    unsent |= {"query": address.query} if address.scheme in ("zmq", "tcp") else {}
+    for part, found in unsent.items():
+        if found:
+            raise ConfigError(
+                f"policy.server: the address has a {part}, which is not sent to {address.scheme}:// servers; leave "
+                "it out (an API key is in the file of policy.api_key_file)"
+            )
     if name == "auto":
         return next((dialect for dialect in candidates if dialect.path == address.path), candidates[0])
     if name not in DIALECTS:

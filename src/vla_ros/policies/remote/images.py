@@ -11,6 +11,8 @@ from PIL import Image
 
 from vla_ros.policies.remote.messages import WireError
 from vla_ros.types import UInt8Array
+from vla_ros.vision.decode import check_png
+from vla_ros.vision.jpeg import decode_jpeg
 
 MAX_SIDE = 4096
 """Largest accepted width and height in pixels."""
@@ -49,8 +51,11 @@ def decode_encoded(image: bytes, most: int = 1 << 22) -> UInt8Array:
         )
     try:
         if kind == "JPEG":
-            return np.asarray(simplejpeg.decode_jpeg(image, colorspace="RGB"), np.uint8)
+            return decode_jpeg(image)
         with Image.open(io.BytesIO(image), formats=("PNG",)) as opened:
+            check_png(opened, (width, height))
+            if opened.mode != "RGB":
+                raise ValueError(f"its headers differ: RGB and {opened.mode}")
             return np.asarray(opened, np.uint8)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more
         raise WireError(f"found a damaged {kind} ({str(error)[:80]})") from None

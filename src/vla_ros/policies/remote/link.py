@@ -189,7 +189,7 @@ class Link:
             self._peer = peer
             if not self._unanswered:
                 self._lost = None
-        logger.info("policy.server: connected to %s", self._target.url)
+        logger.info("policy.server: connected to %s", self._target.shown)
         return None
 
     def _keep(self) -> None:

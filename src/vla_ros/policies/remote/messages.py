@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ _MAX_DEPTH = 12
 _MAX_AXES = 8
 _MAX_TEXT = 1 << 20
 _NPY_HEADER = 256  # bytes; np.save pads the headers of numeric arrays to 128
+_TEXT = re.compile(r"([<>=|]?)([US])\d{1,7}", re.ASCII)  # dtypes of fixed-width strings
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _DTYPES = {order + kind: np.dtype(order + kind) for kind in _KINDS for order in ("", "<", ">", "|", "=")}
 
@@ -132,6 +134,28 @@ def unpack(data: bytes, most: int = _MAX_ITEMS) -> Any:
     return message
 
 
+def _text(name: str, shape: Any, data: Any) -> str | None:
+    """Return the one text of an array of NumPy's fixed-width strings (``<U15``, ``|S15``); None for other dtypes.
+
+    A client that passes an array where a text is meant sends this, such as openpi's for ``np.array("pick")``.
+    """
+    found = _TEXT.fullmatch(name)
+    if found is None:
+        return None
+    if shape not in ([], [1]) or not isinstance(data, bytes) or len(data) > 4 * _MAX_TEXT:
+        raise WireError(f"found an array of {name} with the shape {str(shape)[:80]}, expected one text")
+    coding = "utf-8" if found[2] == "S" else "utf-32-be" if found[1] == ">" else "utf-32-le"
+    try:
+        return data.decode(coding).rstrip("\0")
+    except UnicodeDecodeError as error:
+        raise WireError(f"found an array of {name} that is no text ({error.reason})") from None
+
+
+def _array_or_text(kind: Any, shape: Any, data: Any) -> AnyArray | str:
+    text = _text(_name(kind), shape, data)
+    return array(kind, shape, data) if text is None else text
+
+
 def array(kind: Any, shape: Any, data: Any) -> AnyArray:
     """Build an array from a dtype's name, a shape and bytes in C order; raises WireError if they do not match."""
     dtype = _known(kind)
@@ -150,10 +174,21 @@ def array(kind: Any, shape: Any, data: Any) -> AnyArray:
 
 def _known(kind: Any) -> np.dtype[Any]:
     """Return the dtype named ``kind``, a boolean, integer or float of up to 8 bytes."""
-    name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
-    if isinstance(name, str) and name in _DTYPES:
+    if (name := _name(kind)) in _DTYPES:
         return _DTYPES[name]
     raise WireError(f"found an array of dtype {str(kind)[:40]!r}, expected booleans, integers or floats")
+
+
+def _name(kind: Any) -> str:
+    """Return the name of a dtype or kind, which may be bytes; "" if it is neither text nor bytes."""
+    name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
+    return name if isinstance(name, str) else ""
+
+
+def _kind(dtype: Any) -> str:
+    """Return NumPy's letter for the kind of a dtype that messages may have; raises WireError for another dtype."""
+    text = _TEXT.fullmatch(_name(dtype))
+    return _known(dtype).kind if text is None else text[2]
 
 
 def _revived(entries: dict[Any, Any]) -> Any:
@@ -165,18 +200,24 @@ def _revived(entries: dict[Any, Any]) -> Any:
         return entries.get(key.encode(), entries.get(key))
 
     if get("__ndarray__") is not None:
-        return array(get("dtype"), get("shape"), get("data"))
+        return _array_or_text(get("dtype"), get("shape"), get("data"))
     if get("__npgeneric__") is not None:
+        if isinstance(get("data"), str) and _TEXT.fullmatch(_name(get("dtype"))):
+            return get("data")
         return _scalar(get("dtype"), get("data"))
     if get("__ndarray_class__") is not None:
         return _from_npy(get("as_npy"))
     marker = get("nd")
     if marker is None or get("type") is None:
         return entries
-    if get("kind") not in (None, b"", ""):
-        raise WireError(f"found an array of kind {get('kind')!r}; objects and records are not accepted")
+    kind, type_ = get("kind"), get("type")
+    if kind not in (None, b"", "") and (_name(kind) in ("O", "V") or _name(kind) != _kind(type_)):
+        raise WireError(
+            f"found an array of kind {str(kind)[:40]} and type {str(type_)[:40]!r}; objects and records are not "
+            "accepted"
+        )
     if marker is True:
-        return array(get("type"), get("shape"), get("data"))
+        return _array_or_text(get("type"), get("shape"), get("data"))
     return array(get("type"), [], get("data"))[()]
 
 

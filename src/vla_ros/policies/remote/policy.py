@@ -79,10 +79,10 @@ class RemotePolicy(Policy):
             ConfigError: The server's description of its policy contradicts ``features``.
         """
         keep_freed_memory()
-        progress(0.0, f"connecting to {self._options.server}")
+        progress(0.0, f"connecting to {self._target.shown}")
         self.__dict__.pop("spec", None)
         self._first = self._connected()
-        progress(1.0, f"{self._options.server} speaks {self._first.peer.dialect.name}")
+        progress(1.0, f"{self._target.shown} speaks {self._first.peer.dialect.name}")
 
     def describe(self) -> PolicySpec:
         """Return an open spec, because only the connected server describes its policy."""

@@ -51,6 +51,11 @@ class Target:
     api_key: str = field(default="", repr=False)  # "" for none
     max_response: int = 64 << 20  # bytes
 
+    @property
+    def shown(self) -> str:
+        """The address for the log, without its query, which may have a secret."""
+        return self.url.partition("?")[0]
+
 
 class Transport(ABC):
     """A connection to one server."""
@@ -62,6 +67,7 @@ class Transport(ABC):
         parts = urlsplit(target.url)
         self._name, self._port = parts.hostname or "", parts.port or target.dialect.port
         self._path = parts.path if parts.path not in ("", "/") else target.dialect.path
+        self._path += f"?{parts.query}" if parts.query else ""
         self._authority = f"[{self._name}]:{self._port}" if ":" in self._name else f"{self._name}:{self._port}"
         self._key = target.api_key
         self._headers = {"Authorization": f"Api-Key {self._key}"} if self._key else {}
