@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench faults soak fuzz docs-check clean
+.PHONY: help demo test lint types unit bench faults soak fuzz fuzz-bags docs-check clean
 
 help:
 	@echo "make demo    a simulated arm, driven over DDS by a policy; report in $(REPORT)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench   measure this machine (benchmarks/)"
 	@echo "make faults  inject every fault fifty times into the real node and print the table"
 	@echo "make soak    run the node for MINUTES=60 and watch memory, threads, descriptors, latency"
+	@echo "make fuzz-bags  500 generated bags against the libraries mcap and rosbags"
 	@echo "make fuzz    170,000 damaged messages, images, bags, requests and answers"
 	@echo "make docs-check  run the commands of README.md and docs/ that need no robot"
 	@echo "make clean   remove the virtual environment and everything that was built"
@@ -76,6 +77,9 @@ soak: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	$(BIN)/python fuzz/run.py $(ARGS)
+
+fuzz-bags: $(VENV)/.test
+	$(BIN)/python fuzz/bags.py $(ARGS)
 
 docs-check: $(VENV)/.test
 	$(BIN)/python -m tools.docs_check $(ARGS)

@@ -1,5 +1,6 @@
 """Bags as other readers see them: complete, cut off anywhere, and on a full disk; and what each mode chooses."""
 
+import os
 import resource
 import shutil
 import signal
@@ -118,6 +119,25 @@ def test_a_bag_cut_off_anywhere_keeps_every_whole_message(tmp_path: Path) -> Non
         counts.append(len(whole))
     assert counts[0] == len(written)
     assert counts[-1] <= 2
+
+
+@pytest.mark.parametrize("size", [3000, 9000, 20_000])
+def test_a_bag_whose_tail_became_zeros_is_repaired_at_once(tmp_path: Path, size: int) -> None:
+    """A power cut may leave a file with its size but without its data; here a gigabyte, none of it stored."""
+    writer = BagWriter(tmp_path / "bag", TOPICS)
+    written = [text(f"event {number:04d} " + "x" * 200, START + number) for number in range(100)]
+    for chunk in range(0, 100, 20):
+        writer.write(written[chunk : chunk + 20])
+    writer._file._file.close()
+    (path,) = (tmp_path / "bag").glob("*.mcap")
+    data = path.read_bytes()
+    path.write_bytes(data[:size])
+    os.truncate(path, 1 << 30)
+    repair(tmp_path / "bag")
+    found = read(tmp_path / "bag")
+    whole = sum(data.index(bytes(one.data)) + len(one.data) <= size for one in written)
+    assert found == content(written)[: len(found)]
+    assert whole - 1 <= len(found) <= whole, "of the last one, zeros may be the end"
 
 
 def test_a_cut_summary_is_written_again(tmp_path: Path) -> None:

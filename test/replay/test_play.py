@@ -313,3 +313,63 @@ def test_the_verdict_says_where_the_collision_check_would_have_held_the_arm(
     )
     without = play(path, brightness_policy())
     assert not without.samples.stops
+
+
+def at_coarse_times(recording, tick=500_000_000):
+    """The messages in their order, received at the ticks of a slow clock."""
+    return [(time // tick * tick, topic, message) for time, topic, message in recording]
+
+
+def test_a_run_is_resumed_between_frames_of_one_time(play, write_bag, recording, brightness_policy, tmp_path):
+    path = write_bag("bag", at_coarse_times(recording))
+    whole = play(path, brightness_policy()).samples
+    first = play(path, Interrupting(brightness_policy(), 13), partial=tmp_path / "partial").samples
+    assert first.times[-1] == whole.times[13], "the run stops between frames of one receive time"
+    joined = play(path, brightness_policy(), partial=tmp_path / "partial").samples
+    assert np.array_equal(joined.stamps, whole.stamps)
+    assert np.array_equal(joined.predicted, whole.predicted)
+    assert joined.received == whole.received == 40
+
+
+def test_every_and_limit_go_on_where_the_run_stopped(play, write_bag, recording, brightness_policy, tmp_path):
+    path, options = write_bag("bag", recording), ReplayOptions(every=3, limit=9)
+    whole = play(path, brightness_policy(), options).samples
+    play(path, Interrupting(brightness_policy(), 4), options, partial=tmp_path / "partial")
+    joined = play(path, brightness_policy(), options, partial=tmp_path / "partial").samples
+    assert np.array_equal(joined.stamps, whole.stamps)
+    assert len(joined.stamps) == 9
+
+
+def test_a_frame_is_read_again_by_its_stamp(play, write_bag, recording, brightness_policy, replay_config):
+    """The report's images and the trials read frames again; several have one receive time."""
+    outcome = play(write_bag("bag", at_coarse_times(recording)), brightness_policy())
+    result = make_result([outcome], replay_config, ReplayOptions())
+    moments = [WorstFrame(0, row, 0.0) for row in range(20)]
+    images = images_of(result, moments)
+    levels = [round(float(images[0, row]["image"].mean()) / 5) for row in range(20)]
+    assert levels == list(range(20))
+
+
+def test_a_coarse_clock_is_remarked_and_a_constant_one_refused(play, write_bag, recording, brightness_policy):
+    outcome = play(write_bag("coarse", at_coarse_times(recording)), brightness_policy())
+    assert "32 of 40 frames have the receive time of another one" in outcome.note
+    assert play(write_bag("bag", recording), brightness_policy()).note == ""
+    outcome = play(write_bag("zero", [(0, topic, message) for _, topic, message in recording]), brightness_policy())
+    assert outcome.samples is None
+    assert "joint states have the receive time 0 ns" in outcome.problem
+    assert "--clock stamp" in outcome.problem
+
+
+def test_another_instruction_than_the_recorded_one_is_remarked(
+    play, write_bag, recording, brightness_policy, replay_config
+):
+    config = build({"policy.instruction": "fold the towel"}, replay_config)
+    path = write_bag("bag", recording)
+    outcome = play(path, brightness_policy(), config=config)
+    assert (
+        "policy.instruction is 'fold the towel', but 'pick up the blue ball', 'pick up the red cube' was"
+        in outcome.note
+    )
+    assert set(outcome.samples.instructions) == {"pick up the blue ball", "pick up the red cube"}
+    given = play(path, brightness_policy(), ReplayOptions(instruction="fold the towel"), config=config)
+    assert given.note == ""

@@ -9,6 +9,7 @@ from vla_ros.replay.topics import parse_overrides, select_topics
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 JOINTS, ARRAY, TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"
 TWIST = "geometry_msgs/msg/TwistStamped"
+TRAJECTORY = "trajectory_msgs/msg/JointTrajectory"
 CAMERA = {"/camera/image_raw": IMAGE}
 OWN = {"/joint_states": JOINTS, "/arm/joint_command": JOINTS, "/vla_policy/action": ARRAY}
 FEED = {"robot.state_topics": ["objects=/sim/objects"]}
@@ -26,11 +27,34 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
             id="the node's own names come first",
         ),
         pytest.param(
-            {"/cam0/rgb": IMAGE, "/cam0/depth": IMAGE, "/robot/states": JOINTS, "/servo/twist": TWIST},
+            {"/cam0/rgb": IMAGE, "/cam0/depth": IMAGE, "/robot/states": JOINTS, "/servo/twist_cmd": TWIST},
             {},
             {"cameras": ("/cam0/rgb",), "joint_states": ("/robot/states",), "instruction": None}
-            | {"truth": ("/servo/twist",), "truth_type": TWIST},
+            | {"truth": ("/servo/twist_cmd",), "truth_type": TWIST},
             id="other names are found by type",
+        ),
+        pytest.param(
+            {**CAMERA, "/joint_states": JOINTS, "/current_twist": TWIST, "/target_joint": JOINTS},
+            {},
+            {"joint_states": ("/joint_states",), "truth": ("/target_joint",), "truth_type": JOINTS},
+            id="a command's name counts more than a command's type",
+        ),
+        pytest.param(
+            {**CAMERA, "/joint_states": JOINTS, "/base/measured_twist": TWIST},
+            {},
+            {"truth": (), "truth_type": JOINTS},
+            id="a measured twist is no command",
+        ),
+        pytest.param(
+            {
+                **CAMERA,
+                "/arm_controller/joint_trajectory": TRAJECTORY,
+                "/joint_states": JOINTS,
+                "/base/twist": TWIST,
+            },
+            {},
+            {"truth": ("/arm_controller/joint_trajectory",), "truth_type": TRAJECTORY},
+            id="a trajectory is always a command",
         ),
         pytest.param(
             {"/a/image": IMAGE, "/a/image/compressed": JPEG},
@@ -54,6 +78,12 @@ TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
             id="a feed is not a joint state",
         ),
         pytest.param({"/wrist": IMAGE, "/front": IMAGE}, TWO, {"cameras": ("/front", "/wrist")}, id="two cameras"),
+        pytest.param(
+            {"/wrist/video": IMAGE, "/front/video": IMAGE},
+            TWO,
+            {"cameras": ("/front/video", "/wrist/video")},
+            id="two cameras whose only transport has a name of its own",
+        ),
     ],
 )
 def test_each_role_gets_its_topic(topics, options, expected):
@@ -75,6 +105,35 @@ def test_several_cameras_are_asked_about_or_refused():
 
     assert select_topics(two, Config(), {}, ask).cameras == ("/right/image",)
     assert asked == [("Which topic is the camera?", ["/left/image", "/right/image"])]
+
+
+@pytest.mark.parametrize(
+    ("topics", "candidates"),
+    [
+        ({"/desired_twist": TWIST, "/target_joint": JOINTS}, ["/desired_twist", "/target_joint"]),
+        ({"/left/action": ARRAY, "/right/action": ARRAY}, ["/left/action", "/right/action"]),
+        ({"/a/trajectory": TRAJECTORY, "/b/trajectory": TRAJECTORY}, ["/a/trajectory", "/b/trajectory"]),
+        ({"/base/twist": TWIST}, ["/base/twist", "joint_states"]),
+    ],
+)
+def test_two_that_could_be_the_truth_are_refused_with_the_option(topics, candidates):
+    bag = {**CAMERA, "/joint_states": JOINTS, **topics}
+    listed = "\n".join(f"  --topics truth={name}" for name in candidates)
+    with pytest.raises(BagError) as refused:
+        select_topics(bag, Config(), {})
+    assert listed in str(refused.value)
+    for name in candidates:
+        found = select_topics(bag, Config(), parse_overrides([f"truth={name}"]))
+        assert found.truth == (() if name == "joint_states" else (name,))
+        asked = select_topics(bag, Config(), {}, lambda question, names, name=name: name)
+        assert (asked.truth, asked.truth_type) == (found.truth, found.truth_type)
+
+
+def test_two_topics_of_the_truth_have_one_type():
+    bag = {**CAMERA, "/a": JOINTS, "/b": JOINTS, "/c": TWIST}
+    assert select_topics(bag, Config(), {"truth": "/a,/b", "joint_states": "none"}).truth == ("/a", "/b")
+    with pytest.raises(BagError, match="expected one type"):
+        select_topics(bag, Config(), {"truth": "/a,/c", "joint_states": "none"})
 
 
 def test_named_topics_win_and_are_checked():

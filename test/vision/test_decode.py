@@ -242,6 +242,15 @@ def test_depth_and_compressed_mosaics_are_refused(sample, image_format, text):
         decompressed(png(sample), image_format)
 
 
+def test_a_mosaic_that_was_made_grey_before_compression_is_grey(sample):
+    """The format that compressed_image_transport writes for Bayer cameras; older versions name no "mono8"."""
+    grey = np.asarray(Image.fromarray(sample).convert("L"))
+    for image_format in ("bayer_rggb8; jpeg compressed mono8", "mono8; jpeg compressed mono8"):
+        found = decompressed(jpeg(grey), image_format)
+        assert np.abs(found[..., 0].astype(int) - grey).mean() < 4
+        assert (found[..., 0] == found[..., 2]).all()
+
+
 def png_of_size(width: int, height: int, bits: int = 8) -> bytes:
     """A PNG that declares any size, without the pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vla_ros.types import UInt8Array
 
 
+_MOST_NOTES = 20
 _EPISODES = ("auto", "events", "corrections", "bag", "armed")
 
 
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from vla_ros.export.dataset import DatasetWriter, ExportError
+        from vla_ros.export.dataset import DatasetWriter, ExportError, OutputError
     except ImportError as error:
         raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[export]'") from error
     from rich.console import Console
@@ -74,13 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from vla_ros.export.episodes import Resampler
     from vla_ros.replay.bag import Bag, find_bags
+    from vla_ros.replay.storage import BagError
 
     options, config = _options(arguments), load(arguments.config, arguments.param)
     check_parent("--output", arguments.output)
     if arguments.restart:
         shutil.rmtree(arguments.output.with_name(arguments.output.name + ".partial"), ignore_errors=True)
     writer: DatasetWriter | None = None
-    notes: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    remarks: dict[str, None] = {}
     bags = find_bags(arguments.bags)
     frames = count = 0
     console = Console(stderr=True)
@@ -88,25 +91,39 @@ def run(arguments: argparse.Namespace) -> int:
         for number, path in enumerate(bags):
             title = f"bag {number + 1} of {len(bags)}, {path.name}"
             bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-            with Bag(path) as bag, bar:
-                resampler = Resampler(bag, config, options)
-                if writer is None:
-                    schema = _schema(resampler, config, arguments)
-                    writer = DatasetWriter(arguments.output, schema)
-                task = bar.add_task(title, total=resampler.ticks)
-                name = f"{number:05d}-{path.name}"
-                frames += _add(resampler, writer, schema, name, partial(bar.advance, task))
-                notes += resampler.notes
-                notes.update(map(str, bag.losses))
+            bag: Bag | None = None
+            resampler: Resampler | None = None
+            try:
+                with Bag(path) as bag, bar:
+                    resampler = Resampler(bag, config, options)
+                    if writer is None:
+                        schema = _schema(resampler, config, arguments)
+                        writer = DatasetWriter(arguments.output, schema)
+                    task = bar.add_task(title, total=resampler.ticks(schema.rate))
+                    name = f"{number:05d}-{path.name}"
+                    for length in _add(resampler, writer, schema, name, partial(bar.advance, task)):
+                        frames += length
+            except OutputError:
+                raise
+            except (BagError, ExportError) as error:
+                where = "" if str(path) in str(error) else f"{path}: "
+                left_out[f"what follows in this bag: {where}{error}"] += 1
+            left_out.update(map(str, bag.losses if bag is not None else ()))
+            if resampler is not None:
+                left_out.update(resampler.notes)
+                remarks |= resampler.remarks
             print(f"{title}: {frames} frames so far", flush=True)
         if writer is not None and frames:
             count = writer.finish()
     except OSError as error:
         raise ExportError(f"{error.filename or arguments.output}: {error.strerror or error}") from error
-    left_out = "".join(f"\n  left out: {note} ({times})" for note, times in notes.most_common() if times)
+    listed = [f"\n  left out: {note} ({times})" for note, times in left_out.most_common() if times]
+    listed[_MOST_NOTES:] = [f"\n  left out: {len(listed) - _MOST_NOTES} more"] if len(listed) > _MOST_NOTES else []
+    notes = "".join(listed)
     if not count:
-        raise ExportError(f"no episode of the {len(bags)} bags can be exported{left_out}")
-    print(f"{arguments.output}: {count} episodes, {frames} frames, {schema.rate} per second{left_out}")
+        raise ExportError(f"no episode of the {len(bags)} bags can be exported{notes}")
+    notes += "".join(f"\n  note: {remark}" for remark in remarks)
+    print(f"{arguments.output}: {count} episodes, {frames} frames, {schema.rate} per second{notes}")
     return 0
 
 
@@ -131,7 +148,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
 
     state, action = resampler.names
     return Schema(
-        resampler.rate,
+        resampler.rate(),
         arguments.robot or Path(config.arms[0].robot.urdf).stem or "robot",
         {"observation.state": state, "action": action, "next.reward": ()},
         {f"observation.images.{key}": size for key, size in resampler.image_sizes().items()},
@@ -152,25 +169,35 @@ def _outcome(episode: ResampledEpisode) -> dict[str, NDArray[Any]]:
 
 def _add(
     resampler: Resampler, writer: DatasetWriter, schema: Schema, bag: str, advance: Callable[[float], None]
-) -> int:
-    """Write a bag's missing episodes; return the number of frames in all its episodes."""
-    frames, step = 0, 1 / max(1, len(schema.videos))
+) -> Iterator[int]:
+    """Write a bag's missing episodes; yields the number of frames of each."""
+    from vla_ros.export.images import DamagedImagesError
+
+    step = 1 / max(1, len(schema.videos))
 
     def counted(images: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
         for image in images:
             yield image
             advance(step)
 
-    for number, episode in enumerate(resampler.episodes(schema.rate)):
-        name, length = f"{bag}-{number:04d}", len(episode.state)
-        if writer.has(name):
-            advance(length)
-        else:
-            vectors = {"observation.state": episode.state, "action": episode.action, **_outcome(episode)}
-            images = {
-                key: counted(resampler.recorded.images(camera, episode.frames[camera]))
-                for camera, key in enumerate(schema.videos)
-            }
-            writer.add(name, episode.task, vectors, images)
-        frames += length
-    return frames
+    for episode in resampler.episodes(schema.rate):
+        parts = [episode]
+        while parts:
+            part, *parts = parts
+            # The times make the name of a part the same if an interrupted export is resumed.
+            name, length = f"{bag}-{part.times[0]:020d}-{len(part.times):06d}", len(part.times)
+            if writer.has(name):
+                advance(length)
+                yield length
+                continue
+            vectors = {"observation.state": part.state, "action": part.action, **_outcome(part)}
+            cameras = zip(schema.videos.items(), resampler.recorded.cameras, part.frames, strict=True)
+            images = {key: counted(camera.read(rows, size)) for (key, size), camera, rows in cameras}
+            try:
+                writer.add(name, part.task, vectors, images)
+            except DamagedImagesError as damage:
+                parts = [*part.without(damage.ticks), *parts]
+                resampler.notes.update(damage.reasons)
+                resampler.notes["ticks with a damaged image"] += int(damage.ticks.sum())
+            else:
+                yield length

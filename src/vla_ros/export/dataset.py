@@ -33,7 +33,11 @@ _COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 
 
 class ExportError(VlaRosError):
-    """A data set cannot be written."""
+    """A data set cannot be written, or a bag cannot become a part of it."""
+
+
+class OutputError(ExportError):
+    """A data set cannot be written, whatever the bag is."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +56,19 @@ class Schema:
 class DatasetWriter:
     """Writes one data set, or resumes writing it.
 
-    Raises ExportError if ``output`` exists, or if an export with another schema was begun there.
+    Raises OutputError if ``output`` exists, or if an export with another schema was begun there.
     """
 
     def __init__(self, output: Path, schema: Schema) -> None:
         self._output, self._schema = output, schema
         self._partial = output.with_name(output.name + ".partial")
         if output.exists():
-            raise ExportError(f"{output}: exists; name another folder or remove it")
+            raise OutputError(f"{output}: exists; name another folder or remove it")
         self._partial.mkdir(parents=True, exist_ok=True)
         begun, ours = self._partial / "schema.json", json.dumps(asdict(schema), indent=1)
         finished = any(self._partial.glob("*/episode.json"))
         if finished and begun.read_text(encoding="utf-8") != ours:
-            raise ExportError(
+            raise OutputError(
                 f"{self._partial}: an export with other options was begun here; repeat its command or add --restart"
             )
         begun.write_text(ours, encoding="utf-8")

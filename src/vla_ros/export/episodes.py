@@ -22,10 +22,11 @@ from vla_ros.export.dataset import ExportError
 from vla_ros.export.recording import CORRECTING, PAUSED, Interval, RecordedJoints
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.prepare import fit
-from vla_ros.replay.topics import select_topics
+from vla_ros.replay.topics import topics_of
 from vla_ros.types import FloatArray, IntArray, JointState
 
 _SHORTEST = 2  # ticks
+_UNSHOWN = 0.25  # share of a camera's images that may be in no frame without a remark
 _SUFFIXES = {"joint_velocity": "vel", "joint_effort": "effort", "joint_delta": "delta"}
 
 
@@ -54,6 +55,7 @@ class ExportOptions:
 class ResampledEpisode:
     """An episode resampled to T ticks at a constant rate."""
 
+    times: IntArray  # int64 [T], ns on the chosen clock
     task: str  # the instruction
     state: FloatArray  # float64 [T, N]
     action: FloatArray  # float64 [T, D]
@@ -61,17 +63,35 @@ class ResampledEpisode:
     intervention: NDArray[np.bool_]  # whether a person moved the arm, [T]
     success: bool  # whether its last tick ends an episode with the label success
 
+    def without(self, ticks: NDArray[np.bool_]) -> list["ResampledEpisode"]:
+        """Return the episodes between ``ticks``, bool [T], that are long enough; the last one has the label."""
+        runs = _runs(~ticks)
+        return [
+            ResampledEpisode(
+                self.times[run],
+                self.task,
+                self.state[run],
+                self.action[run],
+                tuple(rows[run] for rows in self.frames),
+                self.intervention[run],
+                self.success and run is runs[-1],
+            )
+            for run in runs
+            if run.stop - run.start >= _SHORTEST
+        ]
+
 
 class Resampler:
     """Makes the episodes of one bag.
 
-    ``names`` contains the names of the numbers in the state and in the action; ``notes`` counts what was left out;
-    ``recorded`` contains the images. Raises VlaRosError if the bag has no camera, joint states or commands, or if
-    a part needs something that the robot does not have.
+    ``names`` contains the names of the numbers in the state and in the action; ``notes`` counts what was left
+    out, ``remarks`` says what was decided between two readings; ``recorded`` contains the images.
+    Raises VlaRosError if the bag has no camera, joint states or commands, or if a part needs something that the
+    robot does not have.
     """
 
     def __init__(self, bag: Bag, config: Config, options: ExportOptions) -> None:
-        selection = select_topics(bag.topics, config, {**options.topics, "truth": "none"}, empty=bag.empty)
+        selection = topics_of(bag, config, {**options.topics, "truth": "none"})
         self._path, self._options = bag.path, options
         self._config = config = fit(config, selection)
         arms = make_arms(config)
@@ -83,28 +103,45 @@ class Resampler:
         self._action = ActionWriter(action, arms, config.control)
         self.names = names_of(state, arms), names_of(action, arms)
         self.recorded = RecordedJoints(bag, selection, config, arms, stamped=options.clock == "stamp")
-        self.notes: Counter[str] = Counter()
+        self.notes = Counter(self.recorded.notes)
+        self.remarks = dict.fromkeys(self.recorded.recording.remarks)
+        self._shown = self._unshown = 0  # images of the first camera, at its own rate
 
-    @property
     def rate(self) -> int:
-        gaps = np.diff(self.recorded.times[0])
-        return self._options.fps or (max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1)
+        """Return the ticks per second; raises ExportError if the first camera's rate is uncertain."""
+        if self._options.fps:
+            return self._options.fps
+        rate, remark = self.recorded.cameras[0].rate(
+            self._options.gap, f"name the rate with --fps{self._other_clock}"
+        )
+        self.remarks |= {remark: None} if remark else {}
+        return max(1, round(rate))
 
     @property
-    def ticks(self) -> int:
-        """Upper bound of the number of ticks in all episodes."""
+    def _other_clock(self) -> str:
+        return "" if self._options.clock == "stamp" else "; --clock stamp uses the images' own times"
+
+    def ticks(self, rate: int) -> int:
+        """Return an upper bound of the number of ticks in all episodes."""
         times = self.recorded.times[0]
-        seconds = float(times[-1] - times[0]) / 1e9
-        return len(times) if self._options.clock == "frames" else int(seconds * self.rate) + 1
+        waits = np.diff(times)
+        seconds = float(waits[waits <= self._options.gap * 1e9].sum()) / 1e9
+        return len(times) if self._options.clock == "frames" else int(seconds * rate) + 1
 
     def image_sizes(self) -> dict[str, tuple[int, int]]:
         """Map each camera key to the (height, width) of its images."""
-        first, keys = np.zeros(1, np.int64), self._config.camera.keys
-        images = [next(self.recorded.images(camera, first)) for camera in range(len(keys))]
-        return {key: (image.shape[0], image.shape[1]) for key, image in zip(keys, images, strict=True)}
+        return {key: one.size for key, one in zip(self._config.camera.keys, self.recorded.cameras, strict=True)}
 
     def episodes(self, rate: int) -> Iterator[ResampledEpisode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
+        yield from self._episodes(rate)
+        if not self._options.fps and self._unshown > _UNSHOWN * (self._shown + self._unshown):
+            self.remarks[
+                f"{self.recorded.cameras[0].topic}: {self._unshown} images are in no frame of the data set: they "
+                f"came in bursts or with a recorder's coarse clock{self._other_clock}"
+            ] = None
+
+    def _episodes(self, rate: int) -> Iterator[ResampledEpisode]:
         for begin, end, label in self._segments():
             edges = self._edges(begin, end, 1_000_000_000 // rate)
             ticks = edges[:-1]
@@ -112,6 +149,9 @@ class Resampler:
             ticks, following, modes = (one[modes != PAUSED] for one in (ticks, edges[1:], modes))
             frames = [self._newest_images(times, ticks) for times in self.recorded.times]
             seen = np.all([one >= 0 for one in frames], axis=0)
+            if len(shown := np.unique(frames[0][seen])):
+                self._shown += len(shown)
+                self._unshown += int(shown[-1] - shown[0]) + 1 - len(shown)
             rows = list(self._rows(ticks, following, seen, 1 / rate))
             self.notes["ticks with a stale or missing image"] += int((~seen).sum())
             task = self._task(begin)
@@ -124,7 +164,7 @@ class Resampler:
                 state, action = (np.stack(column) for column in zip(*kept, strict=True))
                 images = tuple(one[run] for one in frames)
                 success = label == "success" and run is runs[-1]
-                yield ResampledEpisode(task, state, action, images, modes[run] == CORRECTING, success)
+                yield ResampledEpisode(ticks[run], task, state, action, images, modes[run] == CORRECTING, success)
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
         """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""
@@ -219,8 +259,14 @@ class Resampler:
         return self.recorded.commanded(time) if commands else self.recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        recorded = self.recorded.recording.instruction(begin, self._config.policy.instruction)
-        if task := self._options.instruction or recorded:
+        configured = self._config.policy.instruction
+        recorded = self.recorded.recording.instruction(begin)
+        if configured and recorded not in ("", configured) and not self._options.instruction:
+            self.remarks[
+                f"policy.instruction is {configured!r}, but {recorded!r} was recorded, which was used; "
+                "--instruction replaces it"
+            ] = None
+        if task := self._options.instruction or recorded or configured:
             return task
         raise ExportError(
             f"{self._path}: no instruction was recorded; name its topic with --topics instruction=/topic, or give "

@@ -7,7 +7,7 @@ it.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,17 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.contract.state import Arm
 from vla_ros.control.mode import Mode
 from vla_ros.export.dataset import ExportError
+from vla_ros.export.images import read_cameras
 from vla_ros.replay import series
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.series import Table, TopicSeries
 from vla_ros.replay.topics import JOINTS, TEXT, TRAJECTORY, TopicSelection, live_name
-from vla_ros.types import IntArray, JointState, UInt8Array
-from vla_ros.vision.messages import image_stamp
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.types import IntArray, JointState
 
 _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
 CORRECTING, PAUSED = Mode.CORRECTING.value, Mode.PAUSED.value
@@ -57,11 +55,17 @@ class _Clock:
 
     stamped: bool  # True if header stamps are used
     received: IntArray  # int64 [F], times at which the first camera's images were received, ascending
-    stamps: IntArray  # int64 [F], header stamps of these images
+    stamps: IntArray  # int64 [F], header stamps of these images, ascending
 
     def of(self, times: IntArray) -> IntArray:
+        """Convert receive times; raises ExportError if all images were received at one time."""
         if not self.stamped:
             return times
+        if self.received[0] == self.received[-1]:
+            raise ExportError(
+                f"all images were received at {self.received[0]} ns, so it is unknown when messages without "
+                "a stamp (events, instructions, arrays) came; use --episodes bag and --instruction"
+            )
         # Times are relative to the first image, because float64 cannot represent nanoseconds since 1970.
         origin, first = self.received[0], int(self.stamps[0])
         stamps = np.interp(times - origin, self.received - origin, self.stamps - first)
@@ -71,7 +75,8 @@ class _Clock:
         return TopicSeries(tuple(map(self._table, topic_series.tables))) if self.stamped else topic_series
 
     def _table(self, table: Table) -> Table:
-        times = np.where(table.stamps > 0, table.stamps, self.of(table.times))
+        missing = table.stamps <= 0
+        times = np.where(missing, self.of(table.times), table.stamps) if missing.any() else table.stamps
         order = np.argsort(times, kind="stable")
         columns = {name: getattr(table, name) for name in ("stamps", "values", "velocities", "efforts")}
         return replace(
@@ -83,26 +88,19 @@ class RecordedJoints:
     """An open bag whose topics have been read, except for images.
 
     ``config`` is from :func:`~vla_ros.replay.prepare.fit`; ``stamped`` uses header stamps instead of the recorder's
-    times. ``times`` are the image times of each camera, int64 [F], ascending; ``recording`` and ``joints`` use the
-    same clock. Raises ExportError if the bag has no images or no joint states.
+    times. ``times`` are the image times of each of the ``cameras``, int64 [F], ascending; ``recording`` and
+    ``joints`` use the same clock; ``notes`` counts what was left out. Raises ExportError if the bag has no images
+    or no joint states.
     """
 
     def __init__(
         self, bag: Bag, selection: TopicSelection, config: Config, arms: Mapping[str, Arm], *, stamped: bool
     ) -> None:
         self._bag, self._selection, self._arms, self._event = bag, selection, arms, config.topics.event
-        self._decode = Preprocessor(
-            config.camera, PolicySpec(images=tuple(ImageFeature(key) for key in config.camera.keys))
-        )
-        frames: dict[str, list[tuple[int, int]]] = {topic: [] for topic in selection.cameras}
-        for record in bag.records(selection.cameras, verify=False):
-            frames[record.topic].append((record.time, image_stamp(record.data) or record.time if stamped else 0))
-        if not all(frames.values()):
-            raise ExportError(f"{bag.path}: at least one of {', '.join(selection.cameras)} has no images")
-        pairs = [np.array(frames[topic], np.int64).T for topic in selection.cameras]
-        self._received = [np.sort(received) for received, _ in pairs]
-        self._clock = _Clock(stamped, self._received[0], np.sort(pairs[0][1]))
-        self.times = [np.sort(stamps if stamped else received) for received, stamps in pairs]
+        self.cameras, unstamped = read_cameras(bag, selection.cameras, config.camera, stamped=stamped)
+        first = self.cameras[0]
+        self._clock = _Clock(stamped, first.received, np.sort(first.stamps))
+        self.times = [camera.times for camera in self.cameras]
         needed = [joint for arm in arms.values() for joint in arm.joints]
         recording = series.read_recording(bag, selection, needed, config.timeouts.joint_state)
         if recording.joints is None:
@@ -112,23 +110,11 @@ class RecordedJoints:
             recording,
             joints=self.joints,
             state={key: self._clock.convert(topic_series) for key, topic_series in recording.state.items()},
-            instructions=tuple((self._time(time), text) for time, text in recording.instructions),
+            instructions=tuple((self._time(time), text) for time, text in recording.instructions)
+            if len(recording.instructions) > 1
+            else recording.instructions,
         )
-
-    def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """Yield processed images of one camera; ``rows`` are ascending indices of its times."""
-        received = self._received[camera]
-        records = self._bag.records([self._selection.cameras[camera]], int(received[rows[0]]))
-        held, image = -1, None
-        for row in rows.tolist():
-            time = int(received[row])
-            while held < time:
-                record = next(records)
-                held = record.time
-                if held == time:
-                    image = process(self._decode(record.data, camera))
-            assert image is not None
-            yield image
+        self.notes = recording.skipped + Counter({"images without a stamp": unstamped})
 
     def commanded(self, time: int) -> JointState | None:
         """Return the commanded positions of all joints at ``time``.

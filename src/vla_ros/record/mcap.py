@@ -181,7 +181,7 @@ class RecordingFile:
                 self.counts += counts
                 counts.clear()
                 chunks.append(self._read_chunk(at, stop))
-            if opcode == Opcode.DATA_END or stop > size:
+            if opcode == Opcode.DATA_END or stop > size or not opcode:  # zeros are no record
                 break
             if opcode == Opcode.MESSAGE_INDEX and chunks:
                 entry = self._parse(MessageIndex, start, length)
@@ -224,11 +224,14 @@ class RecordingFile:
 
     def _whole_messages(self, chunk: ChunkIndex, size: int) -> list[Recorded]:
         """Return the messages of a chunk that may be cut off."""
-        at, stop, found = chunk.chunk_start_offset + _CHUNK.size, chunk.chunk_start_offset + chunk.chunk_length, []
+        at, stop = chunk.chunk_start_offset + _CHUNK.size, chunk.chunk_start_offset + chunk.chunk_length
+        found: list[Recorded] = []
         while at + _MESSAGE.size <= min(stop, size):
             opcode, length, channel, _, time, published = _MESSAGE.unpack(self._read(at, _MESSAGE.size))
             after = at + _RECORD.size + length
             if opcode != Opcode.MESSAGE or channel not in self.channels or after > min(stop, size):
+                if not opcode and found and not any(found[-1].data[-4:]):
+                    found.pop()  # zeros follow, and may be its end, too
                 break
             data = self._read(at + _MESSAGE.size, after - at - _MESSAGE.size)
             found.append(Recorded(time, published, self.channels[channel].topic, data))

@@ -1,32 +1,44 @@
 """Opens rosbag2 bags: folders or single files, which may be split, compressed or damaged."""
 
+import bisect
+import heapq
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vla_ros.errors import ImageError
 from vla_ros.replay.mcap import McapFile
 from vla_ros.replay.sqlite import SqliteFile
-from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Loss, Record, decompress, expand_file
+from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Expansion, Loss, Record, decompress, expand_file
+from vla_ros.replay.video import VIDEO, VideoDecoder, is_key
+from vla_ros.vision.messages import IMAGE_TYPES
 
 _STORAGE = re.compile(r"\.(mcap|db3)(\.zstd)?$")
 _METADATA = "metadata.yaml"
+_MOST_METADATA = 4 << 20  # characters; thousands of topics and files need less
+_MOST_TEXT = 200  # characters of a parser's error
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
     """Find all bags in ``paths`` (storage files, bag folders, or folders of either), sorted by name.
 
-    Raises BagError if a path is missing or contains no bag.
+    Raises BagError if a path is missing, cannot be read or contains no bag.
     """
     bags: list[Path] = []
     for path in paths:
         if not path.exists():
             raise BagError(f"{path}: does not exist; expected a rosbag2 folder, or an .mcap or .db3 file")
-        below = list(_bags_below(path))
+        try:
+            below = list(_bags_below(path, set()))
+        except OSError as error:
+            raise BagError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
         if not below:
             kind = "a ROS 1 bag (convert it with `rosbags-convert`)" if path.suffix == ".bag" else "no bag"
             raise BagError(f"{path}: found {kind}, expected .mcap or .db3 files, bag folders or folders of bags")
@@ -34,16 +46,22 @@ def find_bags(paths: Sequence[Path]) -> list[Path]:
     return bags
 
 
-def _bags_below(path: Path) -> Iterator[Path]:
-    if path.is_file():
+def _bags_below(path: Path, visited: set[Path]) -> Iterator[Path]:
+    """Yield bags; ``visited`` are the folders that need no second look, because links may lead back to them."""
+    if not path.is_dir():
         if _STORAGE.search(path.name):
             yield path
-    elif (path / _METADATA).exists() or any(_STORAGE.search(child.name) for child in path.iterdir()):
+    elif (path / _METADATA).exists() or any(_is_storage(child) for child in path.iterdir()):
         yield path
-    else:
+    elif (whole := path.resolve()) not in visited:
+        visited.add(whole)
         for child in sorted(path.iterdir(), key=_natural):
             if child.is_dir():
-                yield from _bags_below(child)
+                yield from _bags_below(child, visited)
+
+
+def _is_storage(path: Path) -> bool:
+    return bool(_STORAGE.search(path.name)) and not path.is_dir()
 
 
 def _natural(path: Path) -> list[Any]:
@@ -59,8 +77,10 @@ class Bag:
         self._losses: list[Loss] = []
         self._resources = ExitStack()
         self._storages: list[McapFile | SqliteFile] = []
-        self._information = {} if path.is_file() else self._read_metadata()
-        for file in [path] if path.is_file() else self._files():
+        self._names: list[str] = []  # of their files
+        self._keys: dict[str, list[int]] = {}  # topic of video to times of its key frames
+        listed = self._read_metadata() if path.is_dir() else None
+        for file in self._files(listed) if path.is_dir() else [path]:
             self._open(file)
         if not self._storages:
             self.close()
@@ -85,29 +105,73 @@ class Bag:
 
     @property
     def topics(self) -> dict[str, str]:
-        """Topic name to type (``pkg/msg/Type``), sorted by name."""
+        """Topic name to type (``pkg/msg/Type``), sorted by name; of video, the type to which it is decoded."""
+        return {name: IMAGE_TYPES["raw"] if kind == VIDEO else kind for name, kind in self._types.items()}
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        """Topic name to recorded type; of two types, the first file's."""
         merged: dict[str, str] = {}
         for storage in self._storages:
-            merged |= {name: kind for name, kind in storage.topics.items() if kind or name not in merged}
+            merged = storage.topics | {name: kind for name, kind in merged.items() if kind}
         return dict(sorted(merged.items()))
 
-    @property
+    @cached_property
     def empty(self) -> frozenset[str]:
-        """Topics without messages, from metadata.yaml, which lists all subscribed topics."""
-        counts = self._information.get("topics_with_message_count") or ()
-        return frozenset(str(item["topic_metadata"]["name"]) for item in counts if not int(item["message_count"]))
+        """Topics without messages in any file; recorders list all topics that they subscribed to."""
+        filled = (storage.topics.keys() - storage.silent for storage in self._storages)
+        return frozenset(self.topics).difference(*filled)
 
-    def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
+    def records(self, topics: Collection[str], start: int = 0) -> Iterator[Record]:
         """Yield the messages of ``topics`` received at or after ``start`` (nanoseconds), in order of time.
 
-        ``verify`` checks the checksums if the format has checksums.
+        Messages of one time are in the order of the files, and in a file in the order of their recording: the
+        n-th message of a topic and a time is always the same one. Video is decoded to images.
         """
-        for storage in self._storages:
-            for record in storage.records(topics, start, verify=verify):
-                if record.data[:4] != ZSTD_MAGIC:
-                    yield record
-                elif (whole := self._decompressed(record)) is not None:
-                    yield whole
+        decoders = {topic: VideoDecoder() for topic in topics if self._types.get(topic) == VIDEO}
+        if not decoders:
+            yield from self._recorded(topics, start)
+            return
+        begin = min(self._key_before(topic, start) for topic in decoders)
+        for record in self._recorded(topics, begin):
+            decoder = decoders.get(record.topic)
+            try:
+                data = record.data if decoder is None else decoder.decode(record.data)
+            except ImageError as error:
+                self._lose(self.path.name, f"{record.time} ns", f"{record.topic}: {error}")
+                continue
+            if data is not None and record.time >= start:
+                yield record._replace(data=data)
+
+    def _key_before(self, topic: str, start: int) -> int:
+        """Return the time of the last key frame before ``start``, at which decoding begins."""
+        if not start:
+            return 0
+        if topic not in self._keys:
+            self._keys[topic] = [record.time for record in self._recorded([topic]) if is_key(record.data)]
+        earlier = bisect.bisect_left(self._keys[topic], start)
+        return self._keys[topic][earlier - 1] if earlier else 0
+
+    def _recorded(self, topics: Collection[str], start: int = 0) -> Iterator[Record]:
+        types = self._types
+        parts = []
+        for storage, file in zip(self._storages, self._names, strict=True):
+            others = {name for name, kind in storage.topics.items() if kind and kind != types[name]}
+            for name in sorted(others.intersection(topics)):
+                found = (
+                    f"has messages of {storage.topics[name]}, elsewhere of {types[name]}; the former are left out"
+                )
+                self._lose(file, f"topic {name}", found)
+            parts.append(storage.records([name for name in topics if name not in others], start))
+        expansion = Expansion(sum(storage.size for storage in self._storages))
+        for record in heapq.merge(*parts, key=itemgetter(0)):  # files overlap in time, or have a camera each
+            if record.data[:4] != ZSTD_MAGIC:
+                yield record
+            elif (whole := self._decompressed(record)) is not None:
+                yield whole
+                if why := expansion.spend(len(whole.data)):
+                    self._lose(self.path.name, f"{record.time} ns", why)
+                    return
 
     def _decompressed(self, record: Record) -> Record | None:
         """Decompress an individually compressed message; return None if it is damaged."""
@@ -120,33 +184,53 @@ class Bag:
     def _lose(self, file: str, where: str, what: str) -> None:
         self._losses.append(Loss(file, where, what))
 
-    def _read_metadata(self) -> dict[str, Any]:
-        """Return the content of metadata.yaml; empty if the file is missing or damaged."""
-        try:
-            text = (self.path / _METADATA).read_text(encoding="utf-8")
-            metadata: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
-            [Path(name) for name in metadata["relative_file_paths"]]
-            return metadata
-        except FileNotFoundError:
-            problem = "is missing"
-        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-            problem = f"is damaged ({error})"
-        self._lose(_METADATA, "whole file", f"{problem}; the storage files were read without it")
-        return {}
+    def _read_metadata(self) -> list[str] | None:
+        """Return the names of the files in metadata.yaml; None if it is missing or damaged.
 
-    def _files(self) -> list[Path]:
-        present = sorted((child for child in self.path.iterdir() if _STORAGE.search(child.name)), key=_natural)
+        Nothing else of it is used: its counts, times and types may be wrong, and the files have them.
+        """
+        path = self.path / _METADATA
+        problem = "is missing"
+        if path.exists():
+            try:
+                if not path.is_file():
+                    raise ValueError("not a regular file")
+                with path.open(encoding="utf-8") as file:
+                    text = file.read(_MOST_METADATA + 1)
+                if len(text) > _MOST_METADATA:
+                    raise ValueError(f"more than {_MOST_METADATA} characters")
+                metadata = yaml.safe_load(text)["rosbag2_bagfile_information"]
+                return [Path(name).name for name in metadata["relative_file_paths"]]
+            except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
+                problem = f"is damaged ({str(error)[:_MOST_TEXT] or type(error).__name__})"
+        self._lose(_METADATA, "whole file", f"{problem}; the storage files were read without it")
+        return None
+
+    def _files(self, listed: list[str] | None) -> list[Path]:
+        present = sorted(filter(_is_storage, self.path.iterdir()), key=_natural)
         by_name = {child.name: child for child in present}
-        listed = [Path(name).name for name in self._information.get("relative_file_paths", ())]
-        for name in listed:
-            if name not in by_name:
+        ordered = [by_name.pop(name) for name in dict.fromkeys(listed or ()) if name in by_name]
+        used = {child.name for child in ordered}
+        for name in listed or ():
+            if name not in used:
                 self._lose(name, "whole file", f"{_METADATA} lists this file, but it does not exist")
-        ordered = [by_name.pop(name) for name in listed if name in by_name]
-        return [*ordered, *by_name.values()]
+        for name, child in by_name.items():
+            whole, packed = name.removesuffix(".zstd"), f"{name.removesuffix('.zstd')}.zstd"
+            twin = packed if name == whole else whole
+            if twin in used or (name == packed and twin in by_name):
+                # `ros2 bag play` leaves decompressed files beside the compressed ones.
+                self._lose(name, "whole file", f"left out, because it has the messages of {twin}")
+                continue
+            if listed is not None:
+                self._lose(name, "whole file", f"{_METADATA} does not list this file; it was read, too")
+            ordered.append(child)
+        return ordered
 
     def _open(self, file: Path) -> None:
         path = file
         try:
+            if not file.is_file():
+                raise BagError("is not a regular file")
             if file.suffix == ".zstd":
                 folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_bag_"))
                 path = Path(folder) / file.stem
@@ -159,4 +243,5 @@ class Bag:
             self._lose(file.name, "whole file", f"cannot be read ({error.strerror or error})")
         else:
             self._storages.append(storage)
+            self._names.append(file.name)
             self._resources.callback(storage.close)

@@ -21,7 +21,8 @@ from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Player, ReplayOptions
 from vla_ros.replay.prepare import build_pipeline_for, fit
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import Ask, select_topics
+from vla_ros.replay.storage import BagError
+from vla_ros.replay.topics import Ask, topics_of
 
 BagProgress = Callable[[str, int], None]
 """Called with the name of a bag and the number of its frames that are done."""
@@ -145,7 +146,7 @@ def play(
     with contextlib.ExitStack() as stack:
         try:
             bag = stack.enter_context(Bag(job.path))
-            selection = select_topics(bag.topics, job.config, job.options.topics, ask, bag.empty)
+            selection = topics_of(bag, job.config, job.options.topics, ask)
         except VlaRosError as error:
             where = "" if str(job.path) in str(error) else f"{job.path}: "
             return Outcome(None, None, f"{where}{error}")
@@ -156,5 +157,9 @@ def play(
         if resume is not None and resume.complete:
             return Outcome(resume, spec, note=note)
         named = functools.partial(progress, job.path.name)
-        player = Player(bag, selection, config, source, pipeline, job.options, resume, partial, named)
-        return Outcome(player.play(), spec, note=note)
+        try:
+            player = Player(bag, selection, config, source, pipeline, job.options, resume, partial, named)
+            samples = player.play()
+        except BagError as error:
+            return Outcome(None, None, f"{job.path}: {error}")
+        return Outcome(samples, spec, note="; ".join((note, *player.remarks) if note else player.remarks))

@@ -8,7 +8,7 @@ control loop on a simulated clock.
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from vla_ros.replay.live import LiveRun
 from vla_ros.replay.prepare import step_seconds
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.stops import Stops
-from vla_ros.replay.storage import Record
+from vla_ros.replay.storage import BagError
 from vla_ros.replay.topics import TopicSelection
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray
@@ -40,6 +40,7 @@ SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""
 
 _NEAR_STAMP = 100_000_000  # ns; the same as in control.inputs.Inputs.joints_at
+_TIED = 0.1  # share of frames with another's receive time that needs no remark
 _NAN = float("nan")
 _KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkeys(
     ("predicted", "normalized", "age_ms"), np.float64
@@ -85,6 +86,13 @@ class Player:
         self._recording = series.read_recording(
             bag, selection, pipeline.controller.joint_names, config.timeouts.joint_state
         )
+        joints = self._recording.joints
+        if joints is not None and len(joints.main.times) > 2 and joints.main.times[0] == joints.main.times[-1]:
+            raise BagError(
+                f"all {len(joints.main.times)} joint states have the receive time {joints.main.times[0]} ns, as of "
+                "a recorder with simulated time that gets no /clock, so it is unknown what the arm did at an "
+                "image; record it again, or export it with --clock stamp"
+            )
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._stages: list[dict[str, float]] = []
         self._commands: list[dict[str, float]] = []
@@ -102,22 +110,43 @@ class Player:
         self._inferred: StepResult | None = None
         self._stats: Stats | None = None  # statistics of the control loop
 
+    @property
+    def remarks(self) -> list[str]:
+        """What was decided between two readings, or is uncertain."""
+        found = list(self._recording.remarks)
+        configured, recorded = self._config.policy.instruction, {text for _, text in self._recording.instructions}
+        if configured and recorded - {configured} and not self._options.instruction:
+            others = ", ".join(sorted(map(repr, recorded - {configured})))
+            found.append(
+                f"policy.instruction is {configured!r}, but {others} was recorded, which was used; --instruction "
+                "replaces it"
+            )
+        times = self._columns["times"]
+        if (tied := len(times) - len(set(times))) > _TIED * len(times):
+            found.append(
+                f"{tied} of {len(times)} frames have the receive time of another one, as with a recorder's coarse "
+                "clock: which joint state and action belong to a frame is uncertain"
+            )
+        return found
+
     def play(self) -> Samples:
         """Play the frames; after Ctrl-C, return the results so far with ``complete`` False."""
-        start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._begin_episode()
         counted = Counter(self._controller.counters)
-        records = self._bag.records(self._selection.cameras, start)
         try:
             if speed := self._options.speed:
+                start = (
+                    int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
+                )
+                records = self._bag.records(self._selection.cameras, start)
                 live = LiveRun(
                     self._config, self._source, self._pipeline, self._recording, records, speed, self, self._episode
                 )
                 self._stats = live.node.stats
                 live.run(self._is_enough)
             else:
-                self._open_loop(records)
+                self._open_loop()
         except KeyboardInterrupt:
             complete = False  # the resumed run repeats the current frame
         result = self._samples(complete, Counter(self._controller.counters) - counted)
@@ -146,17 +175,23 @@ class Player:
             self._drop(outcome.reason, outcome.detail)
 
     def _is_enough(self) -> bool:
-        return len(self._stages) + sum(self._dropped.values()) >= self._options.limit > 0
+        before = self._resume.received - self._resume.skipped if self._resume is not None else 0
+        return before + len(self._stages) + sum(self._dropped.values()) >= self._options.limit > 0
 
-    def _open_loop(self, records: Iterator[Record]) -> None:
+    def _open_loop(self) -> None:
         """Use every k-th frame of the first camera with the newest frames of the other cameras."""
         first, *others = self._selection.cameras
         newest: dict[str, bytes] = {}
         number = itertools.count()
-        for record in records:
+        done = self._resume.received if self._resume is not None else 0  # frames, because several may have one time
+        if self._is_enough():
+            return
+        for record in self._bag.records(self._selection.cameras):
             if record.topic != first:
                 newest[record.topic] = bytes(record.data)
-            elif next(number) % self._options.every:
+            elif (at := next(number)) < done:
+                continue
+            elif at % self._options.every:
                 self._skipped += 1
             else:
                 self._infer(record.time, [record.data, *map(newest.get, others)])

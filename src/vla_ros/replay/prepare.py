@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import TopicSelection, select_topics
+from vla_ros.replay.topics import TopicSelection, topics_of
 from vla_ros.types import IntArray
+from vla_ros.vision.messages import image_stamp
 
 
 def fit(config: Config, selection: TopicSelection) -> Config:
@@ -61,7 +62,7 @@ def read_again(
         named = {"camera": samples.topics["camera"].replace(", ", ",")}
         try:
             bag = stack.enter_context(Bag(Path(samples.bag)))
-            selection = select_topics(bag.topics, config, {**topics, **named}, empty=bag.empty)
+            selection = topics_of(bag, config, {**topics, **named})
         except VlaRosError:
             return
         fitted = fit(config, selection)
@@ -69,11 +70,22 @@ def read_again(
         for row in sorted(rows.tolist()):
             wanted = int(samples.times[row])
             newest: dict[str, bytes] = {}
-            for record in bag.records(selection.cameras, wanted - before):
+            images: tuple[bytes | None, ...] = ()
+            for record in bag.records(selection.cameras, max(0, wanted - before)):
                 if record.time > wanted:
                     break
                 newest[record.topic] = bytes(record.data)
                 if record.time == wanted and record.topic == selection.cameras[0]:
-                    images = tuple(map(newest.get, selection.cameras))
-                    yield RecordedFrame(row, wanted, images, bag, selection, fitted)
-                    break
+                    is_it = _stamp(record.data) == samples.stamps[row]  # several may have one receive time
+                    images = tuple(map(newest.get, selection.cameras)) if is_it or not images else images
+                    if is_it:
+                        break
+            if images:
+                yield RecordedFrame(row, wanted, images, bag, selection, fitted)
+
+
+def _stamp(cdr: bytes | memoryview) -> int | None:
+    try:
+        return image_stamp(cdr)
+    except ImageError:
+        return None

@@ -1,6 +1,7 @@
 """Reads the joint states, commands, actions and instructions of a bag into arrays."""
 
 import bisect
+import json
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -107,6 +108,7 @@ class Recording:
     instructions: tuple[tuple[int, str], ...] = ()  # (time, text) of each change, ascending
     state: dict[str, TopicSeries] = field(default_factory=dict)  # further state topics by key
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
+    remarks: tuple[str, ...] = ()  # what was decided between two readings
 
     def inputs(self, time: int, instruction: str) -> Snapshot:
         """Return the newest inputs at ``time``, when a frame arrived."""
@@ -178,13 +180,16 @@ def read_recording(
     roles |= {f"state/{key}": (topic,) for key, topic in selection.state}
     collected = {role: _Collector() for role, topics in roles.items() if topics}
     skipped: Counter[str] = Counter()
-    instructions: list[tuple[int, str]] = []
+    texts: dict[str, list[tuple[int, str]]] = {}  # topic to time and instruction of each change
     types = bag.topics
-    topics = {topic for topics in (*roles.values(), (selection.instruction,)) for topic in topics if topic}
+    spoken = (selection.instruction,) if selection.instruction else ()
+    topics = {topic for topics in (*roles.values(), spoken, selection.told) for topic in topics if topic}
     for time, topic, message in messages(bag, topics, skipped):
         if types[topic] == TEXT:
-            if not instructions or instructions[-1][1] != message.data:
-                instructions.append((time, message.data))
+            text = message.data if topic in spoken else _told(message.data)
+            known = texts.setdefault(topic, [])
+            if text and (not known or known[-1][1] != text):
+                known.append((time, text))
             continue
         stamp, names, *numbers = _columns(message, types[topic])
         for role, rows in collected.items():
@@ -197,14 +202,31 @@ def read_recording(
     joints, truth = topics_by_role.pop("joints", None), topics_by_role.pop("truth", None)
     joints = merged(joints, needed, timeout) if joints is not None else None
     state = {role.removeprefix("state/"): series for role, series in topics_by_role.items()}
-    return Recording(joints, truth, tuple(instructions), state, skipped)
+    # The node's events tell at once what is in force; its status tells it once a second.
+    event, status = selection.told
+    order = [name for name in (event, *spoken, status) if texts.get(name)]
+    instructions, *others = [texts[name] for name in order] or [[]]
+    remarks = [
+        f"{named} says {text!r}, {order[0]} does not: what {order[0]} says was used"
+        for named, other in zip(order[1:], others, strict=True)
+        for text in dict.fromkeys(text for _, text in other if text not in {each for _, each in instructions})
+    ]
+    return Recording(joints, truth, tuple(instructions), state, skipped, tuple(remarks))
+
+
+def _told(content: str) -> str:
+    """Return the instruction in an event or status of the node; "" if there is none."""
+    try:
+        return str(json.loads(content)["instruction"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def messages(bag: Bag, topics: Collection[str], skipped: Counter[str]) -> Iterator[tuple[int, str, Any]]:
     """Yield receive time, topic and message; damaged messages are counted in ``skipped``."""
     store, types = message_types(), bag.topics
     classes = {topic: store.message(types[topic]) for topic in topics}
-    for record in bag.records(topics, verify=False):
+    for record in bag.records(topics):
         try:
             message = store.deserialize(record.data, classes[record.topic])
         except VlaRosError:

@@ -14,9 +14,16 @@ MAX_CHUNK = 1 << 30
 """Maximum decompressed size of a chunk or message in bytes; recorders stay far below it."""
 
 MAX_RATIO = 500
-"""Maximum compression ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
+"""Maximum compression ratio of a chunk or message above 64 MiB, and of a file above :data:`MAX_CHUNK`."""
+
+MAX_TIME = 1 << 63
+"""Receive times are at least 0 and below this, in nanoseconds; MCAP and SQLite can store others."""
 
 _BLOCK = 1 << 20
+_ALWAYS = 64 << 20  # bytes that a chunk or message may have at any compression ratio
+
+
+BAD_TIME = f"messages with a receive time that is no number from 0 to {MAX_TIME - 1} ns are left out"
 
 
 class BagError(VlaRosError):
@@ -42,6 +49,24 @@ class Loss(NamedTuple):
         return f"{self.file}, {self.where}: {self.what}"
 
 
+class Expansion:
+    """Counts what the parts of a file of ``size`` bytes decompress to; recordings stay far below the limit."""
+
+    def __init__(self, size: int) -> None:
+        self._limit = self._left = max(MAX_CHUNK, MAX_RATIO * size)
+
+    def spend(self, count: int) -> str:
+        """Count bytes; returns why the rest of the file is not read, or ""."""
+        self._left -= count
+        return "" if self._left >= 0 else f"decompresses to more than {self._limit} bytes; the rest is left out"
+
+
+def full_type_name(name: str) -> str:
+    """Return ``pkg/msg/Type`` for a type that was recorded as ``pkg/Type``, as in ROS 1."""
+    parts = name.split("/")
+    return f"{parts[0]}/msg/{parts[1]}" if len(parts) == 2 else name
+
+
 def _library(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -57,11 +82,12 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None) -> 
     """Decompress one frame; ``kind`` is ``zstd`` or ``lz4``.
 
     ``size`` is the exact size of the result if the format stores it. Raises BagError if the data are damaged, do
-    not have this size or exceed :data:`MAX_CHUNK`.
+    not have this size or exceed :data:`MAX_CHUNK` or :data:`MAX_RATIO`.
     """
-    limit = MAX_CHUNK if size is None else size
-    if limit > MAX_CHUNK:
-        raise BagError(f"declares {limit} decompressed bytes; at most {MAX_CHUNK} are accepted")
+    most = min(MAX_CHUNK, max(_ALWAYS, MAX_RATIO * len(data)))
+    limit = most if size is None else size
+    if limit > most:
+        raise BagError(f"declares {limit} decompressed bytes for {len(data)}; at most {most} are accepted")
     damage: tuple[type[Exception], ...]
     if kind == "zstd":
         zstd = _zstd()
@@ -75,7 +101,8 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None) -> 
         if not decompressor.eof:
             # Only the frame's end mark may remain, but no data.
             if decompressor.decompress(b"", max_length=1):
-                raise BagError(f"decompresses to more than the announced {limit} bytes")
+                announced = "the announced " if size is not None else ""
+                raise BagError(f"decompresses to more than {announced}{limit} bytes")
             if not decompressor.eof:
                 raise BagError("compressed data end too early")
     except damage as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config
+from vla_ros.replay.bag import Bag
 from vla_ros.replay.storage import BagError
 from vla_ros.vision.messages import IMAGE_TYPES
 
@@ -18,6 +19,7 @@ COMMAND_TYPES = (JOINTS, TRAJECTORY, TWIST, ARRAY)
 NODE = "vla_policy"
 """Name of the live node, which ``~`` stands for in topic names."""
 
+_MOST_LOSSES = 5
 _ROLES = ("camera", "joint_states", "instruction", "truth")
 
 Ask = Callable[[str, Sequence[str]], str]
@@ -36,6 +38,9 @@ class TopicSelection:
     # Type of the ``truth`` topics. JointState without topics means differences of joint states; "" means no truth.
     truth_type: str
     state: tuple[tuple[str, str], ...] = ()  # name to topic (``robot.state_topics``)
+    # The node's events and its status, which tell the instruction in force; "" if there is none, or if ``--topics``
+    # names the instruction's topic.
+    told: tuple[str, str] = ("", "")
 
     @property
     def described(self) -> dict[str, str]:
@@ -66,6 +71,15 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
             raise BagError(f"--topics {text}: expected role=/topic with a role of {', '.join(_ROLES)}")
         overrides[role] = topic
     return overrides
+
+
+def topics_of(bag: Bag, config: Config, overrides: Mapping[str, str], ask: Ask | None = None) -> TopicSelection:
+    """Find a topic of ``bag`` for every role, see :func:`select_topics`; an error also has what cannot be read."""
+    try:
+        return select_topics(bag.topics, config, overrides, ask, bag.empty)
+    except BagError as error:
+        lost = "".join(f"\n  not read: {loss}" for loss in bag.losses[:_MOST_LOSSES])
+        raise BagError(f"{error}{lost}") from None
 
 
 def select_topics(
@@ -104,8 +118,19 @@ def select_topics(
     ]
     instructions = find.topics("instruction", (TEXT,), (live_name(config.topics.instruction),), texts)
     state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
+    event, status = (
+        name if by_name.get(name) == TEXT and "instruction" not in overrides else ""
+        for name in map(live_name, (config.topics.event, config.topics.status))
+    )
     return TopicSelection(
-        cameras, transports.pop(), joints, next(iter(instructions), None), truth, truth_type, state
+        cameras,
+        transports.pop(),
+        joints,
+        next(iter(instructions), None),
+        truth,
+        truth_type,
+        state,
+        (event, status),
     )
 
 
@@ -142,7 +167,7 @@ class _Finder:
         """Return the topics from ``--topics``, the ``usual`` topics if the bag has them all, or a candidate."""
         if (named := self.named(role, types)) is not None:
             return named
-        if all(self.by_name.get(name) in types for name in usual):
+        if usual and all(self.by_name.get(name) in types for name in usual):
             return usual
         if len(candidates) < 2:
             return tuple(candidates)
@@ -158,8 +183,10 @@ class _Finder:
             raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
         usual = []
         for name in map(live_name, self.config.camera.topics):
-            variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
-            usual.append(next((variant for variant in variants if variant in candidates), name))
+            base = name.removesuffix("/compressed")
+            variants = [one for one in (name, f"{name}/compressed", base) if one in candidates]
+            below = [one for one in candidates if one.startswith(f"{base}/")]  # another transport, such as video
+            usual.append(variants[0] if variants else below[0] if len(below) == 1 else name)
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
         cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else ())
         if len(cameras) != len(usual):
@@ -170,27 +197,44 @@ class _Finder:
         return cameras
 
     def truth(self) -> tuple[tuple[str, ...], str]:
-        """Return topics and type of recorded actions, or else commands, or else joint states (no topics)."""
-        if self.overrides.get("truth") == "joint_states":
+        """Return topics and type of recorded actions, or else commands, or else joint states (no topics).
+
+        A name in the configuration counts more than a name that sounds like a command, and that more than a type:
+        a measured twist has the type of a commanded one.
+        """
+        if self.overrides.get("truth") == _MEASURED:
             return (), JOINTS
         if (named := self.named("truth", COMMAND_TYPES)) is not None:
-            return named[:1], self.by_name[named[0]] if named else ""
+            kinds = {self.by_name[name] for name in named}
+            if len(kinds) > 1:
+                raise BagError(f"--topics truth={','.join(named)}: found {sorted(kinds)}, expected one type")
+            return named, next(iter(kinds), "")
         action, command = live_name(self.config.topics.action), live_name(self.config.topics.command)
         arms = tuple(dict.fromkeys(live_name(arm.command) for arm in self.config.arms))
-        kinds = {self.by_name.get(name, "") for name in arms}
-        ranked = [
-            *((name,) for name in self.of_type(ARRAY) if name == action),
-            *((name,) for name in self.of_type(ARRAY) if "action" in name.lower()),
-            *([arms] if len(kinds) == 1 and kinds <= {JOINTS, TRAJECTORY} else []),
-            *((name,) for name in self.of_type(JOINTS, TRAJECTORY, TWIST) if name == command),
-            *((name,) for name in self.of_type(TWIST, TRAJECTORY)),
-            *((name,) for name in self.of_type(JOINTS) if _is_command(name)),
-        ]
-        return (ranked[0], self.by_name[ranked[0][0]]) if ranked else ((), JOINTS)
+        if self.by_name.get(action) == ARRAY:
+            return (action,), ARRAY
+        if len(kinds := {self.by_name.get(name, "") for name in arms}) == 1 and kinds <= {JOINTS, TRAJECTORY}:
+            return arms, kinds.pop()
+        if self.by_name.get(command) in (JOINTS, TRAJECTORY, TWIST):
+            return (command,), self.by_name[command]
+        twists = [name for name in self.of_type(TWIST) if not _has_word(name, _MEASURING)]
+        for candidates in (
+            [name for name in self.of_type(ARRAY) if "action" in name.lower()],
+            [name for name in self.of_type(JOINTS, TRAJECTORY, TWIST) if _is_command(name)],
+            self.of_type(TRAJECTORY),
+            [*twists, *([_MEASURED] if self.of_type(JOINTS) else [])] if twists else [],
+        ):
+            if chosen := self.topics("truth", (), (), candidates) if candidates else ():
+                return (chosen, self.by_name[chosen[0]]) if chosen[0] != _MEASURED else ((), JOINTS)
+        return (), JOINTS
 
 
 def _has_word(name: str, words: str) -> bool:
     return any(word in name.lower() for word in words.split())
+
+
+_MEASURED = "joint_states"  # as the truth: the motion of the measured joints
+_MEASURING = "current measured actual state feedback odom estimated sensed"
 
 
 def _is_command(name: str) -> bool:

@@ -166,7 +166,9 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     """
     header, data = read_compressed(cdr)
     _refuse_depth(COMPRESSED_IMAGE, "format", header.format)
-    if header.format.strip().lower().startswith("bayer_"):
+    description = header.format.strip().lower()
+    # compressed_image_transport converts a mosaic to "mono8" before JPEG; older versions compress the mosaic.
+    if description.startswith("bayer_") and not description.endswith("jpeg compressed mono8"):
         raise ImageError(
             f"{COMPRESSED_IMAGE}: found format {shown(header.format)}, a raw Bayer mosaic, whose colours are mixed"
             " by compression; run image_proc's debayer node and compress its image_color"

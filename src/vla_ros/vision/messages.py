@@ -130,6 +130,15 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
     return CompressedHeader(stamp, frame_id, image_format), reader.sequence("data")
 
 
+def read_video(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
+    """Return the header and the bytes (a view, no copy) of a serialised ``foxglove_msgs/CompressedVideo``."""
+    reader = _Reader(cdr, "foxglove_msgs/CompressedVideo")
+    stamp = reader.stamp()
+    frame_id = reader.string("frame_id")
+    data = reader.sequence("data")
+    return CompressedHeader(stamp, frame_id, reader.string("format")), data
+
+
 def image_header(cdr: CdrBytes) -> ImageHeader:
     return read_image(cdr)[0]
 
