@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from vla_ros.errors import lfs_pointer
 from vla_ros.replay.mcap import McapFile
 from vla_ros.replay.sqlite import SqliteFile
 from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Loss, Record, decompress, expand_file
@@ -146,6 +147,9 @@ class Bag:
 
     def _open(self, file: Path) -> None:
         path = file
+        if pointer := lfs_pointer(file):
+            self._lose(file.name, "whole file", pointer)
+            return
         try:
             if file.suffix == ".zstd":
                 folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_bag_"))
