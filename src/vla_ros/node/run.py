@@ -28,7 +28,7 @@ from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.source import ActionSource
-from vla_ros.policies.base import Progress, create
+from vla_ros.policies.base import Progress, create, selection
 
 NODE_NAME = "vla_policy"
 
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     values = {option: value for option, value in ros.values(name).items() if not is_ros_own(option)}
     config = load(arguments.config, assignments, name, values)
     if arguments.dry_run or arguments.srdf:
+        print(selection(config), flush=True)
         policy = create(config)
         pipeline = build_pipeline(config, policy.describe())
         print(pipeline.describe())

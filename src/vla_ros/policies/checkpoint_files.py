@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from vla_ros.config.checkpoints import SHIPPED, no_folder
 from vla_ros.errors import CheckpointError, lfs_pointer
-from vla_ros.policies.base import SHIPPED, folder_of
+from vla_ros.policies.base import folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,11 +73,7 @@ def checkpoint_folder(text: str) -> Path:
         return folder_of(text)
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise CheckpointError(
-            f"policy.checkpoint: {folder} is neither a folder nor one of {', '.join(SHIPPED)}. Nothing is "
-            "downloaded at run time: fetch the checkpoint first (for example: hf download openvla/openvla-7b "
-            "--local-dir DIR)"
-        )
+        raise CheckpointError(no_folder(folder))
     return folder
 
 

@@ -81,8 +81,10 @@ MUTATIONS = {
     # a fine-tuned checkpoint has the shapes of its base model, which LeRobot does not read
     "shapes of the base model": Mutation(
         CONFIG,
-        lambda c: [c["input_features"]["observation.state"].update(shape=[32])]
-        + [c["input_features"][f"{IMAGES}.{name}"].update(shape=[256, 256, 3]) for name in ("image", "image2")],
+        lambda c: (
+            [c["input_features"]["observation.state"].update(shape=[32])]
+            + [c["input_features"][f"{IMAGES}.{name}"].update(shape=[256, 256, 3]) for name in ("image", "image2")]
+        ),
     ),
     "no state feature": Mutation(CONFIG, lambda c: c["input_features"].pop("observation.state")),
     "camera of the base model": Mutation(
