@@ -55,7 +55,8 @@ def identify(checkpoint: str, base: str = "") -> Identified:
             "to one of them"
         )
     name = refined(best[0], folder)
-    return Identified(name, f"{path} has {', '.join(f'{key} {value!r}' for key, value in said.items())}")
+    key, value = next(iter(said.items()))
+    return Identified(name, f"{path} has {key} {value!r}")
 
 
 def chosen(name: str, checkpoint: str, base: str = "") -> str:

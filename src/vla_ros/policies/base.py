@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from vla_ros.config import Config, PolicyConfig, registry
-from vla_ros.config.checkpoints import SHIPPED, identify, no_checkpoint
+from vla_ros.config.checkpoints import SHIPPED, chosen, identify, no_checkpoint
 from vla_ros.config.loading import assignment
 from vla_ros.config.options import AUTO
 from vla_ros.contract.spec import PolicySpec
@@ -170,9 +170,11 @@ def create(config: Config) -> Policy:
 
     Raises ConfigError if the name is ``auto``, because there is no checkpoint that names a policy.
     """
-    if config.policy.name == AUTO:
+    name, checkpoint = config.policy.name, getattr(config.policy, "checkpoint", "")
+    if name == AUTO and not checkpoint:
         raise ConfigError(no_checkpoint())
-    policy: Policy = registry.make_policy(config.policy.name, config)
+    name = chosen(name, checkpoint, getattr(config.policy, "base", ""))
+    policy: Policy = registry.make_policy(name, config)
     return policy
 
 

@@ -142,6 +142,13 @@ class Pipeline:
     def statistics(self, name: str, feature: str) -> tuple[str, dict[str, Any]]:
         """Read the statistics of a feature from a step's file; returns its name for messages, too."""
         file, folder = self._steps[name].get("state_file"), self.path.parent
+        if file is None:
+            raise CheckpointError(
+                f"{self.path}: the step {name} has no state_file, so there are no statistics of {feature}: a base "
+                "model has none until it is fine-tuned. LeRobot would run it with numbers that are not normalised; "
+                "fine-tune it on data of your robot (lerobot-train --policy.path), or copy a fine-tuned "
+                "checkpoint's files again"
+            )
         if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
             raise CheckpointError(
                 f"{self.path}: state_file: the statistics are in {file!r}, which is missing; copy the file again"
