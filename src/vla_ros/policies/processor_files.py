@@ -204,6 +204,8 @@ class Processors:
         feature_kinds(outputs)
         before = dict(zip(names, camera_keys(self.before.options(RENAME), names, inputs), strict=True))
         self.names = unmasked(names, before, {name.rpartition(".")[0] for name in stored})
+        if not self.names:
+            raise CheckpointError(f"{inputs.where}: all cameras are empty ones: {names}")
         self.images = tuple(before[name] for name in self.names)
 
     def fields(self) -> dict[str, Any]:
@@ -257,12 +259,14 @@ def state_size(features: Fields, stored: Mapping[str, StoredTensor], limit: int)
 
 
 def unmasked(names: Sequence[str], before: Mapping[str, str], stored: Collection[str]) -> list[str]:
-    """Return the cameras that the training data had, or all if no statistics name one of them.
+    """Return the cameras that the training data had; the others are slots that were masked.
 
-    LeRobot stores the statistics of all cameras of a data set, under their names ``before`` or after renaming. The
-    others are slots of the base model, which were masked.
+    These are ``empty_camera_0`` and its like, unless another camera was renamed to it. LeRobot stores statistics of
+    all cameras of a data set, under their names ``before`` or after renaming; if there are any, slots of the base
+    model without them were masked, too.
     """
-    return [name for name in names if {name, before[name]} & set(stored)] or list(names)
+    cameras = [name for name in names if not name.startswith(EMPTY_CAMERA) or before[name] != name]
+    return [name for name in cameras if {name, before[name]} & set(stored)] or cameras
 
 
 def feature_size(features: Fields, name: str, limit: int) -> int:
@@ -289,8 +293,7 @@ def feature_kinds(features: Fields) -> dict[str, str]:
 
 def image_names(features: Fields) -> list[str]:
     """Return the names of the images; like LeRobot, ignore what is neither an image nor the state."""
-    kinds = feature_kinds(features)
-    images = [name for name, kind in kinds.items() if kind == "VISUAL" and not name.startswith(EMPTY_CAMERA)]
+    images = [name for name, kind in feature_kinds(features).items() if kind == "VISUAL"]
     if not images:
         raise CheckpointError(f"{features.where}: input_features has no image; found {sorted(features)}")
     for name in images:  # LeRobot does not read the size, and some files have [H, W, 3]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, lfs_pointer
 from vla_ros.policies.checkpoint_files import Fields, read_header, read_json
-from vla_ros.policies.processor_files import EMPTY_CAMERA, RENAME, before_lerobot_04, camera_keys, unmasked
+from vla_ros.policies.processor_files import RENAME, before_lerobot_04, camera_keys, unmasked
 from vla_ros.types import PreviousChunk
 
 _ADAPTS = ("smolvla", "pi0", "pi05", "pi0_fast", "xvla")
@@ -25,6 +25,9 @@ _ADAPTS = ("smolvla", "pi0", "pi05", "pi0_fast", "xvla")
 
 It does not read the shapes of ``input_features``, which a fine-tuned checkpoint keeps from its base model.
 """
+
+_NOT_OBSERVED = ("LANGUAGE", "ACTION", "REWARD")
+"""Types of features that no sensor measures; the instruction is read from the task."""
 
 _STEEPEST = 100
 _WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
@@ -143,10 +146,12 @@ def read_inputs(folder: Path) -> tuple[Input, ...]:
     stored = {name.rpartition(".")[0] for file in _state_files(folder, steps) for name in read_header(file)}
     trained = [name for name in features if is_image_feature(name)]
     if adapts:
-        trained = unmasked([name for name in trained if not name.startswith(EMPTY_CAMERA)], before, stored)
+        trained = unmasked(trained, before, stored)
     inputs = []
     for name, feature in features.items():
         shape = feature["shape"]
+        if feature.get("type") in _NOT_OBSERVED:
+            continue
         if not is_image_feature(name):
             middle, largest, size = _statistics(folder, steps, name)
             if size not in (0, *shape) and not adapts:
