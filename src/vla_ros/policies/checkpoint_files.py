@@ -276,8 +276,8 @@ class Fields(Mapping[str, Any]):
         if unread:
             found = ", ".join(f"{key}: {value!r}" for key, value in unread.items())
             raise CheckpointError(
-                f"{self.where}: found {found}, expected no such key or null, because this package does not "
-                f"support it{self._end}"
+                f"{self.where}: found {found}, expected no such key or null: what this package does not know may "
+                f"change the actions{self._end}"
             )
 
     @property

@@ -247,7 +247,8 @@ def state_size(features: Fields, stored: Mapping[str, StoredTensor], limit: int)
     stated = features.object(STATE).get("shape")
     if len(sizes) > 1 or max(sizes) > limit:
         raise CheckpointError(
-            f"{features.where}: the statistics of {STATE} have {sorted(sizes)} numbers, expected at most {limit}"
+            f"{features.where}: the statistics of {STATE} have {sorted(sizes)} numbers, expected at most {limit} "
+            "(max_state_dim)"
         )
     size = sizes.pop()
     if stated != [size]:
@@ -273,8 +274,8 @@ def feature_size(features: Fields, name: str, limit: int) -> int:
     shape = features.object(name).get("shape")
     if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
         raise CheckpointError(
-            f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers; found "
-            f"{sorted(features)}"
+            f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers "
+            f"(max_{'action' if name == ACTION else 'state'}_dim); found {sorted(features)}"
         )
     return int(shape[0])
 

@@ -50,6 +50,10 @@ _N1_5 = ("n1.5", "n1_5", "n1d5", "n15", "1.5")
 """LeRobot's names of N1.5 in ``model_version``."""
 
 
+SAYS_VERSION = ("model_type", "architectures", "model_version", "base_model_path", "tokenizer_assets_repo")
+"""Keys of ``config.json`` by which :func:`older_model` tells the version."""
+
+
 def older_model(config: Mapping[str, Any]) -> str:
     """Return the version of an older GR00T that ``config.json`` describes, such as N1.5; "" for others.
 

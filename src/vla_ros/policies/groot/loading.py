@@ -18,7 +18,7 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Fields, StoredTensor, from_files, read_fields, read_manifest
-from vla_ros.policies.groot import GrootOptions, older_model
+from vla_ros.policies.groot import SAYS_VERSION, GrootOptions, older_model
 from vla_ros.policies.groot.architecture import (
     COSMOS,
     COSMOS_CONFIG,
@@ -71,7 +71,7 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     if version := older_model(config):
         raise CheckpointError(
             f"{config.where}: a checkpoint of GR00T {version}, another network; this package runs N1.7. "
-            f"{_runs(version)}"
+            f"{_runs(version)}. Found { {key: config[key] for key in SAYS_VERSION if key in config} }"
         )
     found = (_read_lerobot if config.get("type") == "groot" else _read_nvidia)(folder, config, options)
     processing, sizes = found.processing, found.architecture

@@ -64,7 +64,7 @@ def read_checkpoint(
     statistics have another name.
     """
     config = read_config(folder)
-    is_lerobots = config.get("type") in PROMPT_TOKENS and "input_features" in config
+    is_lerobots = str(config.get("type")) in PROMPT_TOKENS and "input_features" in config
     if not is_lerobots and ("action_horizon" not in config or "type" in config):
         raise CheckpointError(
             f"{config.where}: not a layout of pi0 or pi0.5. LeRobot's has type pi0 or pi05 and input_features; "
@@ -118,7 +118,7 @@ def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Process
     """Read the fields that LeRobot states alike for every flow policy; ``steps`` is the key of the Euler steps."""
     execute = config.whole("n_action_steps", horizon)
     if execute > horizon:
-        raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but a chunk has {horizon}")
+        raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but chunk_size is {horizon}")
     return {
         "processing": processing,
         "image_keys": tuple(key.removeprefix("observation.").removeprefix("images.") for key in processing.images),
