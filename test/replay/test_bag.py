@@ -297,3 +297,10 @@ def test_topics_without_a_message_are_known(tmp_path, store, make):
     (tmp_path / "bag" / "metadata.yaml").unlink()
     with Bag(tmp_path / "bag") as bag:
         assert bag.empty == frozenset()
+
+
+@pytest.mark.parametrize("name", ["bag_0.mcap", "bag_0.db3"])
+def test_a_git_lfs_pointer_is_named(name, tmp_path):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(BagError, match="a git-lfs pointer, not the file itself; run 'git lfs pull'"):
+        Bag(tmp_path)
